@@ -1,0 +1,211 @@
+"""What a client does in a round: a generator that yields expensive operations and reads like the paper's pseudo-code.
+
+There are three operations, `Train`, `Evaluate` and `Predict`, reached only through the helpers below. Every ``yield`` hands
+the engine a tuple of operations that may run at the same time and receives their results in the same order; that is all an
+engine has to know.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedme.core.data import Inputs, Split
+from fedme.core.key import Key
+from fedme.core.model import Model
+from fedme.core.tree import Params
+
+Role = str
+Models = Mapping[Role, Model]
+OptState = Mapping[Role, Params]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One mini-batch; `step` counts the batches of this training, from 0."""
+
+    x: Inputs
+    y: Tensor
+    step: int
+
+
+@dataclass(frozen=True)
+class Local:
+    """How a client goes through its data: whole epochs, or a number of steps (mini-batches)."""
+
+    epochs: int = 1
+    batch: int = 20
+    steps: int | None = None  # when given, stop after so many batches, however many epochs they are
+    shuffle: bool = True  # False: the order of the data, wrapping around
+    offset: int = 0  # in that order, the batch to begin with
+
+    def batches(self, samples: int, key: Key) -> list[Tensor]:
+        """The positions of every batch, in order. The last batch of an epoch may be small; nothing is dropped."""
+        per_epoch = -(-samples // self.batch)
+        if not samples:
+            return []
+        if not self.shuffle:
+            parts = torch.arange(samples).split(self.batch)
+            count = self.steps if self.steps is not None else self.epochs * per_epoch
+            return [parts[(self.offset + step) % per_epoch] for step in range(count)]
+        epochs = self.epochs if self.steps is None else -(-self.steps // per_epoch)
+        whole: list[Tensor] = []
+        for epoch in range(epochs):
+            order = torch.randperm(samples, generator=key.at("epoch", epoch).torch())
+            whole.extend(order.split(self.batch))
+        return whole[: self.steps]
+
+
+class Objective(Protocol):
+    """A loss that sees outputs only, never weights, so that any mix of architectures can be trained together."""
+
+    def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
+        """The loss of every role for every sample. A role's loss must not depend on the weights of another role."""
+        ...
+
+
+class Gradient(Protocol):
+    """The mean loss of the current batch, differentiated by the engine."""
+
+    @property
+    def lead(self) -> int:
+        """How many leading axes of every weight count clients: 0 alone, 1 in a stack."""
+        ...
+
+    def __call__(self, models: Models, batch: Batch, draw: int = 0) -> tuple[Mapping[Role, Params], Mapping[Role, Params]]:
+        """Gradients and new buffers of each of `models` (any subset of the roles the objective can do with).
+
+        `draw` numbers the calls within a step, so that each has dropout masks of its own.
+        """
+        ...
+
+
+class Rule(Protocol):
+    """One local step: elementwise arithmetic over weights plus calls of `gradient`, for one client or a stack of them."""
+
+    @property
+    def objective(self) -> Objective:
+        """What `gradient` differentiates."""
+        ...
+
+    def init(self, models: Models) -> OptState:
+        """A fresh optimiser state."""
+        ...
+
+    def __call__(
+        self, gradient: Gradient, models: Models, opt: OptState, frozen: Models, batch: Batch
+    ) -> tuple[Models, OptState]:
+        """The models and the optimiser state after the step; `frozen` models are only looked at."""
+        ...
+
+
+@dataclass(frozen=True)
+class Score:
+    """How a model does on a split. `seconds` is measured time for one sample: the only number here that is not repeatable."""
+
+    samples: int
+    loss: float
+    accuracy: float
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training gives back; `losses` are means over the samples seen, while the models were changing."""
+
+    models: Models
+    opt: OptState
+    losses: Mapping[Role, float]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train models together on the same batches."""
+
+    models: Models
+    rule: Rule
+    data: Split
+    local: Local
+    key: Key
+    opt: OptState = field(default_factory=dict)
+    frozen: Models = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Mean cross-entropy and accuracy of a model on a split, in evaluation mode."""
+
+    model: Model
+    data: Split
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Logits of a model for every sample of a split, in evaluation mode."""
+
+    model: Model
+    data: Split
+
+
+Op = Train | Evaluate | Predict
+Steps = Generator[tuple[Op, ...], Sequence[Any], T]
+
+
+def train(
+    models: Models,
+    rule: Rule,
+    data: Split,
+    local: Local,
+    key: Key,
+    opt: OptState | None = None,
+    frozen: Models | None = None,
+) -> Steps[Trained]:
+    """Train `models` together; a role missing from `opt` starts with a fresh optimiser state."""
+    result: Sequence[Trained] = yield (Train(models, rule, data, local, key, opt or {}, frozen or {}),)
+    return result[0]
+
+
+def evaluate(model: Model, data: Split) -> Steps[Score]:
+    """Loss and accuracy of `model` on `data`."""
+    result: Sequence[Score] = yield (Evaluate(model, data),)
+    return result[0]
+
+
+def predict(model: Model, data: Split) -> Steps[Tensor]:
+    """Logits of `model` for `data`."""
+    result: Sequence[Tensor] = yield (Predict(model, data),)
+    return result[0]
+
+
+def at_once(value: T) -> Steps[T]:
+    """Work that needs no operation."""
+    return value
+    yield  # never reached: it makes this function a generator
+
+
+def together(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
+    """Independent pieces of work of one client, side by side: what they wait for is handed to the engine at once."""
+    results: dict[int, T] = {}
+    waiting: dict[int, tuple[Op, ...]] = {}
+
+    def advance(index: int, resume: Callable[[], tuple[Op, ...]]) -> None:
+        try:
+            waiting[index] = resume()
+        except StopIteration as done:
+            waiting.pop(index, None)
+            results[index] = done.value
+
+    for index, work in enumerate(steps):
+        advance(index, work.__next__)
+    while waiting:
+        pending = list(waiting.items())
+        answers = yield tuple(op for _, ops in pending for op in ops)
+        start = 0
+        for index, ops in pending:
+            part = answers[start : start + len(ops)]
+            start += len(ops)
+            advance(index, lambda index=index, part=part: steps[index].send(part))  # type: ignore[misc]
+    return [results[index] for index in range(len(steps))]

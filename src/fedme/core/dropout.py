@@ -1,0 +1,52 @@
+"""Dropout whose mask is a pure function of a seed and a position.
+
+The mask is made by integer hashing (the finaliser of splitmix64), so it needs no generator state: a stack of clients with a
+seed each gets, in one operation, exactly the masks that each client would get alone.
+"""
+
+import torch
+from torch import Tensor, nn
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
+_FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_SECOND = -7723592293110705685  # 0x94D049BB133111EB
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of signed 64-bit numbers."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mixed(x: Tensor) -> Tensor:
+    """A 64-bit hash of each element."""
+    x = (x ^ _shift(x, 30)) * _FIRST
+    x = (x ^ _shift(x, 27)) * _SECOND
+    return x ^ _shift(x, 31)
+
+
+def at_draw(seed: Tensor, draw: int) -> Tensor:
+    """The seed of the `draw`-th mask of a layer."""
+    return mixed(seed + torch.tensor(draw, device=seed.device) * _GOLDEN)
+
+
+def uniform(seed: Tensor, count: int) -> Tensor:
+    """`count` numbers in [0, 1) for each seed: shape ``seed.shape + (count,)``."""
+    counter = torch.arange(1, count + 1, dtype=torch.int64, device=seed.device) * _GOLDEN
+    return _shift(mixed(seed.unsqueeze(-1) + counter), 40).to(torch.float32) * 2.0**-24
+
+
+class KeyedDropout(nn.Module):
+    """`nn.Dropout` with a seed instead of a global generator; the seed is handed in like a buffer."""
+
+    seed: Tensor
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+        self.register_buffer("seed", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0.0:
+            return x
+        keep = uniform(self.seed, x.numel()).reshape(x.shape) >= self.p
+        return x * keep / (1.0 - self.p) if self.p < 1.0 else torch.zeros_like(x)

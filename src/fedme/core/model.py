@@ -1,0 +1,169 @@
+"""A model is a value: an architecture and its weights. It can be called, sent, averaged and saved.
+
+`Arch` is a recipe (a callable and its arguments), `Model` adds weights. Any `nn.Module` works unchanged; dropout layers are
+given a keyed mask, so that a model trained alone and one trained in a stack of clients see the same mask.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedme.core import tree
+from fedme.core.dropout import KeyedDropout
+from fedme.core.key import Key
+
+Option = int | float | str | bool | tuple[int, ...]
+
+
+@dataclass(frozen=True, init=False)
+class Arch:
+    """A recipe for a network: ``Arch(MyNet, width=64)``. Equal recipes build equal networks."""
+
+    name: str
+    factory: Callable[..., nn.Module] = field(repr=False)
+    options: tuple[tuple[str, Option], ...]
+
+    def __init__(self, factory: Callable[..., nn.Module], /, **options: Option) -> None:
+        shown = ", ".join(f"{key}={value}" for key, value in options.items())
+        label = f"{factory.__module__}:{factory.__qualname__}"
+        self._fill(f"{label}({shown})" if shown else label, factory, options)
+
+    @classmethod
+    def named(cls, name: str, factory: Callable[..., nn.Module], /, **options: Option) -> "Arch":
+        """The same with a name of its own, as in the table of built-in architectures."""
+        arch = cls.__new__(cls)
+        arch._fill(name, factory, options)
+        return arch
+
+    def _fill(self, name: str, factory: Callable[..., nn.Module], options: Mapping[str, Option]) -> None:
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "factory", factory)
+        object.__setattr__(self, "options", tuple(sorted(options.items())))
+
+    def __wire__(self) -> str:
+        return self.name
+
+    def build(self, key: Key) -> nn.Module:
+        """A fresh network with weights drawn from `key`, in evaluation mode. The global generator is left as it was."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key.integer())
+            return self.factory(**dict(self.options)).eval()
+
+    @property
+    def parameters(self) -> int:
+        """How many weights it has."""
+        return sum(p.numel() for p in template(self, training=False).parameters())
+
+
+@functools.lru_cache(maxsize=256)
+def template(arch: Arch, training: bool) -> nn.Module:
+    """A network whose own weights do not matter: models are run through it by handing it theirs."""
+    module = arch.build(Key(0)).train(training)
+    for name, child in list(module.named_modules()):
+        if type(child) is nn.Dropout and name:
+            parent, _, last = name.rpartition(".")
+            setattr(module.get_submodule(parent), last, KeyedDropout(child.p).train(training))
+    return module
+
+
+@functools.lru_cache(maxsize=256)
+def dropout_layers(arch: Arch) -> tuple[str, ...]:
+    """The names of the dropout layers that draw keyed masks."""
+    return tuple(name for name, m in template(arch, True).named_modules() if isinstance(m, KeyedDropout))
+
+
+@functools.lru_cache(maxsize=256)
+def has_batchnorm(arch: Arch) -> bool:
+    """Whether a batch of one has no statistics in this network."""
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in template(arch, True).modules())
+
+
+@dataclass(frozen=True)
+class Model:
+    """An architecture with weights. `params` are trained; `buffers` are everything else (statistics, frozen weights)."""
+
+    arch: Arch
+    params: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+
+    @classmethod
+    def init(cls, arch: Arch, key: Key, dtype: torch.dtype = torch.float32) -> "Model":
+        """A model with fresh random weights."""
+        return cls.of(arch, arch.build(key), dtype)
+
+    @classmethod
+    def of(cls, arch: Arch, module: nn.Module, dtype: torch.dtype = torch.float32) -> "Model":
+        """The weights of `module`, copied."""
+
+        def own(value: Tensor) -> Tensor:
+            value = value.detach().clone()
+            return value.to(dtype) if value.is_floating_point() else value
+
+        named = list(module.named_parameters())
+        params = {name: own(p) for name, p in named if p.requires_grad}
+        frozen = {name: own(p) for name, p in named if not p.requires_grad}
+        return cls(arch, params, frozen | {name: own(b) for name, b in module.named_buffers()})
+
+    def __call__(self, x: Any, *, training: bool = False, masks: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Logits for the inputs `x`: a tensor, or a dictionary of tensors passed by name.
+
+        In training mode buffers such as running statistics are updated in place: pass a copy. `masks` seeds each dropout layer.
+        """
+        module = template(self.arch, training)
+        seeds = {f"{layer}.seed": seed for layer, seed in (masks or {}).items()}
+        weights = {**self.params, **self.buffers, **seeds}
+        if isinstance(x, Mapping):
+            return functional_call(module, weights, (), dict(x))  # type: ignore[no-any-return]
+        return functional_call(module, weights, (x,))  # type: ignore[no-any-return]
+
+    def with_params(self, params: tree.Params) -> "Model":
+        """The same architecture and buffers with other weights."""
+        return Model(self.arch, params, self.buffers)
+
+    def with_buffers(self, buffers: tree.Params) -> "Model":
+        """The same architecture and weights with other buffers."""
+        return Model(self.arch, self.params, buffers)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of its weights."""
+        return next((p.dtype for p in self.params.values()), torch.float32)
+
+    @property
+    def parameters(self) -> int:
+        """How many weights it has, frozen ones included."""
+        return self.arch.parameters
+
+    def module(self) -> nn.Module:
+        """An ordinary `nn.Module` with these weights, in evaluation mode."""
+        module = self.arch.build(Key(0))
+        return load(module.to(self.dtype), {**self.params, **self.buffers})
+
+
+def load(module: nn.Module, weights: tree.Params) -> nn.Module:
+    """Copy named weights and buffers into `module`."""
+    slots = dict(module.named_parameters()) | dict(module.named_buffers())
+    if missing := sorted(slots.keys() ^ weights.keys()):
+        raise ValueError(f"the weights do not fit the network: {', '.join(missing[:5])}")
+    with torch.no_grad():
+        for name, slot in slots.items():
+            slot.copy_(weights[name])
+    return module
+
+
+def average(models: Sequence[Model], shares: Sequence[float] | None = None) -> Model:
+    """The mean of models of one architecture, weighted by `shares` (any positive numbers) or uniform."""
+    if any(model.arch != models[0].arch for model in models):
+        raise ValueError(f"cannot average {', '.join(sorted({m.arch.name for m in models}))}: different architectures")
+    total = float(sum(shares)) if shares is not None else float(len(models))
+    parts = [share / total for share in shares] if shares is not None else [1.0 / total] * len(models)
+    return Model(
+        models[0].arch,
+        tree.average([model.params for model in models], parts),
+        tree.average([model.buffers for model in models], parts) if models[0].buffers else {},
+    )

@@ -1,0 +1,81 @@
+"""Arithmetic over named tensors, and the size of any value that travels.
+
+Everything here is elementwise except `norm`, so it runs unchanged on one client's weights or on a stack of many clients'
+weights; `norm` (and `clip`, which needs it) takes `lead`, the number of leading axes that count clients (0 or 1).
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Params = Mapping[str, Tensor]
+
+
+def zeros(a: Params) -> dict[str, Tensor]:
+    """Zeros shaped like `a`."""
+    return {name: torch.zeros_like(value) for name, value in a.items()}
+
+
+def scale(a: Params, factor: float) -> dict[str, Tensor]:
+    """Factor * a."""
+    return dict(zip(a, torch._foreach_mul(list(a.values()), factor), strict=True))
+
+
+def add(a: Params, b: Params, factor: float = 1.0) -> dict[str, Tensor]:
+    """A + factor * b, for the names of `a`."""
+    return dict(zip(a, torch._foreach_add(list(a.values()), [b[name] for name in a], alpha=factor), strict=True))
+
+
+def sub(a: Params, b: Params) -> dict[str, Tensor]:
+    """A - b."""
+    return add(a, b, -1.0)
+
+
+def mix(a: Params, b: Params, share: float) -> dict[str, Tensor]:
+    """Share * a + (1 - share) * b."""
+    return add(scale(a, share), b, 1.0 - share)
+
+
+def norm(a: Params, lead: int = 0) -> Tensor:
+    """The L2 norm of all of `a` together: one number, or one a client when a leading axis counts clients."""
+    squares = [value.square().flatten(lead).sum(-1) for value in a.values()]
+    return torch.stack(squares).sum(0).sqrt()
+
+
+def clip(a: Params, limit: float, lead: int = 0) -> dict[str, Tensor]:
+    """`a` shrunk, client by client, so that its norm is at most `limit`."""
+    factor = (limit / (norm(a, lead) + 1e-6)).clamp(max=1.0)
+    return {name: value * factor.reshape(factor.shape + (1,) * (value.dim() - lead)) for name, value in a.items()}
+
+
+def average(trees: Sequence[Params], shares: Sequence[float]) -> dict[str, Tensor]:
+    """The weighted mean of floating tensors; integer tensors (counters) are taken from the first."""
+    names = [name for name, value in trees[0].items() if value.is_floating_point()]
+    total = scale({name: trees[0][name] for name in names}, shares[0])
+    for tree, share in zip(trees[1:], shares[1:], strict=True):
+        total = add(total, tree, share)
+    return {name: total.get(name, value) for name, value in trees[0].items()}
+
+
+def nbytes(value: Any) -> int:
+    """Bytes a message takes: its tensors, 8 bytes a number, the text of its names."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, str):
+        return len(value.encode())
+    if value is None or isinstance(value, bool):
+        return 1
+    if isinstance(value, int | float):
+        return 8
+    if isinstance(value, Mapping):
+        return sum(nbytes(k) + nbytes(v) for k, v in value.items())
+    if isinstance(value, Sequence | Set):
+        return sum(nbytes(item) for item in value)
+    if hasattr(value, "__wire__"):  # an architecture travels as its name
+        return nbytes(value.__wire__())
+    if dataclasses.is_dataclass(value):
+        return sum(nbytes(getattr(value, field.name)) for field in dataclasses.fields(value))
+    raise TypeError(f"a message cannot hold a {type(value).__name__}")

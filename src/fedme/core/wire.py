@@ -1,0 +1,58 @@
+"""Typed values as plain data plus named tensors, and back: what checkpoints hold and what messages carry.
+
+Reading follows the annotations of the expected type; architectures are looked up by name in a table that the reader brings.
+Nothing that is read is ever unpickled, evaluated or imported.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
+
+from torch import Tensor
+
+from fedme.core.model import Arch
+from fedme.core.typed import TypedError, build
+
+T = TypeVar("T")
+
+
+def pack(value: Any, tensors: dict[str, Tensor], at: str = "") -> Any:
+    """Plain data for `value`; its tensors are put in `tensors` under names made of their place. Equal objects once."""
+    return _pack(value, tensors, at, {id(tensor): name for name, tensor in tensors.items()})
+
+
+def _pack(value: Any, tensors: dict[str, Tensor], at: str, seen: dict[int, str]) -> Any:
+    if isinstance(value, Tensor):
+        if id(value) not in seen:
+            seen[id(value)] = at
+            tensors[at] = value
+        return seen[id(value)]
+    if isinstance(value, Arch):
+        return value.name
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): _pack(v, tensors, f"{at}/{k}", seen) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_pack(item, tensors, f"{at}/{i}", seen) for i, item in enumerate(value)]
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: _pack(getattr(value, name), tensors, f"{at}/{name}", seen) for name in names}
+    raise TypeError(f"{at}: cannot be written (a {type(value).__name__})")
+
+
+def unpack(kind: type[T], plain: Any, tensors: Mapping[str, Tensor], archs: Mapping[str, Arch], at: str = "") -> T:
+    """The value of type `kind` that `pack` turned into `plain` and `tensors`."""
+
+    def leaf(kind: Any, value: Any, at: str) -> Any:
+        if kind is Tensor:
+            if not isinstance(value, str) or value not in tensors:
+                raise TypedError(at, f"names a tensor that is not there: {value!r}")
+            return tensors[value]
+        if kind is Arch:
+            if value not in archs:
+                raise TypedError(at, f"unknown architecture {value!r}; known: {', '.join(archs)}")
+            return archs[value]
+        return NotImplemented
+
+    return cast(T, build(kind, plain, at, leaf))

@@ -1,0 +1,49 @@
+"""The IDX format of MNIST: a magic number, the dimensions as big-endian integers, then the bytes, and nothing else."""
+
+import gzip
+import struct
+import zlib
+from pathlib import Path
+from typing import IO, cast
+
+import torch
+from torch import Tensor
+
+from fedme.datasets.errors import DataError
+
+MOST_ITEMS = 2_000_000  # more than twice the largest data set in this format: a damaged count must not fill the memory
+CHUNK = 1 << 22
+
+
+def read_idx(path: Path, item: tuple[int, ...]) -> Tensor:
+    """The unsigned bytes of an IDX file (gzipped if its name ends in .gz) whose items have the shape `item`."""
+    try:
+        with path.open("rb") as file:
+            return _parse(path, cast(IO[bytes], gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file, item)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read ({error}); delete it and fetch it again") from error
+
+
+def _parse(path: Path, stream: IO[bytes], item: tuple[int, ...]) -> Tensor:
+    axes = 1 + len(item)
+    header = stream.read(4 + 4 * axes)
+    if header[:4] != bytes((0, 0, 8, axes)):
+        raise DataError(
+            f"{path}: starts with {header[:4].hex() or 'nothing'}, not with 0000080{axes}: "
+            f"not an IDX file of unsigned bytes with {axes} dimension(s)"
+        )
+    if len(header) < 4 + 4 * axes:
+        raise DataError(f"{path}: ends inside its header; delete it and fetch it again")
+    count, *shape = struct.unpack(f">{axes}I", header[4:])
+    if tuple(shape) != item:
+        raise DataError(f"{path}: holds items of shape {tuple(shape)}, expected {item}")
+    if not 1 <= count <= MOST_ITEMS:
+        raise DataError(f"{path}: announces {count} items; expected between 1 and {MOST_ITEMS}")
+    expected = count * torch.Size(item).numel()
+    body = bytearray()
+    while len(body) <= expected and (chunk := stream.read(CHUNK)):
+        body += chunk
+    if len(body) != expected:
+        held = f"only {len(body)}" if len(body) < expected else "more"
+        raise DataError(f"{path}: announces {expected} bytes after its header and holds {held}; fetch it again")
+    return torch.frombuffer(body, dtype=torch.uint8).reshape(count, *item)

@@ -1,0 +1,1 @@
+"""What runs methods: one operation alone, and all clients of a cohort in one process."""

@@ -1,0 +1,136 @@
+"""One operation, alone: the plain reference that every faster path is checked against.
+
+One client's models, ordinary autograd, one batch after another.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedme.core.client import Batch, Evaluate, Models, Objective, Op, Predict, Role, Score, Train, Trained
+from fedme.core.data import Inputs, Split
+from fedme.core.dropout import at_draw
+from fedme.core.key import Key
+from fedme.core.model import Model, dropout_layers, has_batchnorm
+from fedme.core.tree import Params
+from fedme.learn.objectives import cross_entropy
+
+EVALUATION_BATCH = 512
+DRAWS_A_STEP = 1 << 20  # masks are numbered step * this + draw
+
+
+def run(op: Op) -> Any:
+    """The result of one operation."""
+    if isinstance(op, Train):
+        return train(op)
+    return evaluate(op) if isinstance(op, Evaluate) else predict(op)
+
+
+def train(op: Train) -> Trained:
+    """Go through the batches and let the rule take a step on each."""
+    models: Models = dict(op.models)
+    fresh = op.rule.init(models)
+    opt = {role: op.opt.get(role, state) for role, state in fresh.items()}
+    gradient = Autograd(op.rule.objective, mask_seeds(models, op.key))
+    with own_randomness(op.key.at("dropout")):
+        for step, positions in enumerate(op.local.batches(len(op.data), op.key.at("batches"))):
+            batch = Batch(op.data.inputs(positions, op.key.at("augment", step)), op.data.y[positions], step)
+            models, opt = op.rule(gradient, models, opt, op.frozen, batch)  # type: ignore[assignment]
+    return Trained(models, opt, gradient.mean_losses())
+
+
+def evaluate(op: Evaluate) -> Score:
+    """Mean cross-entropy and accuracy."""
+    if not len(op.data):
+        return Score(0, float("nan"), float("nan"))
+    start = time.perf_counter()
+    logits, y = predict(Predict(op.model, op.data)), op.data.y
+    loss = cross_entropy(logits, y).mean().item()
+    accuracy = (logits.argmax(-1) == y).double().mean().item()
+    return Score(len(op.data), loss, accuracy, (time.perf_counter() - start) / len(op.data))
+
+
+def predict(op: Predict) -> Tensor:
+    """Logits, in evaluation mode."""
+    if not len(op.data):
+        return torch.empty(0, 0)
+    with torch.inference_mode():
+        parts = [op.model(cast(x, op.model.dtype)) for x in _chunks(op.data)]
+    return torch.cat(parts).clone()
+
+
+def _chunks(data: Split) -> Iterator[Inputs]:
+    for positions in torch.arange(len(data)).split(EVALUATION_BATCH):
+        yield data.inputs(positions)
+
+
+def cast(x: Inputs, dtype: torch.dtype) -> Inputs:
+    """Numbers in the type of the weights; symbols stay whole."""
+    if isinstance(x, Mapping):
+        return {name: cast(value, dtype) for name, value in x.items()}
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def mask_seeds(models: Models, key: Key) -> dict[Role, dict[str, Tensor]]:
+    """A seed for every dropout layer of every role."""
+    return {
+        role: {layer: torch.tensor(key.at("dropout", role, layer).integer()) for layer in dropout_layers(model.arch)}
+        for role, model in models.items()
+    }
+
+
+@contextmanager
+def own_randomness(key: Key) -> Iterator[None]:
+    """Modules that draw from the global generator get one seeded by `key`; afterwards it is as it was."""
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(key.integer())
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)
+
+
+@dataclass
+class Autograd:
+    """The gradient of one client's mean loss, by autograd."""
+
+    objective: Objective
+    seeds: Mapping[Role, Mapping[str, Tensor]]
+    sums: dict[Role, Tensor] = field(default_factory=dict)
+    samples: int = 0
+    lead: int = 0
+
+    def __call__(self, models: Models, batch: Batch, draw: int = 0) -> tuple[dict[Role, Params], dict[Role, Params]]:
+        leaves = {role: {name: p.detach().requires_grad_() for name, p in m.params.items()} for role, m in models.items()}
+        buffers = {role: {name: b.clone() for name, b in m.buffers.items()} for role, m in models.items()}
+        logits = {
+            role: self._forward(role, Model(m.arch, leaves[role], buffers[role]), batch, draw) for role, m in models.items()
+        }
+        losses = self.objective(logits, batch.y)
+        total = torch.stack([loss.mean() for loss in losses.values()]).sum()
+        flat = [leaf for each in leaves.values() for leaf in each.values()]
+        grads = iter(torch.autograd.grad(total, flat, allow_unused=True, materialize_grads=True))
+        if draw == 0:
+            self._remember(losses, len(batch.y))
+        return {role: {name: next(grads) for name in each} for role, each in leaves.items()}, buffers  # type: ignore[return-value]
+
+    def _forward(self, role: Role, model: Model, batch: Batch, draw: int) -> Tensor:
+        # A batch of one has no statistics: batch normalisation then uses the ones it has gathered.
+        training = len(batch.y) > 1 or not has_batchnorm(model.arch)
+        number = batch.step * DRAWS_A_STEP + draw
+        masks = {layer: at_draw(seed, number) for layer, seed in self.seeds.get(role, {}).items()}
+        return model(cast(batch.x, model.dtype), training=training, masks=masks)
+
+    def _remember(self, losses: Mapping[Role, Tensor], samples: int) -> None:
+        self.samples += samples
+        for role, loss in losses.items():
+            self.sums[role] = self.sums.get(role, torch.zeros(())) + loss.detach().sum()
+
+    def mean_losses(self) -> dict[Role, float]:
+        """The mean loss of every role over the samples seen."""
+        return {role: (total / self.samples).item() for role, total in self.sums.items()}

@@ -1,0 +1,90 @@
+"""All clients in this process: their data in memory, their states in a dictionary, their work in lockstep."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedme.core.client import Op, Steps
+from fedme.core.data import ClientData, ClientId, join
+from fedme.core.key import Key
+from fedme.core.method import POOL, Report, Round, Task
+from fedme.engines import alone
+from fedme.engines.client import AnyMethod, Assessment, Finetune, assess, take_part
+from fedme.engines.drive import Done, Execute, T, drive
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A client's reply, what it tells the records, and its seconds."""
+
+    up: Any
+    report: Report
+    seconds: float
+
+
+def one_by_one(tick: Callable[[], None] = lambda: None) -> Execute:
+    """Execute operations one after another; `tick` is called after each, for progress and for stopping."""
+
+    def execute(operations: Sequence[Op]) -> list[tuple[Any, float]]:
+        results = []
+        for operation in operations:
+            start = time.perf_counter()
+            results.append((alone.run(operation), time.perf_counter() - start))
+            tick()
+        return results
+
+    return execute
+
+
+class InProcess:
+    """Runs clients' work where they all are: here."""
+
+    def __init__(
+        self,
+        method: AnyMethod,
+        task: Task,
+        clients: Mapping[ClientId, ClientData],
+        root: Key,
+        execute: Execute | None = None,
+    ) -> None:
+        self.method, self.task, self.root = method, task, root
+        self.execute = execute or one_by_one()
+        self.clients = dict(clients)
+        self.states: dict[ClientId, Any] = {}
+        if method.pooled:
+            parts = list(clients.values())
+            pooled = [join([getattr(part, name) for part in parts]) for name in ("train", "val", "test")]
+            self.clients[POOL] = ClientData(POOL, *pooled)
+
+    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer]:
+        """Hand every client its message and collect the replies."""
+        work = {
+            client: take_part(self.method, self.task, self.states.get(client), down, self.clients[client], when, self.root)
+            for client, down in downs.items()
+        }
+        done = drive(work, self.execute)
+        answers = {}
+        for client, result in done.items():
+            state, up, report = result.value
+            self.states[client] = state
+            answers[client] = Answer(up, report, result.seconds)
+        return answers
+
+    def assess(
+        self, deliveries: Mapping[ClientId, Any], when: Round, finetune: Finetune | None = None
+    ) -> dict[ClientId, Done[Assessment]]:
+        """Let every client show how its models do."""
+        work = {
+            client: assess(
+                self.method, self.task, self.states.get(client), delivery, self.clients[client], when, self.root, finetune
+            )
+            for client, delivery in deliveries.items()
+        }
+        done = drive(work, self.execute)
+        self.states.update({client: result.value.state for client, result in done.items()})
+        return done
+
+    def serve(self, steps: Steps[T]) -> Done[T]:
+        """Run work of the server."""
+        return drive({"server": steps}, self.execute)["server"]

@@ -1,0 +1,1 @@
+"""From a file to results: configuration, the round loop, checkpoints, records, tables."""

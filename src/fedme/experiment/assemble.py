@@ -1,0 +1,143 @@
+"""From an experiment to what a run needs: the federation's data, the task, and every architecture by name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedme import zoo
+from fedme.core.data import ClientId, Schema
+from fedme.core.key import Key
+from fedme.core.method import Member, Task
+from fedme.core.model import Arch
+from fedme.datasets.download import root as data_root
+from fedme.datasets.federation import Federation, federate
+from fedme.engines.drive import Execute, drive
+from fedme.experiment.config import ConfigError, Experiment, Spec
+from fedme.learn.selection import best_local
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data and task of an experiment; `archs` are all architectures that may occur in its states and messages."""
+
+    federation: Federation
+    task: Task
+    archs: Mapping[str, Arch]
+    selection: Mapping[ClientId, Mapping[str, float]]  # "best-local": validation accuracy of every architecture
+
+
+def gather(experiment: Experiment) -> Federation:
+    """Load the data and cut it among the clients."""
+    dataset = experiment.dataset.load(data_root())
+    return federate(dataset, experiment.partition, experiment.data, Key(experiment.settings.seed).at("partition"))
+
+
+def prepare(
+    experiment: Experiment,
+    federation: Federation,
+    execute: Execute,
+    assigned: Mapping[ClientId, str] | None = None,
+    choosing: Callable[[int], None] = lambda operations: None,
+) -> Prepared:
+    """Give every client its architecture (`assigned` when they are known from before) and check that all fit the data."""
+    schema, models = federation.dataset.schema, experiment.settings.models
+    dtype = DTYPES[experiment.settings.engine.dtype]
+    pool = {_fit(spec, schema).name: spec for spec in models.pool}
+    shared = _fit(models.shared if models.shared is not None else models.pool[0], schema)
+    archs = {shared.name: shared}
+
+    def fitted(spec: Spec, classes: int) -> Arch:
+        arch = _fit(spec, schema, classes)
+        archs.setdefault(arch.name, arch)
+        return archs[arch.name]
+
+    for classes in sorted(set(federation.classes.values())):
+        for spec in [*models.pool, shared.name]:
+            zoo.check(fitted(spec, classes), schema, classes)
+    selection: dict[ClientId, dict[str, float]] = {}
+    if assigned is not None:
+        chosen = {client: archs[name] for client, name in assigned.items()}
+    elif models.assign == "best-local":
+        chosen, selection = _by_best_local(experiment, federation, pool, fitted, execute, choosing, dtype)
+    else:
+        names = _assigned(models.assign, list(pool), list(federation.clients))
+        chosen = {client: fitted(pool[name], federation.classes[client]) for client, name in names.items()}
+    room = _room(models.max_parameters, federation)
+    members = {
+        client: Member(client, chosen[client], federation.classes[client], room.get(client)) for client in federation.clients
+    }
+    public = len(federation.public) if federation.public is not None else 0
+    task = Task(schema, members, shared, fitted, federation.unlabeled, public, dtype)
+    return Prepared(federation, task, archs, selection)
+
+
+def _fit(spec: Spec, schema: Schema, classes: int | None = None) -> Arch:
+    try:
+        return zoo.arch(spec, schema, classes)
+    except zoo.ArchError as error:
+        raise ConfigError(f"models: {error}") from error
+
+
+def _assigned(assign: Any, pool: list[str], clients: list[ClientId]) -> dict[ClientId, str]:
+    """The name of every client's architecture."""
+    if assign == "round-robin":
+        return {client: pool[index % len(pool)] for index, client in enumerate(clients)}
+    table = {**dict.fromkeys(clients, assign)} if isinstance(assign, str) else dict(assign)
+    for client, name in table.items():
+        if client not in clients:
+            raise ConfigError(f"models.assign.{client}: there is no such client; they are {', '.join(clients[:5])} ...")
+        if name not in pool:
+            known = ", ".join(["best-local", "round-robin", *pool] if isinstance(assign, str) else pool)
+            raise ConfigError(f"models.assign: '{name}' is not in the pool; known: {known}")
+    missing = [client for client in clients if client not in table]
+    if missing:
+        raise ConfigError(f"models.assign: no architecture for client {', '.join(missing[:5])}")
+    return table
+
+
+def _room(most: int | Mapping[ClientId, int] | None, federation: Federation) -> Mapping[ClientId, int]:
+    """The largest guest of every client that has a limit."""
+    if not isinstance(most, Mapping):
+        return {} if most is None else dict.fromkeys(federation.clients, most)
+    for client in most:
+        if client not in federation.clients:
+            there = ", ".join(list(federation.clients)[:5])
+            raise ConfigError(f"models.max_parameters.{client}: there is no such client; they are {there} ...")
+    return most
+
+
+def _by_best_local(
+    experiment: Experiment,
+    federation: Federation,
+    pool: Mapping[str, Spec],
+    fitted: Callable[[Spec, int], Arch],
+    execute: Execute,
+    choosing: Callable[[int], None],
+    dtype: torch.dtype,
+) -> tuple[dict[ClientId, Arch], dict[ClientId, dict[str, float]]]:
+    settings = experiment.settings
+    rounds = settings.models.selection_rounds or settings.rounds
+    if empty := [client for client, data in federation.clients.items() if not len(data.val)]:
+        raise ConfigError(
+            f"models.assign: 'best-local' compares on validation data, but client {empty[0]} has none; set data.val"
+        )
+    choosing(len(federation.clients) * len(pool) * (rounds + 1))
+    key = Key(settings.seed).at("selection")
+    work = {
+        client: best_local(
+            [fitted(spec, federation.classes[client]) for spec in pool.values()],
+            data,
+            settings.train,
+            rounds,
+            key.at(client),
+            dtype,
+        )
+        for client, data in federation.clients.items()
+    }
+    done = drive(work, execute)
+    scores = {client: {name: score.accuracy for name, score in each.value.scores.items()} for client, each in done.items()}
+    return {client: each.value.arch for client, each in done.items()}, scores

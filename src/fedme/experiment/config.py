@@ -1,0 +1,292 @@
+"""One strict TOML file describes an experiment; ``key=value`` on the command line overrides any key of it.
+
+Every default is written once, in the dataclass that uses it. Unknown keys, wrong types and impossible values are errors that
+name the key.
+"""
+
+import collections.abc
+import dataclasses
+import importlib
+import importlib.resources
+import tomllib
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+import tomli_w
+
+from fedme.core.data import ClientId
+from fedme.core.typed import TypedError, build, nearest
+from fedme.datasets import DATASETS
+from fedme.datasets.federation import DataOptions
+from fedme.datasets.partition import PARTITIONS
+from fedme.engines.client import AnyMethod
+from fedme.learn.training import Training, require
+from fedme.methods import METHODS
+
+Spec = str | Mapping[str, Any]  # an architecture: its name, or a table with `name` and options
+
+PRESETS = importlib.resources.files("fedme") / "presets"
+DEMO = "digits-fedme"
+
+
+class ConfigError(ValueError):
+    """An experiment cannot be read; the message names file and key."""
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The `[models]` table: which architectures there are and who has which."""
+
+    pool: tuple[Spec, ...] = ("mlr",)
+    assign: str | Mapping[ClientId, str] = "round-robin"  # or "best-local", the name of one, or a table client = name
+    shared: Spec | None = None  # the architecture of a model that all clients share; the first of the pool by default
+    selection_rounds: int | None = None  # of local training for "best-local"; as many as `rounds` by default
+    max_parameters: int | Mapping[ClientId, int] | None = None  # the largest guest a client takes
+
+    def __post_init__(self) -> None:
+        require(bool(self.pool), "pool", "must name at least one architecture")
+        require(self.selection_rounds is None or self.selection_rounds >= 1, "selection_rounds", "must be at least 1")
+
+
+@dataclass(frozen=True)
+class FinetuneOptions:
+    """The `[finetune]` table: epochs of fine-tuning of every personal model, at the end or at every evaluation."""
+
+    epochs: int = 0
+    when: Literal["end", "always"] = "end"
+
+    def __post_init__(self) -> None:
+        require(self.epochs >= 0, "epochs", f"must not be negative, not {self.epochs}")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The `[engine]` table: what runs the clients."""
+
+    name: Literal["inprocess"] = "inprocess"
+    threads: int = 0  # of torch; 0 leaves torch's choice, which is then written down
+    dtype: Literal["float32", "float64"] = "float32"
+
+    def __post_init__(self) -> None:
+        require(self.threads >= 0, "threads", f"must not be negative, not {self.threads}")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The whole file. The tables `method`, `data` and `partition` depend on their `name` and are read after this."""
+
+    name: str = "experiment"
+    seed: int = 0
+    rounds: int = 30
+    output: str | None = None  # the run directory; runs/<name> by default
+    evaluate_every: int = 1  # rounds; the last round is always evaluated
+    checkpoint_every: int = 1  # rounds
+    method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedme"})
+    data: Mapping[str, Any] = field(default_factory=lambda: {"name": "digits"})
+    partition: Mapping[str, Any] = field(default_factory=dict)
+    models: ModelOptions = ModelOptions()
+    train: Training = Training()
+    finetune: FinetuneOptions = FinetuneOptions()
+    engine: EngineOptions = EngineOptions()
+
+    def __post_init__(self) -> None:
+        require(self.rounds >= 1, "rounds", f"must be at least 1, not {self.rounds}")
+        require(self.evaluate_every >= 1, "evaluate_every", f"must be at least 1, not {self.evaluate_every}")
+        require(self.checkpoint_every >= 1, "checkpoint_every", f"must be at least 1, not {self.checkpoint_every}")
+        require(bool(self.name), "name", "must not be empty")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment as values: everything is known, nothing has been loaded."""
+
+    settings: Settings
+    method_name: str
+    method: AnyMethod
+    data_name: str
+    dataset: Any
+    data: DataOptions
+    partition_name: str
+    partition: Any
+
+    @property
+    def train(self) -> Training:
+        """The settings of local training."""
+        return self.settings.train
+
+    def plain(self) -> dict[str, Any]:
+        """Everything with every default filled in, as plain data: what `config.toml` of a run holds."""
+        whole: dict[str, Any] = _plain(self.settings)
+        whole["method"] = {"name": self.method_name, **_plain(self.method)}
+        whole["method"].pop("train")
+        whole["data"] = {"name": self.data_name, **_plain(self.dataset), **_plain(self.data)}
+        whole["partition"] = {"name": self.partition_name, **_plain(self.partition)}
+        return whole
+
+
+def parse(raw: Mapping[str, Any], origin: str = "") -> Experiment:
+    """The experiment that plain data describes."""
+    try:
+        return _parse(raw)
+    except TypedError as error:
+        raise ConfigError(f"{origin}: {error}" if origin else str(error)) from error
+
+
+def _parse(raw: Mapping[str, Any]) -> Experiment:
+    settings: Settings = build(Settings, raw)
+    method_name, method = _named("method", METHODS, settings.method, "fedme", train=settings.train)
+    data_name, kind, table = _pick("data", DATASETS, settings.data, "digits")
+    options = {f.name for f in dataclasses.fields(DataOptions)}
+    own = {f.name for f in dataclasses.fields(kind) if f.init}
+    for key in table:
+        if key not in options | own:
+            raise TypedError(f"data.{key}", f"unknown key{nearest(key, sorted(options | own))}")
+    dataset = build(kind, {k: v for k, v in table.items() if k in own}, "data")
+    data = build(DataOptions, {k: v for k, v in table.items() if k in options}, "data")
+    default = "natural" if data_name in NATURAL else "iid"
+    partition_name, partition = _named("partition", PARTITIONS, settings.partition, default)
+    if partition_name == "natural" and data_name not in NATURAL:
+        raise TypedError("partition.name", f"data set '{data_name}' has no natural clients; use iid, dirichlet, shards ...")
+    return Experiment(settings, method_name, method, data_name, dataset, data, partition_name, partition)
+
+
+NATURAL = ("synthetic", "femnist", "shakespeare")  # data sets that come cut into clients
+
+
+def _pick(
+    table: str, known: Mapping[str, type[Any]], given: Mapping[str, Any], default: str
+) -> tuple[str, type[Any], dict[str, Any]]:
+    name = given.get("name", default)
+    if name not in known:
+        raise TypedError(f"{table}.name", f"unknown {table} '{name}'{nearest(str(name), known)}")
+    return name, known[name], {key: value for key, value in given.items() if key != "name"}
+
+
+def _named(table: str, known: Mapping[str, type[Any]], given: Mapping[str, Any], default: str, **fixed: Any) -> tuple[str, Any]:
+    name, kind, rest = _pick(table, known, given, default)
+    for key in fixed:
+        if key in rest:
+            raise TypedError(f"{table}.{key}", f"unknown key; the settings of training are in the table [{key}]")
+
+    def leaf(kind: Any, value: Any, at: str) -> Any:
+        return next((v for k, v in fixed.items() if value is v), _function(kind, value, at))
+
+    return name, build(kind, {**rest, **fixed}, table, leaf)
+
+
+def _function(kind: Any, value: Any, at: str) -> Any:
+    """A setting that may be a function can name it, as "module:function", in this local file."""
+    options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    wants = any(get_origin(option) is collections.abc.Callable for option in options)
+    return imported(value, at) if wants and isinstance(value, str) and ":" in value else NotImplemented
+
+
+def imported(path: str, at: str) -> Callable[..., Any]:
+    """The function that local configuration names as "module:function"."""
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise TypedError(at, f"cannot import '{path}': {error}") from error
+    if not callable(found):
+        raise TypedError(at, f"'{path}' is not a function")
+    return found  # type: ignore[no-any-return]
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses as tables, functions as import paths, without what is not set."""
+    if dataclasses.is_dataclass(value):
+        pairs = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return {name: _plain(item) for name, item in pairs.items() if item is not None}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if callable(value):
+        return f"{value.__module__}:{value.__qualname__}"
+    return value
+
+
+def load(source: str | Path | None, overrides: Sequence[str] = ()) -> tuple[Experiment, list[str]]:
+    """The experiment in a file, or a preset by its name (the demo's FedMe by default), with overrides; and notes to show."""
+    path = Path(source) if source is not None else None
+    if path is not None and (path.suffix == ".toml" or path.exists()):
+        raw, origin = _read_toml(path), str(path)
+    else:
+        raw, origin = _read_preset(str(source) if source is not None else DEMO)
+    notes = override(raw, overrides)
+    return parse(raw, origin), notes
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; `fedme list presets` shows what is built in") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def presets() -> dict[str, str]:
+    """The names of the built-in experiments and their first line of comment."""
+    files = sorted(file.name for file in PRESETS.iterdir() if file.name.endswith(".toml"))
+    return {name.removesuffix(".toml"): (PRESETS / name).read_text().splitlines()[0].lstrip("# ") for name in files}
+
+
+def _read_preset(name: str) -> tuple[dict[str, Any], str]:
+    known = presets()
+    if name not in known:
+        raise ConfigError(f"'{name}' is neither a file nor a preset{nearest(name, known)}")
+    return tomllib.loads((PRESETS / f"{name}.toml").read_text()), f"preset {name}"
+
+
+def override(raw: dict[str, Any], overrides: Sequence[str]) -> list[str]:
+    """Apply ``key=value`` words to plain data. Another method leaves the settings of the old one behind, and says so."""
+    notes = []
+    for word in sorted(overrides, key=lambda word: not word.split("=")[0].endswith("name")):
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"'{word}': overrides look like key=value, for example rounds=5 or method.name=fml")
+        path = key.split(".")
+        value = _value(text)
+        if path[0] in ("method", "data", "partition", "engine") and len(path) == 1 and isinstance(value, str):
+            path = [path[0], "name"]
+        if path[0] in ("method", "data", "partition") and path[1:] == ["name"]:
+            notes += _change_name(raw, path[0], value)
+        table = raw
+        for part in path[:-1]:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"'{word}': {part} is not a table")
+        table[path[-1]] = value
+    return notes
+
+
+def _change_name(raw: dict[str, Any], table: str, name: Any) -> list[str]:
+    known: Mapping[str, type[Any]] = {"method": METHODS, "data": DATASETS, "partition": PARTITIONS}[table]
+    old = raw.get(table, {})
+    if not isinstance(old, dict) or old.get("name") == name or name not in known:
+        return []
+    fields = {f.name for f in dataclasses.fields(known[name])}
+    fields |= {f.name for f in dataclasses.fields(DataOptions)} if table == "data" else set()
+    # Methods use the same letters for different things, so nothing of another method is kept.
+    keep = {key: old[key] for key in old if table != "method" and key in fields}
+    dropped = sorted(old.keys() - keep.keys() - {"name"})
+    raw[table] = keep
+    return [f"{table}.name={name}: left out {', '.join(dropped)} of {old.get('name', 'the file')}"] if dropped else []
+
+
+def _value(text: str) -> Any:
+    """A TOML value, or the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def to_toml(plain: Mapping[str, Any]) -> str:
+    """Plain data as TOML."""
+    return tomli_w.dumps(plain)

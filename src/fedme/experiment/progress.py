@@ -1,0 +1,85 @@
+"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere, nothing when asked to be quiet.
+
+Everything goes to standard error, so that standard output carries results only.
+"""
+
+import time
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+PAUSE = 2.0  # seconds between plain lines
+
+
+class Display:
+    """Progress of one run."""
+
+    def __init__(self, console: Console, quiet: bool = False) -> None:
+        self.console, self.quiet = console, quiet
+        self.live = console.is_terminal and not quiet
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[info]}"),
+            console=console,
+            transient=True,
+            disable=not self.live,
+        )
+        self.task: TaskID | None = None
+        self.by_operation = False
+        self.label, self.info = "", ""
+        self.done, self.total, self.inside, self.first = 0, 0, 0, 0
+        self.began = self.spoke = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        if not self.quiet:
+            self.console.print(text, highlight=False, soft_wrap=True)
+
+    def start(self, label: str, total: int, done: int = 0, by_operation: bool = False) -> None:
+        """Begin a piece of work of `total` parts, of which some may be done already; a part may be a single operation."""
+        self.by_operation = by_operation
+        if self.task is not None:
+            self.bar.remove_task(self.task)
+        self.label, self.total, self.done, self.inside, self.info = label, total, done, 0, ""
+        self.first, self.began, self.spoke = done, time.monotonic(), time.monotonic()
+        self.task = self.bar.add_task(label, total=total, completed=done, info="")
+
+    def advance(self, info: str | None = None) -> None:
+        """One part is done."""
+        self.done, self.inside = self.done + 1, 0
+        self.info = info if info is not None else self.info
+        if self.task is not None:
+            self.bar.update(self.task, completed=self.done, info=self.info)
+        self._speak(force=self.done == self.total)
+
+    def tick(self) -> None:
+        """Something within the current part is done."""
+        if self.by_operation:
+            return self.advance()
+        self.inside += 1
+        if self.live and self.task is not None:
+            self.bar.update(self.task, info=f"{self.info}  operation {self.inside}".strip())
+        self._speak()
+
+    def _speak(self, force: bool = False) -> None:
+        now = time.monotonic()
+        if self.live or self.quiet or (not force and now - self.spoke < PAUSE):
+            return
+        self.spoke = now
+        made = self.done - self.first
+        left = f", about {(now - self.began) / made * (self.total - self.done):.0f} s left" if made and not force else ""
+        inside = f" (+ {self.inside} operations)" if self.inside and not force else ""
+        info = f", {self.info}" if self.info else ""
+        self.console.print(f"{self.label} {self.done}/{self.total}{inside}{left}{info}", highlight=False, soft_wrap=True)

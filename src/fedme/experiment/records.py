@@ -1,0 +1,121 @@
+"""Every number a run measures, one row a line, in `metrics.jsonl`.
+
+A row says what it is about: round (from 0), client, model ("personal", "global", or a role while training such as "own" and
+"guest"), split, and stage:
+
+* "training": the mean loss over the samples seen while the model was changing;
+* "trained": after the client's training, before the server's turn (validation scores that a method asked for);
+* "round": after the round, as the client would deploy it;
+* "finetuned": the same after fine-tuning.
+
+`bytes_up`, `bytes_down` and `client_seconds` are this client's in this round, `server_seconds` the server's; they are
+repeated in every row of a client and round. null means: not defined, or not finite.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedme.core.data import ClientId
+from fedme.core.method import Report
+from fedme.core.metrics import Metrics
+from fedme.engines.client import Scored
+from fedme.experiment.files import RunError, finite
+
+NAME = "metrics.jsonl"
+
+
+@dataclass
+class Traffic:
+    """What a client sent, received, and computed in a round."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    report: Report = field(default_factory=lambda: Report({}))
+
+    def add(self, up: int, down: int, seconds: float, report: Report) -> None:
+        """Count one exchange of the round."""
+        self.bytes_up += up
+        self.bytes_down += down
+        self.seconds += seconds
+        self.report = Report(
+            {**self.report.losses, **report.losses},
+            {**self.report.scores, **report.scores},
+            {**self.report.notes, **report.notes},
+        )
+
+
+class Records:
+    """The metrics file of a run; `size` is how much of it is written."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.file = (folder / NAME).open("ab")
+        self.file.truncate(keep)
+
+    def write(self, rows: list[dict[str, Any]]) -> None:
+        """Append rows; whoever reads along sees whole lines."""
+        self.file.write(b"".join(json.dumps(finite(row), ensure_ascii=False).encode() + b"\n" for row in rows))
+        self.file.flush()
+
+    def size(self) -> int:
+        """How many bytes there are, all of them on disk."""
+        os.fsync(self.file.fileno())
+        return self.file.seek(0, os.SEEK_END)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+
+def rows(
+    t: int,
+    traffic: Mapping[ClientId, Traffic],
+    scores: Mapping[ClientId, list[Scored]],
+    samples: Mapping[ClientId, int],
+    server_seconds: float,
+) -> list[dict[str, Any]]:
+    """All rows of a round."""
+    found = []
+    for client in dict.fromkeys([*traffic, *scores]):
+        mine = traffic.get(client, Traffic())
+        cost = {
+            "bytes_up": mine.bytes_up,
+            "bytes_down": mine.bytes_down,
+            "client_seconds": mine.seconds,
+            "server_seconds": server_seconds,
+        }
+
+        def row(model: str, arch: str | None, split: str, stage: str, metrics: Metrics) -> dict[str, Any]:
+            about = {"round": t, "client": client, "model": model, "arch": arch, "split": split, "stage": stage}  # noqa: B023
+            return about | asdict(metrics) | cost  # noqa: B023
+
+        if client in traffic:
+            losses = mine.report.losses or {"": float("nan")}
+            for role, loss in losses.items():
+                measured = Metrics(samples.get(client, 0), 0, 0, loss=loss)
+                found.append(row(role, None, "train", "training", measured) | {"correct": None, "classes_present": None})
+            found[-1]["notes"] = dict(mine.report.notes)
+            for role, score in mine.report.scores.items():
+                measured = Metrics(score.samples, round(score.accuracy * score.samples), 0, score.loss, score.accuracy)
+                found.append(row(role, None, "val", "trained", measured) | {"classes_present": None})
+        found += [row(s.model, s.arch, s.split, s.stage, s.metrics) for s in scores.get(client, [])]
+    return found
+
+
+def read(folder: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a run, while it runs or afterwards; a last line that is not whole yet is left out."""
+    path = folder / NAME
+    if not path.exists():
+        raise RunError(f"{folder}: not a run directory (no {NAME})")
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith("\n"):
+                return
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise RunError(f"{path}, line {number}: damaged: {error}") from error

@@ -1,0 +1,58 @@
+"""Tables for people and for papers: the same cells on a terminal, as Markdown, CSV or LaTeX."""
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table
+
+Format = Literal["table", "markdown", "csv", "latex"]
+
+
+def render(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], style: Format, console: Console) -> None:
+    """Print a table; the first column is text, the others are aligned to the right when all their cells are numbers."""
+    right = [all(row[i][:1].isdigit() or not row[i] or row[i][:1] == "-" for row in rows) for i in range(len(header))]
+    if style == "table":
+        table = Table(title=title, title_justify="left")
+        for name, align in zip(header, right, strict=True):
+            table.add_column(name, justify="right" if align else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    else:
+        print({"markdown": _markdown, "csv": _csv, "latex": _latex}[style](header, rows, right), end="")
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
+    lines = [header, ["---:" if each else "---" for each in right], *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def _csv(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([header, *rows])
+    return out.getvalue()
+
+
+def _latex(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return " & ".join(_escaped(cell) for cell in cells) + " \\\\\n"
+
+    columns = "".join("r" if each else "l" for each in right)
+    body = "".join(line(row) for row in rows)
+    return f"\\begin{{tabular}}{{{columns}}}\n\\hline\n{line(header)}\\hline\n{body}\\hline\n\\end{{tabular}}\n"
+
+
+def _escaped(text: str) -> str:
+    for plain, special in (
+        ("\\", "\\textbackslash{}"),
+        ("&", "\\&"),
+        ("%", "\\%"),
+        ("_", "\\_"),
+        ("#", "\\#"),
+        ("±", "$\\pm$"),
+    ):
+        text = text.replace(plain, special)
+    return text

@@ -1,0 +1,1 @@
+"""What methods are made of: objectives, local steps, clusters, exchange, schedules."""

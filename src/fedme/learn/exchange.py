@@ -1,0 +1,33 @@
+"""Who lends a model to whom: a random other member of one's cluster, or of the whole cohort if one is alone in it."""
+
+from collections.abc import Callable, Mapping
+
+from fedme.core.data import ClientId
+from fedme.core.key import Key
+from fedme.core.method import Task
+from fedme.core.model import Model
+
+Fits = Callable[[ClientId, ClientId], bool]
+
+
+def room_for(task: Task, models: Mapping[ClientId, Model]) -> Fits:
+    """Whether a borrower has room for a lender's model: the `max_parameters` of the clients."""
+
+    def fits(borrower: ClientId, lender: ClientId) -> bool:
+        room = task.members[borrower].max_parameters
+        return room is None or models[lender].parameters <= room
+
+    return fits
+
+
+def lenders(clusters: Mapping[ClientId, int], fits: Fits, key: Key) -> dict[ClientId, ClientId | None]:
+    """For every client the one whose model it receives, drawn independently; None when no other model fits it.
+
+    `fits(borrower, lender)` says whether the borrower can take the lender's model.
+    """
+    chosen: dict[ClientId, ClientId | None] = {}
+    for me, cluster in clusters.items():
+        others = [other for other in clusters if other != me and fits(me, other)]
+        near = [other for other in others if clusters[other] == cluster] or others
+        chosen[me] = near[int(key.at("lender", me).numpy().integers(len(near)))] if near else None
+    return chosen

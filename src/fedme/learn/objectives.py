@@ -1,0 +1,69 @@
+"""Losses over outputs: cross-entropy, mutual learning, and fitting another model's outputs.
+
+Every function returns one loss a sample; the engine takes the mean over the batch. A peer's outputs are always detached: a
+model learns from its peer, it never pushes the peer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedme.core.client import Role
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """-log p(y), for every sample."""
+    return F.cross_entropy(logits, y, reduction="none")
+
+
+def divergence(peer: Tensor, logits: Tensor) -> Tensor:
+    """KL(peer || self), summed over classes, for every sample. The peer is a constant."""
+    target = F.log_softmax(peer.detach(), dim=-1)
+    return (target.exp() * (target - F.log_softmax(logits, dim=-1))).sum(-1)
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Every role learns the labels, on its own."""
+
+    def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
+        return {role: cross_entropy(z, y) for role, z in logits.items()}
+
+
+@dataclass(frozen=True)
+class Mutual:
+    """Deep mutual learning: each of two roles learns the labels and imitates the other.
+
+    ``loss(role) = labels[role] * CE + peer[role] * KL(other || role)``; FedMe and PFML use 1 and 1, FML alpha and 1 - alpha.
+    """
+
+    first: Role
+    second: Role
+    labels: tuple[float, float] = (1.0, 1.0)
+    peer: tuple[float, float] = (1.0, 1.0)
+
+    def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
+        a, b = logits[self.first], logits[self.second]
+        return {
+            self.first: self.labels[0] * cross_entropy(a, y) + self.peer[0] * divergence(b, a),
+            self.second: self.labels[1] * cross_entropy(b, y) + self.peer[1] * divergence(a, b),
+        }
+
+
+@dataclass(frozen=True)
+class Imitate:
+    """Fit given outputs (FedMD's digest): the targets are raw logits, and errors are averaged over classes."""
+
+    loss: Literal["mae", "mse", "kl"] = "mae"
+
+    def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
+        return {role: self._fit(z, y.to(z.dtype)) for role, z in logits.items()}
+
+    def _fit(self, logits: Tensor, target: Tensor) -> Tensor:
+        if self.loss == "kl":
+            return divergence(target, logits)
+        error = logits - target
+        return error.abs().mean(-1) if self.loss == "mae" else error.square().mean(-1)

@@ -1,0 +1,48 @@
+"""A client's first architecture: train each one of a pool alone and keep the most accurate on the validation part."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fedme.core.client import Score, Steps, evaluate, together, train
+from fedme.core.data import ClientData
+from fedme.core.key import Key
+from fedme.core.method import Round
+from fedme.core.model import Arch, Model
+from fedme.learn.objectives import CrossEntropy
+from fedme.learn.training import Training
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen architecture and how each one did."""
+
+    arch: Arch
+    scores: Mapping[str, Score]
+
+
+def best_local(
+    pool: Sequence[Arch], data: ClientData, training: Training, rounds: int, key: Key, dtype: torch.dtype = torch.float32
+) -> Steps[Choice]:
+    """The architecture with the best validation accuracy after `rounds` rounds of local training; ties go to the smaller."""
+
+    def alone(arch: Arch) -> Steps[Score]:
+        trained = Model.init(arch, key.at(arch.name, "init"), dtype)
+        opt: Mapping[str, Mapping[str, torch.Tensor]] = {}
+        for t in range(rounds):
+            when = Round(t, rounds)
+            result = yield from train(
+                {"own": trained},
+                training.sgd(CrossEntropy(), when),
+                data.train,
+                training.local(when),
+                key.at(arch.name, "round", t),
+                opt,
+            )
+            trained, opt = result.models["own"], result.opt
+        return (yield from evaluate(trained, data.val))
+
+    scores = yield from together([alone(arch) for arch in pool])
+    best = min(range(len(pool)), key=lambda i: (-scores[i].accuracy, pool[i].parameters, i))
+    return Choice(pool[best], {arch.name: score for arch, score in zip(pool, scores, strict=True)})

@@ -1,0 +1,85 @@
+"""FedAvg: clients train copies of one model, the server averages them.
+
+McMahan et al. 2017, Algorithm 1; in the FedMe papers section 5.1.3, in FML Eq. 2.
+
+Deviations: none. Weights are the clients' numbers of training samples; `weighting = "uniform"` is Eq. 4 of the first
+version of FedMe.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fedme.core.client import Models, Steps, at_once, train
+from fedme.core.data import ClientData, ClientId
+from fedme.core.key import Key
+from fedme.core.method import Nothing, Plan, Report, Round, Task
+from fedme.core.model import Model, average
+from fedme.learn.objectives import CrossEntropy
+from fedme.learn.training import Training
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The one model: the server's state and the message down."""
+
+    model: Model
+
+
+@dataclass(frozen=True)
+class Up:
+    """A trained copy, and on how many samples it was trained."""
+
+    model: Model
+    samples: int
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """Clients train copies of one model, the server averages them."""
+
+    train: Training = field(default_factory=Training)
+    weighting: Literal["samples", "uniform"] = "samples"
+
+    phases = ("round",)
+    pooled = False
+
+    def init_server(self, task: Task, key: Key) -> Shared:
+        task.require_common_classes(type(self).__name__.lower())
+        return Shared(Model.init(task.shared, key.at("shared"), task.dtype))
+
+    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[Nothing]:
+        return at_once(Nothing())
+
+    def plan(self, server: Shared, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
+        return self.train.plan(present, key)
+
+    def dispatch(
+        self, task: Task, server: Shared, cohort: Sequence[ClientId], when: Round, key: Key
+    ) -> Steps[dict[ClientId, Shared]]:
+        return at_once(dict.fromkeys(cohort, server))
+
+    def client_round(
+        self, state: Nothing, down: Shared, data: ClientData, when: Round, key: Key
+    ) -> Steps[tuple[Nothing, Up, Report]]:
+        rule = self.train.sgd(CrossEntropy(), when, prox=self.proximal())
+        trained = yield from train(
+            {"global": down.model}, rule, data.train, self.train.local(when), key.at("train"), frozen={"global": down.model}
+        )
+        return state, Up(trained.models["global"], len(data.train)), Report(trained.losses)
+
+    def proximal(self) -> float:
+        """How strongly a copy is pulled back to the model it came from: not at all."""
+        return 0.0
+
+    def aggregate(self, server: Shared, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Shared:
+        if not replies:
+            return server
+        shares = [up.samples for up in replies.values()] if self.weighting == "samples" else None
+        return Shared(average([up.model for up in replies.values()], shares))
+
+    def deliver(self, server: Shared, client: ClientId) -> Shared:
+        return server
+
+    def models(self, state: Nothing, delivery: Shared, data: ClientData, when: Round, key: Key) -> Steps[Models]:
+        return at_once({"personal": delivery.model, "global": delivery.model})

@@ -1,0 +1,131 @@
+"""FedMD: clients agree on outputs for public data instead of on weights.
+
+Li and Wang 2019, Algorithm 1; in the first version of FedMe. Each client first learns the labelled public data, then its own.
+A round has two exchanges: clients send their logits for some public samples, the server averages them; clients then fit
+their logits to the average ("digest") and train on their own data ("revisit").
+
+Deviations: digest and revisit use the common SGD of the experiment instead of Adam; "to convergence" on the public data is
+`public_epochs`. Only the clients of the round's cohort contribute to the average and receive it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedme.core.client import Local, Models, Steps, at_once, predict, train
+from fedme.core.data import ClientData, ClientId, Split
+from fedme.core.key import Key
+from fedme.core.method import Plan, Report, Round, Task, TaskError
+from fedme.core.model import Model
+from fedme.learn.objectives import CrossEntropy, Imitate
+from fedme.learn.training import Training, require
+
+
+@dataclass(frozen=True)
+class Server:
+    """The average of the round's logits, between its two exchanges."""
+
+    logits: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Down:
+    """Which public samples the round is about and, in the second exchange, the average of the logits for them."""
+
+    rows: Tensor
+    logits: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """A client's own model."""
+
+    model: Model
+
+
+@dataclass(frozen=True)
+class Up:
+    """Logits for the public samples of the round; nothing after the second exchange."""
+
+    logits: Tensor | None
+
+
+@dataclass(frozen=True)
+class FedMD:
+    """Clients of any architecture agree on their outputs for public data."""
+
+    train: Training = field(default_factory=Training)
+    public_samples: int = 5000  # public samples a round (all of them if there are fewer)
+    public_epochs: int = 20  # before the first round, on the public data
+    private_epochs: int = 2  # before the first round, on the client's data
+    digest_epochs: int = 1
+    digest_batch: int = 256
+    digest_loss: Literal["mae", "mse", "kl"] = "mae"
+
+    phases = ("outputs", "digest")
+    pooled = False
+
+    def __post_init__(self) -> None:
+        for name in ("public_samples", "public_epochs", "private_epochs", "digest_epochs", "digest_batch"):
+            require(getattr(self, name) >= 1, name, f"must be at least 1, not {getattr(self, name)}")
+
+    def init_server(self, task: Task, key: Key) -> Server:
+        task.require_common_classes("fedmd")
+        if not task.public:
+            raise TaskError("method 'fedmd' needs labelled public data: set `public` in [data] to a number of samples")
+        return Server()
+
+    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[State]:
+        model = Model.init(task.members[me].arch, key.at("client", me), task.dtype)
+        rule = self.train.sgd(CrossEntropy(), Round(0, 1))
+        for part, epochs in (("public", self.public_epochs), ("private", self.private_epochs)):
+            split = _public(data) if part == "public" else data.train
+            local = Local(epochs, self.train.batch)
+            trained = yield from train({"own": model}, rule, split, local, key.at(part, me))
+            model = trained.models["own"]
+        return State(model)
+
+    def plan(self, server: Server, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
+        return self.train.plan(present, key)
+
+    def dispatch(
+        self, task: Task, server: Server, cohort: Sequence[ClientId], when: Round, key: Key
+    ) -> Steps[dict[ClientId, Down]]:
+        order = torch.randperm(task.public, generator=key.at("public").torch())  # the same in both exchanges
+        rows = order[: self.public_samples]
+        return at_once({client: Down(rows, server.logits if when.phase == "digest" else None) for client in cohort})
+
+    def client_round(
+        self, state: State, down: Down, data: ClientData, when: Round, key: Key
+    ) -> Steps[tuple[State, Up, Report]]:
+        public = _public(data).take(down.rows)
+        if when.phase == "outputs":
+            return state, Up((yield from predict(state.model, public))), Report({})
+        if down.logits is None:  # nobody's logits arrived
+            return state, Up(None), Report({})
+        public = public.labelled(down.logits)
+        digest = Local(self.digest_epochs, self.digest_batch)
+        rule = self.train.sgd(Imitate(self.digest_loss), when)
+        digested = yield from train({"own": state.model}, rule, public, digest, key.at("digest"))
+        rule = self.train.sgd(CrossEntropy(), when)
+        revisited = yield from train(digested.models, rule, data.train, self.train.local(when), key.at("train"))
+        return State(revisited.models["own"]), Up(None), Report(revisited.losses)
+
+    def aggregate(self, server: Server, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Server:
+        logits = [up.logits for up in replies.values() if up.logits is not None]
+        return Server(torch.stack(logits).mean(0) if logits else None)
+
+    def deliver(self, server: Server, client: ClientId) -> Down:
+        return Down(torch.empty(0, dtype=torch.int64))
+
+    def models(self, state: State, delivery: Down, data: ClientData, when: Round, key: Key) -> Steps[Models]:
+        return at_once({"personal": state.model})
+
+
+def _public(data: ClientData) -> Split:
+    if data.public is None:
+        raise TaskError(f"client {data.id} has no public data, which method 'fedmd' needs")
+    return data.public

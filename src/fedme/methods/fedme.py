@@ -1,0 +1,140 @@
+"""FedMe: clients exchange models through the server, train their own and the guest together, and keep the better one.
+
+"FedMe: Federated Learning via Model Exchange", Algorithm 1, Eq. 3 to 9. A round: the server groups the clients' models by
+their outputs on unlabeled data and lends every client a model of its group; the client trains both by deep mutual learning
+and adopts the guest if it does better on its validation part; the server averages all trained copies of each model.
+
+Deviations: adoption compares losses on the validation part, as in the authors' code (Eq. 7 says the local data); k-means
+re-seeds empty clusters. Clients missing from a round: the copies that came back are averaged, an absent client keeps its
+model. Partial participation (`train.cohort`) with ``tuning = false`` and a fixed number of clusters is the first version.
+The server keeps the personal models between rounds, so each is uploaded once a round, not twice.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fedme.core.client import Models, Steps, at_once, evaluate, predict, together, train
+from fedme.core.data import ClientData, ClientId
+from fedme.core.key import Key
+from fedme.core.method import Nothing, Plan, Report, Round, Task, TaskError
+from fedme.core.model import Model, average
+from fedme.learn.cluster import similar
+from fedme.learn.criteria import Candidate, Criterion, prefers_guest, require_criteria
+from fedme.learn.exchange import lenders, room_for
+from fedme.learn.objectives import CrossEntropy, Mutual
+from fedme.learn.schedule import since
+from fedme.learn.training import Training, require
+
+
+@dataclass(frozen=True)
+class Server:
+    """The personal model of every client."""
+
+    models: Mapping[ClientId, Model]
+
+
+@dataclass(frozen=True)
+class Down:
+    """The client's personal model and, if there is one for it, a guest: whose it is and from which cluster."""
+
+    own: Model
+    guest: Model | None = None
+    lender: ClientId | None = None
+    cluster: int = 0
+
+
+@dataclass(frozen=True)
+class Up:
+    """Both models after training, and whether the client prefers the guest from now on."""
+
+    own: Model
+    guest: Model | None
+    lender: ClientId | None
+    adopts: bool
+
+
+@dataclass(frozen=True)
+class FedMe:
+    """Clients of any architecture exchange models, learn mutually and keep the better model."""
+
+    train: Training = field(default_factory=Training)
+    clusters: int | Mapping[int, int] = 1  # K^t: a number, or from which round on how many, as {0 = 1, 15 = 2}
+    cluster_on: Literal["logits", "softmax"] = "logits"
+    tuning: bool = True  # MT: adopt the guest if it is better
+    mutual: bool = True  # DML: learn from each other, not only from the labels
+    clustering: bool = True  # MC: lend models of similar outputs
+    adopt: str | Criterion = "loss"  # what "better" means: a name of learn.criteria.CRITERIA, or a cost function
+    adopt_by: Mapping[ClientId, str | Criterion] = field(default_factory=dict)  # a client's own criterion
+    order: Literal["simultaneous", "alternating"] = "simultaneous"
+
+    phases = ("round",)
+    pooled = False
+
+    def __post_init__(self) -> None:
+        table = self.clusters if isinstance(self.clusters, Mapping) else {0: self.clusters}
+        require(all(t >= 0 and k >= 1 for t, k in table.items()), "clusters", "rounds count from 0, clusters from 1")
+        require_criteria({"adopt": self.adopt} | {f"adopt_by.{client}": each for client, each in self.adopt_by.items()})
+
+    def init_server(self, task: Task, key: Key) -> Server:
+        task.require_common_classes("fedme")
+        most = max(self.clusters.values(), default=1) if isinstance(self.clusters, Mapping) else self.clusters
+        if self.clustering and most > 1 and task.unlabeled is None:
+            raise TaskError("method 'fedme' with more than one cluster needs unlabeled data: set `unlabeled` in [data]")
+        return Server({m.id: Model.init(m.arch, key.at("client", m.id), task.dtype) for m in task.members.values()})
+
+    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[Nothing]:
+        if self.tuning and not len(data.val):
+            raise TaskError(f"client {me} has no validation data to compare models on: set `val` in [data], or tuning = false")
+        return at_once(Nothing())
+
+    def plan(self, server: Server, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
+        return self.train.plan(present, key)
+
+    def dispatch(
+        self, task: Task, server: Server, cohort: Sequence[ClientId], when: Round, key: Key
+    ) -> Steps[dict[ClientId, Down]]:
+        count = since(self.clusters, when.t) if self.clustering else 1  # K^t
+        clusters = dict.fromkeys(cohort, 0)
+        if count > 1 and task.unlabeled is not None:
+            outputs = yield from together([predict(server.models[me], task.unlabeled) for me in cohort])
+            outputs = [logits.softmax(-1) for logits in outputs] if self.cluster_on == "softmax" else outputs
+            clusters = dict(zip(cohort, similar(outputs, count, key.at("cluster")), strict=True))
+        chosen = lenders(clusters, room_for(task, server.models), key.at("exchange"))
+        return {
+            me: Down(server.models[me], server.models[lender] if lender else None, lender, clusters[me])
+            for me, lender in chosen.items()
+        }
+
+    def client_round(
+        self, state: Nothing, down: Down, data: ClientData, when: Round, key: Key
+    ) -> Steps[tuple[Nothing, Up, Report]]:
+        pair = {"own": down.own, "guest": down.guest} if down.guest else {"own": down.own}
+        objective = Mutual("own", "guest") if self.mutual and down.guest else CrossEntropy()
+        rule = self.train.sgd(objective, when, alternating=self.order == "alternating")
+        trained = yield from train(pair, rule, data.train, self.train.local(when), key.at("train"))
+        own, guest = trained.models["own"], trained.models.get("guest")
+        notes: dict[str, str | int | float | bool] = {"lender": down.lender or "", "cluster": down.cluster}
+        if guest is None or not self.tuning:
+            return state, Up(own, guest, down.lender, adopts=False), Report(trained.losses, notes=notes)
+        own_score, guest_score = yield from together([evaluate(own, data.val), evaluate(guest, data.val)])
+        criterion = self.adopt_by.get(data.id, self.adopt)
+        adopts = prefers_guest(criterion, Candidate(own_score, own.parameters), Candidate(guest_score, guest.parameters))
+        scores = {"own": own_score, "guest": guest_score}
+        return state, Up(own, guest, down.lender, adopts), Report(trained.losses, scores, notes | {"adopts": adopts})
+
+    def aggregate(self, server: Server, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Server:
+        copies: dict[ClientId, list[Model]] = {client: [up.own] for client, up in replies.items()}
+        for up in replies.values():
+            if up.guest is not None and up.lender is not None:
+                copies.setdefault(up.lender, []).append(up.guest)
+        # Eq. 8, 9: every trained copy counts the same. A model of which no copy came back stays as it was.
+        models = dict(server.models) | {client: average(each) for client, each in copies.items()}
+        adopted = {client: up.lender for client, up in replies.items() if up.adopts and up.lender is not None}
+        return Server({client: models[adopted.get(client, client)] for client in models})
+
+    def deliver(self, server: Server, client: ClientId) -> Down:
+        return Down(server.models[client])
+
+    def models(self, state: Nothing, delivery: Down, data: ClientData, when: Round, key: Key) -> Steps[Models]:
+        return at_once({"personal": delivery.own})

@@ -1,0 +1,25 @@
+"""FedProx: FedAvg whose clients are pulled back to the model they received.
+
+Li et al. 2020, Algorithm 2: the local loss is f(w) + mu/2 |w - w_t|^2; everything else is FedAvg.
+
+Deviations: no simulated stragglers; the pull enters the gradient before clipping and momentum. FML does not give its mu:
+0.01 is the middle of the grid that the FedProx authors recommend.
+"""
+
+from dataclasses import dataclass
+
+from fedme.learn.training import require
+from fedme.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """FedAvg whose clients are pulled back to the model they received."""
+
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        require(self.mu >= 0, "mu", f"must not be negative, not {self.mu}")
+
+    def proximal(self) -> float:
+        return self.mu

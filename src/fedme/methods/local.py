@@ -1,0 +1,103 @@
+"""Local: every client trains its own model on its own data, and nobody sends anything.
+
+The baseline of all papers ("Local Data Only"; FedMe section 5.1.3). One round is E epochs, so rounds x E is the largest
+number of epochs; `patience` stops a client whose validation loss has not improved for so many rounds.
+
+Deviations: none. The last weights are kept, not the best ones, as in the FedMe authors' code.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from fedme.core.client import Models, OptState, Steps, at_once, evaluate, train
+from fedme.core.data import ClientData, ClientId
+from fedme.core.key import Key
+from fedme.core.method import Nothing, Plan, Report, Round, Task
+from fedme.core.model import Model
+from fedme.learn.objectives import CrossEntropy
+from fedme.learn.training import Training, require
+
+
+@dataclass(frozen=True)
+class State:
+    """A client's model, its momentum, and how its validation loss goes."""
+
+    model: Model
+    opt: OptState
+    best: float = math.inf
+    waited: int = 0  # rounds since the best validation loss
+
+
+@dataclass(frozen=True)
+class Local:
+    """Every client trains its own model on its own data."""
+
+    train: Training = field(default_factory=Training)
+    momentum: Literal["keep", "reset"] = "keep"  # the momentum buffer between rounds
+    patience: int | None = None  # rounds without a better validation loss before a client stops
+
+    phases = ("round",)
+    pooled = False
+
+    def __post_init__(self) -> None:
+        require(self.patience is None or self.patience >= 1, "patience", f"must be at least 1, not {self.patience}")
+
+    def init_server(self, task: Task, key: Key) -> Nothing:
+        return Nothing()
+
+    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[State]:
+        return at_once(State(Model.init(task.members[me].arch, key.at("client", me), task.dtype), {}))
+
+    def plan(self, server: Nothing, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
+        return self.train.plan(present, key)
+
+    def dispatch(
+        self, task: Task, server: Nothing, cohort: Sequence[ClientId], when: Round, key: Key
+    ) -> Steps[dict[ClientId, Nothing]]:
+        return at_once({client: Nothing() for client in cohort})
+
+    def client_round(
+        self, state: State, down: Nothing, data: ClientData, when: Round, key: Key
+    ) -> Steps[tuple[State, Nothing, Report]]:
+        if self.patience is not None and state.waited >= self.patience:
+            return state, Nothing(), Report({}, notes={"stopped": True})
+        state, report = yield from local_round(state, data, self.train, when, key, self.momentum, self.patience)
+        return state, Nothing(), report
+
+    def aggregate(self, server: Nothing, replies: Mapping[ClientId, Nothing], when: Round, key: Key) -> Nothing:
+        return server
+
+    def deliver(self, server: Nothing, client: ClientId) -> Nothing:
+        return Nothing()
+
+    def models(self, state: State, delivery: Nothing, data: ClientData, when: Round, key: Key) -> Steps[Models]:
+        return at_once({"personal": state.model})
+
+
+def local_round(
+    state: State,
+    data: ClientData,
+    training: Training,
+    when: Round,
+    key: Key,
+    momentum: Literal["keep", "reset"],
+    patience: int | None,
+) -> Steps[tuple[State, Report]]:
+    """E epochs of SGD on the training part, then a look at the validation loss if patience asks for it."""
+    trained = yield from train(
+        {"own": state.model},
+        training.sgd(CrossEntropy(), when),
+        data.train,
+        training.local(when),
+        key.at("train"),
+        state.opt if momentum == "keep" else {},
+    )
+    after = replace(state, model=trained.models["own"], opt=trained.opt if momentum == "keep" else {})
+    if patience is None or not len(data.val):
+        return after, Report(trained.losses)
+    score = yield from evaluate(after.model, data.val)
+    better = score.loss < state.best
+    after = replace(after, best=score.loss if better else state.best, waited=0 if better else state.waited + 1)
+    return after, Report(trained.losses, {"own": score})

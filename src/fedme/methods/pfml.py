@@ -1,0 +1,110 @@
+"""PFML: a local model near the global one and an auxiliary model near its past learn from each other.
+
+"Personalized Federated Learning by Mutual Learning" (PFML), Algorithm 1, Eq. 4 to 11. Only the local model travels; the
+personal model is theta, the last inner copy of the auxiliary model, which may have an architecture of its own.
+
+Deviations: the sign of Eq. 8 is printed wrong: the gradient of lam/2 |m_prev - m|^2 is lam (m - m_prev). The auxiliary model
+persists between rounds (Eq. 6) where Algorithm 1 resets it: ``aux = "reset"`` is Algorithm 1 as printed, "anchored" starts
+from the global model but is pulled to the last auxiliary model. All clients train, the cohort's models are averaged
+(`train_all`), as in the code base the paper builds on. The inner rate is `train.lr` unless `inner_lr` is given. Momentum,
+weight decay and clipping of [train] are not used.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fedme.core import tree
+from fedme.core.client import Models, Steps, at_once, train
+from fedme.core.data import ClientData, ClientId
+from fedme.core.key import Key
+from fedme.core.method import Plan, Report, Round, Task, TaskError
+from fedme.core.model import Model, average
+from fedme.learn.rules import MutualMoreau
+from fedme.learn.training import Training, require
+from fedme.methods.fedavg import Shared
+
+
+@dataclass(frozen=True)
+class State:
+    """What never leaves a client: the auxiliary model (None: not yet started) and the personal model theta."""
+
+    aux: Model | None
+    theta: Model | None
+
+
+@dataclass(frozen=True)
+class PFML:
+    """Regularised mutual learning of a shared local model and a private auxiliary one."""
+
+    train: Training = field(default_factory=Training)
+    lam: float = 15.0  # lambda: the pull of both regularisers
+    inner_steps: int = 3  # K
+    inner_lr: float | None = None  # train.lr by default
+    beta: float = 1.0  # the server's step towards the mean
+    l2: float = 0.0  # the l2 regularisation of the paper's logistic regression
+    aux: Literal["persistent", "anchored", "reset"] = "persistent"
+    train_all: bool = True  # clients outside the cohort train too, for their own sake
+
+    phases = ("round",)
+    pooled = False
+
+    def __post_init__(self) -> None:
+        require(self.lam >= 0, "lam", f"must not be negative, not {self.lam}")
+        require(self.inner_steps >= 1, "inner_steps", f"must be at least 1, not {self.inner_steps}")
+        require(self.inner_lr is None or self.inner_lr > 0, "inner_lr", f"must be positive, not {self.inner_lr}")
+        require(self.beta > 0, "beta", f"must be positive, not {self.beta}")
+
+    def init_server(self, task: Task, key: Key) -> Shared:
+        task.require_common_classes("pfml")
+        odd = sorted(m.id for m in task.members.values() if m.arch != task.shared)
+        if odd and self.aux != "persistent":
+            raise TaskError(
+                f"method 'pfml' with aux = '{self.aux}' starts the auxiliary model from the global one ({task.shared.name}), "
+                f"but these clients have another architecture: {', '.join(odd)}. Use aux = 'persistent'."
+            )
+        return Shared(Model.init(task.shared, key.at("shared"), task.dtype))
+
+    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[State]:
+        arch = task.members[me].arch
+        own = Model.init(arch, key.at("client", me), task.dtype) if arch != task.shared else None
+        return at_once(State(own, own))
+
+    def plan(self, server: Shared, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
+        cohort = self.train.draw(present, key)
+        return Plan(tuple(present) if self.train_all else cohort, frozenset(cohort))
+
+    def dispatch(
+        self, task: Task, server: Shared, cohort: Sequence[ClientId], when: Round, key: Key
+    ) -> Steps[dict[ClientId, Shared]]:
+        return at_once(dict.fromkeys(cohort, server))
+
+    def client_round(
+        self, state: State, down: Shared, data: ClientData, when: Round, key: Key
+    ) -> Steps[tuple[State, Shared, Report]]:
+        known = state.aux or down.model  # at the first participation the auxiliary model is the global one
+        previous = down.model if self.aux == "reset" else known
+        start = known if self.aux == "persistent" else down.model
+        lr = self.train.lr_at(when)
+        trained = yield from train(
+            {"aux": start, "local": down.model, "theta": start},
+            MutualMoreau(lr, self.inner_lr or lr, self.lam, self.inner_steps, self.l2),
+            data.train,
+            self.train.local(when),
+            key.at("train"),
+            frozen={"aux": previous, "local": down.model},
+        )
+        after = State(trained.models["aux"], trained.models["theta"])
+        return after, Shared(trained.models["local"]), Report(trained.losses)
+
+    def aggregate(self, server: Shared, replies: Mapping[ClientId, Shared], when: Round, key: Key) -> Shared:
+        if not replies:
+            return server
+        mean = average([up.model for up in replies.values()])
+        return Shared(mean.with_params(tree.mix(mean.params, server.model.params, self.beta)))
+
+    def deliver(self, server: Shared, client: ClientId) -> Shared:
+        return server
+
+    def models(self, state: State, delivery: Shared, data: ClientData, when: Round, key: Key) -> Steps[Models]:
+        return at_once({"personal": state.theta or delivery.model, "global": delivery.model})
