@@ -48,12 +48,17 @@ ERRORS = (ConfigError, RunError, TaskError, DataError, PartitionError, TypedErro
 
 def main() -> None:
     """Entry point: errors that a user can mend are one line, not a traceback."""
+    # Networks, methods and functions of one's own are found where the command is given, as with `python -m`.
+    sys.path.insert(0, str(Path.cwd()))
     try:
         app()
     except ERRORS as error:
         err.print(f"[bold red]error:[/] {_literal(error)}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except run.Interrupted:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        err.print("stopped at once; the last checkpoint is whole")
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output has seen enough
         sys.stderr.close()

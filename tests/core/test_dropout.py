@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from fedme.core.dropout import KeyedDropout, at_draw, mixed, uniform
 from fedme.core.key import Key
+from fedme.core.model import Arch, Model
 
 
 def layer(p: float) -> KeyedDropout:
@@ -13,7 +14,8 @@ def layer(p: float) -> KeyedDropout:
 
 
 def dropped(p: float, seed: Tensor, x: Tensor) -> Tensor:
-    return torch.func.functional_call(layer(p), {"seed": seed}, (x,))
+    result: Tensor = torch.func.functional_call(layer(p), {"seed": seed}, (x,))
+    return result
 
 
 def seeds(count: int) -> Tensor:
@@ -86,11 +88,27 @@ def test_nothing_and_everything_dropped() -> None:
 def test_gradients_are_those_of_the_mask() -> None:
     x = torch.ones(50, dtype=torch.float64, requires_grad=True)
     y = dropped(0.5, torch.tensor(4), x)
-    y.sum().backward()
+    (gradient,) = torch.autograd.grad(y.sum(), x)
     assert y.dtype == torch.float64
-    assert x.grad is not None
-    assert torch.equal(x.grad, y.detach())
+    assert torch.equal(gradient, y.detach())
 
 
 def test_the_seed_is_not_part_of_the_saved_weights() -> None:
     assert nn.Sequential(KeyedDropout(0.5)).state_dict() == {}
+
+
+def test_a_layer_used_twice_in_one_forward_draws_two_masks_and_the_same_ones_again():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([self.drop(x), self.drop(x)]) * self.scale
+
+    model = Model.init(Arch.named("twice", Twice), Key(0))
+    masks = {"drop": torch.tensor(7)}
+    first = model(torch.ones(200), training=True, masks=masks)
+    assert not torch.equal(first[0], first[1])
+    assert torch.equal(first, model(torch.ones(200), training=True, masks=masks))

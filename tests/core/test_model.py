@@ -124,7 +124,7 @@ def test_a_module_is_a_copy() -> None:
     module = dense()
     taken = Model.of(Arch(dense), module)
     with torch.no_grad():
-        module[0].weight.zero_()
+        next(module.parameters()).zero_()
     assert taken.params["0.weight"].any()
 
 
@@ -159,9 +159,7 @@ def test_statistics_are_averaged_and_counters_kept() -> None:
 
     mean = average([first, moved], [1, 3])
     assert torch.allclose(mean.buffers["norm.running_mean"], 0.75 * moved.buffers["norm.running_mean"])
-    assert torch.allclose(
-        mean.params["head.weight"], (first.params["head.weight"] + 3 * moved.params["head.weight"]) / 4
-    )
+    assert torch.allclose(mean.params["head.weight"], (first.params["head.weight"] + 3 * moved.params["head.weight"]) / 4)
     assert int(mean.buffers["norm.num_batches_tracked"]) == 0
     assert has_batchnorm(Arch(Normed))
     assert not has_batchnorm(Arch(dense))
@@ -174,14 +172,11 @@ def test_evaluation_changes_no_buffer() -> None:
     assert all(torch.equal(model.buffers[n], b) for n, b in before.items())
 
 
-@pytest.mark.xfail(reason="to be mended in core", strict=True)
 def test_average_of_models_with_integer_buffers_only() -> None:
     models = [Model.init(Arch(Custom), Key(i)) for i in (1, 2)]
     mean = average(models)
     assert mean.buffers["positions"].tolist() == [0, 1, 2]
-    assert torch.allclose(
-        mean.params["out.weight"], (models[0].params["out.weight"] + models[1].params["out.weight"]) / 2
-    )
+    assert torch.allclose(mean.params["out.weight"], (models[0].params["out.weight"] + models[1].params["out.weight"]) / 2)
 
 
 def test_average_of_equal_models_and_of_one() -> None:
@@ -210,7 +205,6 @@ def test_inputs_may_be_a_dictionary() -> None:
     assert torch.allclose(model.with_params({**model.params, "temperature": torch.tensor(2.0)})(left), model(left) / 2)
 
 
-@pytest.mark.xfail(reason="to be mended in core", strict=True)
 def test_equal_recipes_are_equal() -> None:
     assert Arch(dense, hidden=6, classes=2) == Arch(dense, classes=2, hidden=6)
     assert hash(Arch(dense, hidden=6, classes=2)) == hash(Arch(dense, classes=2, hidden=6))
@@ -247,7 +241,6 @@ def test_a_stack_of_models_sees_the_masks_each_sees_alone() -> None:
     assert torch.allclose(run(stack, seeds, x), torch.stack(alone), rtol=1e-12)
 
 
-@pytest.mark.xfail(reason="to be mended in core", strict=True)
 def test_a_dropout_layer_under_two_names_is_keyed_under_both() -> None:
     recipe = Arch(SharedDropout)
     assert not any(type(m) is nn.Dropout for m in template(recipe, True).modules())
@@ -269,5 +262,5 @@ def test_running_a_model_does_not_touch_the_template() -> None:
 def test_gradients_reach_the_weights() -> None:
     model = Model.init(Arch(dense), Key(5))
     params = {n: p.requires_grad_() for n, p in model.params.items()}
-    model.with_params(params)(torch.rand(3, 4)).logsumexp(1).sum().backward()
-    assert all(p.grad is not None for p in params.values())
+    loss = model.with_params(params)(torch.rand(3, 4)).square().sum()
+    assert all(bool(g.any()) for g in torch.autograd.grad(loss, list(params.values())))

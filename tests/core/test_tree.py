@@ -48,7 +48,6 @@ def test_norm_counts_every_client_by_itself() -> None:
     assert torch.allclose(tree.norm(stack, lead=1), alone)
 
 
-@pytest.mark.xfail(reason="to be mended in core", strict=True)
 def test_norm_of_a_single_number_per_client() -> None:
     assert tree.norm({"temperature": torch.tensor([3.0, -4.0])}, lead=1).tolist() == [3.0, 4.0]
     assert tree.clip({"temperature": torch.tensor([3.0, -0.5])}, 1.0, lead=1)["temperature"].tolist() == pytest.approx(
@@ -93,7 +92,6 @@ def test_average_is_weighted_and_keeps_integer_tensors() -> None:
     assert trees[0]["w"].tolist() == [0.0, 4.0]
 
 
-@pytest.mark.xfail(reason="to be mended in core", strict=True)
 def test_average_of_integers_only_is_the_first() -> None:
     assert int(tree.average([{"n": torch.tensor(3)}, {"n": torch.tensor(5)}], [0.5, 0.5])["n"]) == 3
 
@@ -103,7 +101,6 @@ def test_average_needs_a_share_for_everyone() -> None:
         tree.average([some(1), some(2), some(3)], [0.5, 0.5])
 
 
-@pytest.mark.xfail(reason="to be mended in core", strict=True)
 def test_no_tensors_at_all_are_fine() -> None:
     assert tree.zeros({}) == tree.scale({}, 2.0) == tree.add({}, {}) == tree.clip({}, 1.0) == {}
     assert float(tree.norm({})) == 0.0
@@ -130,7 +127,6 @@ def test_nbytes_counts_what_travels() -> None:
     assert tree.nbytes(frozenset({"ab", "c"})) == 3
 
 
-@pytest.mark.xfail(reason="to be mended in core", strict=True)
 def test_a_byte_is_a_byte() -> None:
     assert tree.nbytes(b"abcde") == 5
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedme.core.key import Key
-from fedme.datasets import DATASETS, DataError, DataOptions, federate
+from fedme.datasets import DATASETS, DataError, DataOptions, PartitionError, federate
 from fedme.datasets.digits import Digits
 from fedme.datasets.partition import Dirichlet, Iid, Natural, Pathological
 
@@ -25,7 +25,7 @@ def sizes(client) -> tuple[int, int, int]:
     return len(client.train), len(client.val), len(client.test)
 
 
-@settings(deadline=None, max_examples=1500)
+@settings(deadline=None, max_examples=80)
 @given(
     unlabeled=st.integers(0, 60),
     public=st.integers(0, 60),
@@ -149,6 +149,11 @@ def test_limit_counts_training_samples_and_shrinks_the_test_part(labelled):
     dataset = labelled([0, 1] * 100, [0, 1] * 20)
     federation = federate(dataset, Iid(2), DataOptions(limit=50, val=0), KEY)
     assert [sizes(client) for client in federation.clients.values()] == [(25, 0, 5)] * 2
+
+
+def test_a_limit_never_leaves_clients_without_a_test_part(labelled):
+    with pytest.raises(PartitionError, match="2 clients share 1 test samples"):
+        federate(labelled([0, 1] * 100, [0, 1]), Iid(2), DataOptions(limit=20), KEY)
 
 
 def test_limit_of_a_natural_partition_is_for_every_client(labelled):

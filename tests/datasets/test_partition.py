@@ -58,7 +58,7 @@ partitioners = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=2500)
+@settings(deadline=None, max_examples=200)
 @given(
     partitioner=partitioners,
     labels=st.lists(st.integers(0, 6), min_size=1, max_size=30),

@@ -55,9 +55,7 @@ def test_the_name_is_the_spec_and_what_is_not_default(spec: str | Mapping[str, A
 
 
 @pytest.mark.parametrize("classes", [10, 2])
-@pytest.mark.parametrize(
-    "spec", ["mlr", "dnn-16", "cnn-1(width=0.1)", {"name": f"{NETS}:Gated", "width": 3}, f"{NETS}:Fixed"]
-)
+@pytest.mark.parametrize("spec", ["mlr", "dnn-16", "cnn-1(width=0.1)", {"name": f"{NETS}:Gated", "width": 3}, f"{NETS}:Fixed"])
 def test_a_name_reads_back_as_the_same_architecture(spec: str | Mapping[str, Any], classes: int) -> None:
     first = arch(spec, IMAGES, classes)
     again = arch(first.name, IMAGES, classes)
@@ -94,9 +92,7 @@ arch("vgg19", Schema((3, 32, 32), ("a", "b")))
 arch("lstm-4", Schema((80,), ("a", "b"), {}, 90))
 assert "torch._dynamo" not in sys.modules, "torch's compiler takes a second to load"
 """
-    subprocess.run(
-        [sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    )
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
 
 
 def test_a_users_network_is_given_what_its_signature_asks_for() -> None:

@@ -74,8 +74,9 @@ class Arrays:
         if isinstance(self.x, Mapping):
             return {name: value[rows] for name, value in self.x.items()}
         x = self.x[rows]
-        x = self.scaling(x) if self.scaling else x
-        return self.augmentation(x, augment) if self.augmentation and augment else x
+        # Before scaling: what is padded is black, not the mean colour.
+        x = self.augmentation(x, augment) if self.augmentation and augment else x
+        return self.scaling(x) if self.scaling else x
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,13 @@ class KeyedDropout(nn.Module):
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
+        self.calls = 0  # a layer used twice in one forward draws two masks
         self.register_buffer("seed", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0.0:
             return x
-        keep = uniform(self.seed, x.numel()).reshape(x.shape) >= self.p
+        seed = at_draw(self.seed, -self.calls) if self.calls else self.seed
+        self.calls += 1
+        keep = uniform(seed, x.numel()).reshape(x.shape) >= self.p
         return x * keep / (1.0 - self.p) if self.p < 1.0 else torch.zeros_like(x)

@@ -44,10 +44,10 @@ def measure(logits: Tensor, labels: Tensor) -> Metrics:
     samples, classes = logits.shape
     if samples == 0:
         return Metrics(samples=0, correct=0, classes_present=0)
-    log_probabilities = logits.double().log_softmax(1)
+    log_probabilities = _log_softmax(logits.double())
     loss = -log_probabilities.gather(1, labels[:, None]).mean()
-    top, predictions = log_probabilities.max(1)
-    predictions = torch.where(top.isnan(), classes, predictions)  # the maximum of a row is nan when anything in it is
+    top = log_probabilities.amax(1)  # nan when anything in the row is
+    predictions = torch.where(top.isnan(), classes, logits.argmax(1))
     hits = predictions == labels
 
     support = torch.bincount(labels, minlength=classes)
@@ -71,6 +71,12 @@ def measure(logits: Tensor, labels: Tensor) -> Metrics:
         auroc=_auroc(log_probabilities, labels, support) if numbers else None,
         ece=_calibration_error(top.exp(), hits) if numbers else None,
     )
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    """In parts, because torch's own (like its `max` over rows) wakes all threads however few samples there are."""
+    shifted = logits - logits.amax(1, keepdim=True)
+    return shifted - shifted.exp().sum(1, keepdim=True).log()
 
 
 def _auroc(scores: Tensor, labels: Tensor, support: Tensor) -> float | None:

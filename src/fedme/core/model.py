@@ -29,7 +29,9 @@ class Arch:
     options: tuple[tuple[str, Option], ...]
 
     def __init__(self, factory: Callable[..., nn.Module], /, **options: Option) -> None:
-        shown = ", ".join(f"{key}={value}" for key, value in options.items())
+        if not hasattr(factory, "__qualname__"):
+            raise TypeError(f"{factory!r} has no name of its own; use Arch.named(name, factory, ...)")
+        shown = ", ".join(f"{key}={value}" for key, value in sorted(options.items()))
         label = f"{factory.__module__}:{factory.__qualname__}"
         self._fill(f"{label}({shown})" if shown else label, factory, options)
 
@@ -51,7 +53,7 @@ class Arch:
     def build(self, key: Key) -> nn.Module:
         """A fresh network with weights drawn from `key`, in evaluation mode. The global generator is left as it was."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key.integer())
+            torch.default_generator.manual_seed(key.integer())
             return self.factory(**dict(self.options)).eval()
 
     @property
@@ -64,7 +66,7 @@ class Arch:
 def template(arch: Arch, training: bool) -> nn.Module:
     """A network whose own weights do not matter: models are run through it by handing it theirs."""
     module = arch.build(Key(0)).train(training)
-    for name, child in list(module.named_modules()):
+    for name, child in list(module.named_modules(remove_duplicate=False)):
         if type(child) is nn.Dropout and name:
             parent, _, last = name.rpartition(".")
             setattr(module.get_submodule(parent), last, KeyedDropout(child.p).train(training))
@@ -115,6 +117,8 @@ class Model:
         In training mode buffers such as running statistics are updated in place: pass a copy. `masks` seeds each dropout layer.
         """
         module = template(self.arch, training)
+        for layer in masks or {}:
+            module.get_submodule(layer).calls = 0  # type: ignore[assignment]
         seeds = {f"{layer}.seed": seed for layer, seed in (masks or {}).items()}
         weights = {**self.params, **self.buffers, **seeds}
         if isinstance(x, Mapping):

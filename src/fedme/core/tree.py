@@ -20,29 +20,31 @@ def zeros(a: Params) -> dict[str, Tensor]:
 
 
 def scale(a: Params, factor: float) -> dict[str, Tensor]:
-    """Factor * a."""
-    return dict(zip(a, torch._foreach_mul(list(a.values()), factor), strict=True))
+    """`a` times `factor`."""
+    return dict(zip(a, torch._foreach_mul(list(a.values()), factor), strict=True)) if a else {}
 
 
 def add(a: Params, b: Params, factor: float = 1.0) -> dict[str, Tensor]:
-    """A + factor * b, for the names of `a`."""
+    """`a` plus `factor` times `b`, for the names of `a`."""
+    if not a:
+        return {}
     return dict(zip(a, torch._foreach_add(list(a.values()), [b[name] for name in a], alpha=factor), strict=True))
 
 
 def sub(a: Params, b: Params) -> dict[str, Tensor]:
-    """A - b."""
+    """`a` minus `b`."""
     return add(a, b, -1.0)
 
 
 def mix(a: Params, b: Params, share: float) -> dict[str, Tensor]:
-    """Share * a + (1 - share) * b."""
+    """`share` of `a` and the rest of `b`."""
     return add(scale(a, share), b, 1.0 - share)
 
 
 def norm(a: Params, lead: int = 0) -> Tensor:
     """The L2 norm of all of `a` together: one number, or one a client when a leading axis counts clients."""
-    squares = [value.square().flatten(lead).sum(-1) for value in a.values()]
-    return torch.stack(squares).sum(0).sqrt()
+    squares = [value.square().reshape(*value.shape[:lead], -1).sum(-1) for value in a.values()]
+    return torch.stack(squares).sum(0).sqrt() if squares else torch.zeros(())
 
 
 def clip(a: Params, limit: float, lead: int = 0) -> dict[str, Tensor]:
@@ -66,6 +68,8 @@ def nbytes(value: Any) -> int:
         return value.numel() * value.element_size()
     if isinstance(value, str):
         return len(value.encode())
+    if isinstance(value, bytes):
+        return len(value)
     if value is None or isinstance(value, bool):
         return 1
     if isinstance(value, int | float):

@@ -44,6 +44,8 @@ def build(kind: Any, value: Any, at: str = "", leaf: Leaf | None = None) -> Any:
             raise TypedError(at, f"'{value}' is not one of {', '.join(map(str, args))}" + _close(value, args))
         return value
     if origin in (Union, types.UnionType):
+        if value == "none" and types.NoneType in args and str not in args:  # TOML has no word for nothing
+            return None
         return _one_of(args, value, at, leaf)
     if origin is tuple:
         return _tuple(args, value, at, leaf)

@@ -130,7 +130,7 @@ def _draw(name: str, rows: Tensor, count: int, key: Key) -> tuple[Tensor, Tensor
 def _limited(pool: Pool, limit: int | None, key: Key) -> Pool:
     if limit is None or limit >= len(pool.train):
         return pool
-    tested = round(len(pool.test) * limit / len(pool.train))
+    tested = max(1, round(len(pool.test) * limit / len(pool.train))) if len(pool.test) else 0
     train, _ = _draw("limit", pool.train, limit, key.at("train"))
     test, _ = _draw("limit", pool.test, tested, key.at("test"))
     return Pool(pool.labels, train, test)

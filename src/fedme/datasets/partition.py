@@ -94,6 +94,8 @@ class Dirichlet:
     Every class is divided in proportions drawn from Dir(alpha_label); a client that has reached its share of the samples,
     drawn from Dir(alpha_size), gets nothing of the classes that follow. Test rows use the same proportions and shares. The
     draw is repeated until every client has `min_samples` training rows and a test row. alpha_size = None: no such shares.
+
+    Deviations: FedMe's notebooks ask for training rows only; a client without a test row could not be scored.
     """
 
     clients: int

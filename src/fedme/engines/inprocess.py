@@ -2,25 +2,16 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fedme.core.client import Op, Steps
 from fedme.core.data import ClientData, ClientId, join
 from fedme.core.key import Key
-from fedme.core.method import POOL, Report, Round, Task
+from fedme.core.method import POOL, Round, Task
 from fedme.engines import alone
 from fedme.engines.client import AnyMethod, Assessment, Finetune, assess, take_part
 from fedme.engines.drive import Done, Execute, T, drive
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A client's reply, what it tells the records, and its seconds."""
-
-    up: Any
-    report: Report
-    seconds: float
+from fedme.engines.round import Answer
 
 
 def one_by_one(tick: Callable[[], None] = lambda: None) -> Execute:

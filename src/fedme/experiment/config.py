@@ -160,6 +160,11 @@ def _pick(
     table: str, known: Mapping[str, type[Any]], given: Mapping[str, Any], default: str
 ) -> tuple[str, type[Any], dict[str, Any]]:
     name = given.get("name", default)
+    if table == "method" and isinstance(name, str) and ":" in name:  # a method of one's own, in this local file
+        found = imported(name, "method.name")
+        if not dataclasses.is_dataclass(found) or not hasattr(found, "client_round"):
+            raise TypedError("method.name", f"'{name}' is not a method: a frozen dataclass as in fedme.methods")
+        known = {**known, name: found}  # type: ignore[dict-item]
     if name not in known:
         raise TypedError(f"{table}.name", f"unknown {table} '{name}'{nearest(str(name), known)}")
     return name, known[name], {key: value for key, value in given.items() if key != "name"}
@@ -199,12 +204,15 @@ def imported(path: str, at: str) -> Callable[..., Any]:
 def _plain(value: Any) -> Any:
     """Dataclasses as tables, functions as import paths, without what is not set."""
     if dataclasses.is_dataclass(value):
-        pairs = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return {name: _plain(item) for name, item in pairs.items() if item is not None}
+        pairs = {f.name: (getattr(value, f.name), f.default) for f in dataclasses.fields(value)}
+        # What is not set is left out, unless its default is something else.
+        return {name: _plain(item) for name, (item, default) in pairs.items() if item is not None or default is not None}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if value is None:
+        return "none"
     if callable(value):
         return f"{value.__module__}:{value.__qualname__}"
     return value
@@ -268,9 +276,9 @@ def override(raw: dict[str, Any], overrides: Sequence[str]) -> list[str]:
 def _change_name(raw: dict[str, Any], table: str, name: Any) -> list[str]:
     known: Mapping[str, type[Any]] = {"method": METHODS, "data": DATASETS, "partition": PARTITIONS}[table]
     old = raw.get(table, {})
-    if not isinstance(old, dict) or old.get("name") == name or name not in known:
+    if not isinstance(old, dict) or old.get("name") == name or (name not in known and table != "method"):
         return []
-    fields = {f.name for f in dataclasses.fields(known[name])}
+    fields = {f.name for f in dataclasses.fields(known[name])} if name in known else set()
     fields |= {f.name for f in dataclasses.fields(DataOptions)} if table == "data" else set()
     # Methods use the same letters for different things, so nothing of another method is kept.
     keep = {key: old[key] for key in old if table != "method" and key in fields}

@@ -15,38 +15,17 @@ repeated in every row of a client and round. null means: not defined, or not fin
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fedme.core.data import ClientId
-from fedme.core.method import Report
 from fedme.core.metrics import Metrics
 from fedme.engines.client import Scored
+from fedme.engines.round import Traffic
 from fedme.experiment.files import RunError, finite
 
 NAME = "metrics.jsonl"
-
-
-@dataclass
-class Traffic:
-    """What a client sent, received, and computed in a round."""
-
-    bytes_up: int = 0
-    bytes_down: int = 0
-    seconds: float = 0.0
-    report: Report = field(default_factory=lambda: Report({}))
-
-    def add(self, up: int, down: int, seconds: float, report: Report) -> None:
-        """Count one exchange of the round."""
-        self.bytes_up += up
-        self.bytes_down += down
-        self.seconds += seconds
-        self.report = Report(
-            {**self.report.losses, **report.losses},
-            {**self.report.scores, **report.scores},
-            {**self.report.notes, **report.notes},
-        )
 
 
 class Records:

@@ -5,6 +5,7 @@ States are values, so a run can stop anywhere: what is saved is always a whole n
 
 import os
 import platform
+import shutil
 import signal
 import sys
 import time
@@ -19,11 +20,11 @@ import torch
 import fedme
 from fedme.core.data import ClientId
 from fedme.core.key import Key
-from fedme.core.method import POOL, Round
-from fedme.core.tree import nbytes
+from fedme.core.method import Round
 from fedme.engines.client import AnyMethod, Assessment, Finetune
 from fedme.engines.drive import Done
 from fedme.engines.inprocess import InProcess, one_by_one
+from fedme.engines.round import play
 from fedme.experiment import assemble, checkpoint, records, saved, summary
 from fedme.experiment.config import Experiment, load, to_toml
 from fedme.experiment.files import RunError, locked, write_json, write_text
@@ -46,7 +47,12 @@ def start(experiment: Experiment, display: Display) -> Path:
         config["engine"]["threads"] = torch_threads
         config["output"] = str(folder)
         write_text(folder / CONFIG, to_toml(config))
-        _run(folder, display)
+        try:
+            _run(folder, display)
+        except ValueError:  # the experiment cannot be done; once it is mended, the same command must work
+            if not (folder / checkpoint.NAME).exists():
+                shutil.rmtree(folder)
+            raise
     return folder
 
 
@@ -113,6 +119,7 @@ def _run(folder: Path, display: Display) -> None:
         federation = assemble.gather(experiment)
         for note in federation.notes:
             display.note(f"note: {note}")
+        federation.partition.save(folder / "partition.safetensors")
         found = checkpoint.load_header(folder, config)
         header = found[0] if found else None
         prepared = assemble.prepare(
@@ -131,6 +138,7 @@ def _run(folder: Path, display: Display) -> None:
         else:
             head = checkpoint.Header(0, 0, assigned)
             at = checkpoint.Checkpoint(head, method.init_server(prepared.task, root.at("init")), {})
+            checkpoint.save(folder, at, config)
         engine = InProcess(method, prepared.task, federation.clients, root, execute)
         Loop(folder, experiment, prepared, engine, display).run(at, config)
     summary.write(folder, config)
@@ -166,7 +174,7 @@ class Loop:
                     saved_round = t + 1
                 self.display.advance(self.shown)
         except Interrupted:
-            if saved_round != at.header.round or not at.header.round:
+            if saved_round != at.header.round:
                 checkpoint.save(self.folder, at, config)
             raise
         finally:
@@ -174,36 +182,20 @@ class Loop:
 
     def _round(self, server: Any, t: int, book: records.Records) -> Any:
         settings = self.experiment.settings
-        traffic: dict[ClientId, records.Traffic] = {}
-        server_seconds = 0.0
-        key = self.root.at("round", t, "server")
-        for phase in self.method.phases:
-            when = Round(t, settings.rounds, phase)
-            began = time.perf_counter()
-            plan = self.method.plan(server, self.members, when, key)
-            dispatched = self.engine.serve(self.method.dispatch(self.prepared.task, server, plan.train, when, key))
-            server_seconds += time.perf_counter() - began
-            answers = self.engine.exchange(dispatched.value, when)
-            for client, answer in answers.items():
-                mine = traffic.setdefault(client, records.Traffic())
-                mine.add(nbytes(answer.up), nbytes(dispatched.value[client]), answer.seconds, answer.report)
-            began = time.perf_counter()
-            counted = {c: answers[c].up for c in [POOL, *self.members] if c in answers and c in plan.count}
-            server = self.method.aggregate(server, counted, when, key)
-            server_seconds += time.perf_counter() - began
+        played = play(self.method, self.prepared.task, self.engine, server, t, settings.rounds, self.root)
         last = t + 1 == settings.rounds
         scored: dict[ClientId, Done[Assessment]] = {}
         if last or (t + 1) % settings.evaluate_every == 0:
             tune = settings.finetune.epochs and (last or settings.finetune.when == "always")
             finetune = Finetune(settings.train, settings.finetune.epochs) if tune else None
-            deliveries = {client: self.method.deliver(server, client) for client in self.members}
+            deliveries = {client: self.method.deliver(played.server, client) for client in self.members}
             scored = self.engine.assess(deliveries, Round(t, settings.rounds), finetune)
             self.shown = _headline(scored)
         scores = {client: done.value.scores for client, done in scored.items()}
-        book.write(records.rows(t, traffic, scores, self.samples, server_seconds))
+        book.write(records.rows(t, played.traffic, scores, self.samples, played.server_seconds))
         if last:
             self._save_models({client: done.value for client, done in scored.items()})
-        return server
+        return played.server
 
     def _save_models(self, assessed: Mapping[ClientId, Assessment]) -> None:
         schema, rounds = self.prepared.task.schema, self.experiment.settings.rounds

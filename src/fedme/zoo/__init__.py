@@ -28,10 +28,7 @@ ARCHS: dict[str, Entry] = {
     FAMILY: Entry(dnn, "dense, hidden layers of these sizes: dnn-16, dnn-64-32", "pFedMe, PFML", {"hidden": ()}),
     "mlp": Entry(dnn, "dense, two hidden layers of 200", "FML, after McMahan et al. 2017", {"hidden": (200, 200)}),
     "cnn-small": Entry(cnn_small, "one padded convolution, one dense layer; for 8 x 8 digits", "this library"),
-    **{
-        f"cnn-{k}": Entry(cnn, f"3x3 convolutions: {k}; one dense layer of 128", _FEDOPT, {"layers": k})
-        for k in (1, 2, 3, 4)
-    },
+    **{f"cnn-{k}": Entry(cnn, f"3x3 convolutions: {k}; one dense layer of 128", _FEDOPT, {"layers": k}) for k in (1, 2, 3, 4)},
     **{
         f"cnn-{k}-linear": Entry(
             cnn, f"cnn-{k} without ReLU between convolutions", "FedMe's own code", {"layers": k, "conv_relu": False}

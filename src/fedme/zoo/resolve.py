@@ -258,7 +258,7 @@ def _build_without_weights(name: str, entry: Entry, arguments: Mapping[str, Any]
 
 
 class _Undrawn(TorchFunctionMode):
-    """No normal numbers for weights that do not exist: to draw them, torch would spend a second loading its compiler."""
+    """No normal numbers for weights that do not exist: to draw them, torch would load its compiler, for a second."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         return kwargs["tensor"] if func is nn.init.normal_ else func(*args, **(kwargs or {}))

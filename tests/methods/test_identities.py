@@ -1,0 +1,236 @@
+"""What must hold between methods, exactly, whatever the data."""
+
+import pytest
+import torch
+from support import CLASSES, DENSE, LINEAR, NORMALISED, WIDE, clients, federate, personal, same, split, task
+
+from fedme.core.key import Key
+from fedme.core.method import Round
+from fedme.learn.training import Training
+from fedme.methods import METHODS
+from fedme.methods.centralized import Centralized
+from fedme.methods.fedavg import FedAvg
+from fedme.methods.fedme import FedMe
+from fedme.methods.fedprox import FedProx
+from fedme.methods.fml import FML
+from fedme.methods.hypcluster import HypCluster
+from fedme.methods.local import Local
+from fedme.methods.mapper import Mapper
+from fedme.methods.pfedme import PFedMe
+from fedme.methods.pfml import PFML
+
+TRAIN = Training(epochs=2, batch=3, lr=0.1, momentum=0.9, weight_decay=1e-3)
+
+
+def test_fedprox_without_pull_is_fedavg():
+    data = clients()
+    a, _ = federate(FedAvg(TRAIN), task(), data)
+    b, _ = federate(FedProx(TRAIN, mu=0.0), task(), data)
+    c, _ = federate(FedProx(TRAIN, mu=0.5), task(), data)
+    assert same(a.model, b.model)
+    assert not same(a.model, c.model, 1e-6)
+
+
+def test_fedprox_pulls_towards_the_received_model():
+    data = clients((9,))
+    start = FedAvg(TRAIN).init_server(task((LINEAR,)), Key(0).at("init")).model
+    distance = []
+    for mu in (0.0, 1.0, 5.0):
+        server, _ = federate(FedProx(TRAIN, mu=mu), task((LINEAR,)), data, rounds=1)
+        distance.append(sum((server.model.params[n] - start.params[n]).square().sum().item() for n in start.params))
+    assert distance[0] > distance[1] > distance[2]
+
+
+def test_hypcluster_with_one_cluster_is_fedavg():
+    data = clients()
+    a, _ = federate(FedAvg(TRAIN), task(), data)
+    b, _ = federate(HypCluster(TRAIN, clusters=1), task(), data)
+    assert same(a.model, b.models[0])
+
+
+def test_fml_beta_one_is_fedavg_with_uniform_weights_on_the_server():
+    data = clients()
+    a, _ = federate(FedAvg(TRAIN, weighting="uniform"), task(), data)
+    b, _ = federate(FML(TRAIN, alpha=0.3, beta=1.0), task((DENSE, WIDE, LINEAR)), data)
+    assert all(torch.equal(a.model.params[name], value) for name, value in b.params.items())
+
+
+def test_fml_alpha_one_is_local_at_the_client_with_momentum_kept():
+    data = clients()
+    archs = (DENSE, WIDE, LINEAR)
+    local, fml = Local(TRAIN, momentum="keep"), FML(TRAIN, alpha=1.0, beta=0.3)
+    a = personal(local, *federate(local, task(archs), data))
+    b = personal(fml, *federate(fml, task(archs), data))
+    assert all(same(a[client], b[client]) for client in data)
+    forgetful = FML(TRAIN, alpha=1.0, beta=0.3, momentum="reset")
+    c = personal(forgetful, *federate(forgetful, task(archs), data))
+    assert not any(same(a[client], c[client], 1e-9) for client in data)
+
+
+def test_fedme_with_one_client_is_local_with_momentum_reset():
+    data = clients((11,))
+    local, fedme = Local(TRAIN, momentum="reset"), FedMe(TRAIN)
+    a = personal(local, *federate(local, task((DENSE,)), data))
+    b = personal(fedme, *federate(fedme, task((DENSE,)), data))
+    assert same(a["0"], b["0"])
+
+
+def test_fedme_without_mutual_learning_trains_its_own_model_as_local_does():
+    data = clients()
+    archs = (DENSE, WIDE, LINEAR)
+    method = FedMe(TRAIN, mutual=False)
+    local = Local(TRAIN, momentum="reset")
+    alone = personal(local, *federate(local, task(archs), data, rounds=1), rounds=1)
+    server, engine = federate(method, task(archs), data, rounds=0)
+    when = Round(0, 1)
+    downs = engine.serve(method.dispatch(task(archs), server, list(data), when, Key(0).at("round", 0, "server"))).value
+    answers = engine.exchange(downs, when)
+    assert all(down.guest is not None for down in downs.values())
+    assert all(same(answers[client].up.own, alone[client]) for client in data)
+
+
+@pytest.mark.parametrize("mutual", [True, False])
+def test_fedme_without_tuning_never_changes_an_architecture(mutual):
+    archs = (DENSE, WIDE, LINEAR)
+    method = FedMe(TRAIN, tuning=False, mutual=mutual)
+    models = personal(method, *federate(method, task(archs), clients(), rounds=4), rounds=4)
+    assert [models[str(i)].arch for i in range(3)] == list(archs)
+
+
+def test_fedme_tuning_changes_architectures_when_guests_are_better():
+    # Two clients without training data worth the name hold a model that cannot learn; the third one's is better for all.
+    archs = (DENSE, WIDE, LINEAR, LINEAR)
+    method = FedMe(Training(epochs=5, batch=4, lr=0.3))
+    server, _ = federate(method, task(archs), clients((40, 3, 3, 3)), rounds=8)
+    assert [m.arch for m in server.models.values()] != list(archs)
+
+
+def test_pfedme_without_inner_steps_leaves_the_global_model():
+    method = PFedMe(TRAIN, inner_steps=0)
+    server, _ = federate(method, task(), clients())
+    start = method.init_server(task(), Key(0).at("init"))
+    assert same(server.model, start.model)
+
+
+def test_pfedme_with_no_pull_of_the_server_keeps_moving_towards_theta():
+    method = PFedMe(Training(epochs=1, batch=20, lr=0.1), lam=1.0, inner_steps=3, inner_lr=0.1, l2=0.0)
+    server, engine = federate(method, task((LINEAR,)), clients((9,)), rounds=1)
+    start = method.init_server(task((LINEAR,)), Key(0).at("init")).model
+    theta = engine.states["0"].theta
+    for name in start.params:  # w1 = w0 - eta lam (w0 - theta)
+        assert torch.allclose(server.model.params[name], start.params[name] - 0.1 * (start.params[name] - theta.params[name]))
+
+
+def test_mapper_restricted_to_lambda_zero_leaves_the_local_model_untouched():
+    method = Mapper(TRAIN, lambdas=(0.0,))
+    server, engine = federate(method, task(), clients())
+    for client, state in engine.states.items():
+        fresh = engine.serve(method.init_client(task(), client, engine.clients[client], Key(0).at("init"))).value
+        assert same(state.local, fresh.local)
+    shared = method.init_server(task(), Key(0).at("init"))
+    assert not same(server.model, shared.model, 1e-6)  # the global model does learn, on the last third
+
+
+def test_mapper_restricted_to_lambda_one_is_a_local_model():
+    method = Mapper(TRAIN, lambdas=(1.0,))
+    _, engine = federate(method, task(), clients(), rounds=1)
+    for state in engine.states.values():
+        assert all(torch.isfinite(p).all() for p in state.local.params.values())
+
+
+def test_centralized_with_one_client_is_fedavg_with_one_client():
+    plain = Training(epochs=2, batch=50, lr=0.1)  # whole batches: the order of samples does not matter
+    data = clients((11,))
+    a, _ = federate(FedAvg(plain), task((LINEAR,)), data)
+    b, _ = federate(Centralized(plain), task((LINEAR,)), data)
+    assert same(a.model, b.model, 1e-12)
+
+
+def test_pfml_reset_starts_both_models_from_the_global_one():
+    method = PFML(Training(steps=1, batch=50, lr=0.05), lam=2.0, inner_steps=1, aux="reset")
+    server, engine = federate(method, task((LINEAR,)), clients((9,)), rounds=2)
+    # Two equal models have no divergence and equal anchors, so they stay equal.
+    assert same(engine.states["0"].aux, server.model, 1e-12)
+
+
+@pytest.mark.parametrize("aux", ["persistent", "anchored", "reset"])
+def test_pfml_readings_differ_from_the_second_round_on(aux):
+    data = clients()
+    train = Training(steps=3, batch=5, lr=0.1)
+    first = [federate(PFML(train, aux=a), task(), data, rounds=1)[0] for a in ("persistent", aux)]
+    assert same(first[0].model, first[1].model)
+    if aux != "persistent":
+        second = [federate(PFML(train, aux=a), task(), data, rounds=3)[1].states["0"].aux for a in ("persistent", aux)]
+        assert not same(second[0], second[1], 1e-9)
+
+
+def everything(train: Training) -> dict[str, object]:
+    return {name: kind(train=train) for name, kind in METHODS.items()}
+
+
+def setting(name: str):
+    archs = (DENSE, WIDE, NORMALISED, LINEAR) if name in ("local", "fedmd", "fml", "pfml", "fedme") else (LINEAR,) * 4
+    return task(archs, public=8, unlabeled=split(10, Key(9))), clients((7, 12, 1, 2), public=8)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_same_seed_same_bits_and_other_seed_other_bits(name):
+    method = everything(TRAIN)[name]
+    task_, data = setting(name)
+    runs = [personal(method, *federate(method, task_, data, rounds=2, seed=s), rounds=2) for s in (0, 0, 1)]
+    assert all(same(runs[0][c], runs[1][c]) for c in data)
+    assert not all(same(runs[0][c], runs[2][c], 1e-9) for c in data)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_global_generators_are_neither_used_nor_moved(name):
+    method = everything(TRAIN)[name]
+    task_, data = setting(name)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first = personal(method, *federate(method, task_, data, rounds=2), rounds=2)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(6)
+    second = personal(method, *federate(method, task_, data, rounds=2), rounds=2)
+    assert all(same(first[c], second[c]) for c in data)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_round_that_loses_clients_or_everybody_is_normal(name):
+    method = everything(TRAIN)[name]
+    task_, data = setting(name)
+
+    def lost(t, client):
+        return t == 1 or (t == 0 and client in ("0", "3")) or (t == 2 and client == "1")
+
+    server, engine = federate(method, task_, data, rounds=4, lost=lost)
+    models = personal(method, server, engine, rounds=4)
+    assert models.keys() == data.keys()
+    assert all(torch.isfinite(p).all() for m in models.values() for p in m.params.values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_cohorts_are_honoured(name):
+    train = Training(epochs=1, batch=3, lr=0.05, cohort=2)
+    method = everything(train)[name]
+    task_, data = setting(name)
+    seen = []
+    federate(method, task_, data, rounds=3, lost=lambda t, c: seen.append((t, c)) or False)
+    everybody = name in ("pfedme", "pfml")
+    phases = len(method.phases)
+    expected = 1 if name == "centralized" else (4 if everybody else 2)
+    assert all(len([c for t, c in seen if t == r]) == expected * phases for r in range(3))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_learns(name):
+    train = Training(epochs=3, batch=5, lr=0.1)
+    kind = METHODS[name]
+    method = kind(train=train, inner_lr=0.1, lam=1.0) if name in ("pfedme", "pfml") else kind(train=train)
+    archs = (DENSE, LINEAR, LINEAR, LINEAR) if name in ("local", "fedmd", "fml", "fedme") else (LINEAR,) * 4
+    task_, data = task(archs, public=40, unlabeled=split(10, Key(9))), clients((60, 60, 60, 60), public=40)
+    server, engine = federate(method, task_, data, rounds=8)
+    deliveries = {client: method.deliver(server, client) for client in data}
+    done = engine.assess(deliveries, Round(7, 8))
+    accuracy = [s.metrics.accuracy for d in done.values() for s in d.value.scores if (s.model, s.split) == ("personal", "val")]
+    assert sum(accuracy) / len(accuracy) > 2 / CLASSES
