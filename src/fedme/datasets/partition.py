@@ -72,7 +72,7 @@ class Partitioner(Protocol):
 class Iid:
     """Equal random parts: every client has the same amount of data with the same distribution."""
 
-    clients: int
+    clients: int = 10
     min_samples: int = 2
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class Dirichlet:
     Deviations: FedMe's notebooks ask for training rows only; a client without a test row could not be scored.
     """
 
-    clients: int
+    clients: int = 10
     alpha_label: float = 0.5
     alpha_size: float | None = 10.0
     min_samples: int = 10
@@ -158,7 +158,7 @@ class Shards:
     into an equal number of pieces (classes with more samples into one more, if the number of pieces asks for it).
     """
 
-    clients: int
+    clients: int = 10
     shards_per_client: int = 2
     min_samples: int = 2
 
@@ -199,7 +199,7 @@ class Pathological:
     Deviations: pFedMe adds 300 to 600 samples, which is 5 to 10 % of a class of CIFAR-10; as fractions they suit any amount.
     """
 
-    clients: int
+    clients: int = 10
     classes_per_client: int = 2
     layout: Layout = "disjoint"
     min_samples: int = 2

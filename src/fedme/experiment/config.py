@@ -164,7 +164,7 @@ def _pick(
         found = imported(name, "method.name")
         if not dataclasses.is_dataclass(found) or not hasattr(found, "client_round"):
             raise TypedError("method.name", f"'{name}' is not a method: a frozen dataclass as in fedme.methods")
-        known = {**known, name: found}  # type: ignore[dict-item]
+        known = {**known, name: found}
     if name not in known:
         raise TypedError(f"{table}.name", f"unknown {table} '{name}'{nearest(str(name), known)}")
     return name, known[name], {key: value for key, value in given.items() if key != "name"}
