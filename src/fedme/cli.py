@@ -16,6 +16,7 @@ from fedme.core.method import TaskError
 from fedme.core.typed import TypedError
 from fedme.datasets import DATASETS
 from fedme.datasets.errors import DataError, PartitionError
+from fedme.datasets.federation import Federation
 from fedme.datasets.partition import PARTITIONS
 from fedme.experiment import assemble, run, summary
 from fedme.experiment.config import ConfigError, load, presets
@@ -121,6 +122,8 @@ def _hints(experiment: Any) -> list[str]:
     shares = experiment.method_name not in ("local", "fedme", "fedmd")
     if shares and settings.models.shared is None and len(settings.models.pool) > 1:
         hints.append(f"the shared model is {settings.models.pool[0]}, the first of the pool; models.shared chooses another")
+    if not experiment.method.own_architectures and settings.models.assign != "round-robin":
+        hints.append(f"all clients of {experiment.method_name} have the shared model: models.assign is not used")
     return hints
 
 
@@ -196,16 +199,34 @@ def compare(
         (
             line.name,
             line.method,
-            line.model if line.stage == "round" else f"{line.model}, fine-tuned",
+            label,
             summary.spread(line.client_mean),
             summary.spread(line.pooled),
             str(len(line.seeds)),
             f"{line.megabytes:.1f}",
         )
-        for line in lines
+        for line, label in _labelled(lines)
     ]
     title = f"{split} accuracy of the {selection}: mean over clients, and pooled over samples; ± is over seeds"
     render(title, header, rows, style, out)
+
+
+def _labelled(lines: list[summary.Line]) -> list[tuple[summary.Line, str]]:
+    """What each line is about; a global model that is everybody's personal model is said once."""
+    rounds = {(line.name, line.model): line for line in lines if line.stage == "round"}
+
+    def twin(line: summary.Line, model: str) -> bool:
+        other = rounds.get((line.name, model))
+        same = other is not None and (other.client_mean, other.pooled) == (line.client_mean, line.pooled)
+        return line.stage == "round" and same
+
+    found = []
+    for line in lines:
+        if line.model == "global" and twin(line, "personal"):
+            continue
+        label = "personal = global" if line.model == "personal" and twin(line, "global") else line.model
+        found.append((line, label if line.stage == "round" else f"{label}, fine-tuned"))
+    return found
 
 
 @app.command()
@@ -266,16 +287,31 @@ def data_show(
     file: FileArgument = None,
     overrides: Overrides = None,
     first: Annotated[int | None, typer.Option(help="Only so many clients.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Show how an experiment's data is divided: samples of every label at every client."""
     experiment, notes = load(*_source(file, overrides))
     for note in notes:
         err.print(f"note: {_literal(note)}")
     federation = assemble.gather(experiment)
+    if as_json:
+        print(json.dumps(_division(federation)))
+        return
     out.print(federation.table(first))
     for note in federation.notes:
         out.print(f"note: {_literal(note)}")
     out.print(f"partition {experiment.partition_name}, seed {experiment.settings.seed}, digest {federation.partition.digest()}")
+
+
+def _division(federation: Federation) -> dict[str, Any]:
+    """Who has how many samples of what, as plain data."""
+    labels, classes = federation.dataset.source.labels, federation.dataset.schema.classes
+    counts = federation.partition.counts(labels, len(classes)).tolist()
+    clients = {}
+    for (client, data), row in zip(federation.clients.items(), counts, strict=True):
+        sizes = {part: len(getattr(data, part)) for part in ("train", "val", "test")}
+        clients[client] = sizes | {"labels": dict(zip(classes, row, strict=True))}
+    return {"digest": federation.partition.digest(), "clients": clients, "notes": list(federation.notes)}
 
 
 @app.command()

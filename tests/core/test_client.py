@@ -134,7 +134,11 @@ def test_together_within_together():
     assert results[1] == ("b", ["B0"])
     for name, result in (("a", results[0]), ("c", results[2])):
         upper = name.upper()
-        assert result == [(name + "x", [upper + "X0"]), (name + "y", [upper + "Y0", upper + "Y1"]), (name + "z", [upper + "Z0"])]
+        assert result == [
+            (name + "x", [upper + "X0"]),
+            (name + "y", [upper + "Y0", upper + "Y1"]),
+            (name + "z", [upper + "Z0"]),
+        ]
 
 
 def test_several_operations_at_once_come_back_to_who_asked():

@@ -197,7 +197,7 @@ JUNK = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_siz
 NESTED = JUNK | st.lists(JUNK, max_size=3) | st.dictionaries(st.text(max_size=3), JUNK, max_size=3)
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=300)
 @given(st.data())
 def test_damaged_skeletons_give_a_typed_error_or_a_value_of_the_type(data):
     kind, what, value = data.draw(st.sampled_from([entry for name in METHODS for entry in played(name)[-6:]]))

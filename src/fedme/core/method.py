@@ -119,6 +119,11 @@ class Method(Protocol[S, C, D, U]):
         """Whether all data is brought to one place."""
         ...
 
+    @property
+    def own_architectures(self) -> bool:
+        """Whether clients have models of their own architecture; otherwise `task.shared` is everybody's."""
+        ...
+
     def init_server(self, task: Task, key: Key) -> S:
         """The server's state before the first round; refuses a task that the method cannot do."""
         ...

@@ -61,6 +61,8 @@ def prepare(
     selection: dict[ClientId, dict[str, float]] = {}
     if assigned is not None:
         chosen = {client: archs[name] for client, name in assigned.items()}
+    elif not experiment.method.own_architectures:
+        chosen = {client: fitted(shared.name, federation.classes[client]) for client in federation.clients}
     elif models.assign == "best-local":
         chosen, selection = _by_best_local(experiment, federation, pool, fitted, execute, choosing, dtype)
     else:

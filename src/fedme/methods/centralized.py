@@ -34,6 +34,7 @@ class Centralized:
 
     phases = ("round",)
     pooled = True
+    own_architectures = False
 
     def __post_init__(self) -> None:
         require(self.patience is None or self.patience >= 1, "patience", f"must be at least 1, not {self.patience}")

@@ -43,6 +43,7 @@ class FedAvg:
 
     phases = ("round",)
     pooled = False
+    own_architectures = False
 
     def init_server(self, task: Task, key: Key) -> Shared:
         task.require_common_classes(type(self).__name__.lower())

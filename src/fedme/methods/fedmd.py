@@ -67,6 +67,7 @@ class FedMD:
 
     phases = ("outputs", "digest")
     pooled = False
+    own_architectures = True
 
     def __post_init__(self) -> None:
         for name in ("public_samples", "public_epochs", "private_epochs", "digest_epochs", "digest_batch"):

@@ -70,6 +70,7 @@ class FedMe:
 
     phases = ("round",)
     pooled = False
+    own_architectures = True
 
     def __post_init__(self) -> None:
         table = self.clusters if isinstance(self.clusters, Mapping) else {0: self.clusters}

@@ -59,6 +59,7 @@ class FML:
 
     phases = ("round",)
     pooled = False
+    own_architectures = True
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):

@@ -43,6 +43,7 @@ class HypCluster:
 
     phases = ("round",)
     pooled = False
+    own_architectures = False
 
     def __post_init__(self) -> None:
         require(self.clusters >= 1, "clusters", f"must be at least 1, not {self.clusters}")

@@ -40,6 +40,7 @@ class Local:
 
     phases = ("round",)
     pooled = False
+    own_architectures = True
 
     def __post_init__(self) -> None:
         require(self.patience is None or self.patience >= 1, "patience", f"must be at least 1, not {self.patience}")

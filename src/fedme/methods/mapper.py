@@ -43,6 +43,7 @@ class Mapper:
 
     phases = ("round",)
     pooled = False
+    own_architectures = False
 
     def __post_init__(self) -> None:
         require(bool(self.lambdas) and all(0 <= each <= 1 for each in self.lambdas), "lambdas", "must lie in [0, 1]")

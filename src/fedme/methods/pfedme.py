@@ -43,6 +43,7 @@ class PFedMe:
 
     phases = ("round",)
     pooled = False
+    own_architectures = False
 
     def __post_init__(self) -> None:
         require(self.lam >= 0, "lam", f"must not be negative, not {self.lam}")

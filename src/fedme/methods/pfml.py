@@ -48,6 +48,7 @@ class PFML:
 
     phases = ("round",)
     pooled = False
+    own_architectures = True
 
     def __post_init__(self) -> None:
         require(self.lam >= 0, "lam", f"must not be negative, not {self.lam}")

@@ -1,0 +1,55 @@
+"""Every block of the documentation is executed as it stands: files are written, commands are run."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedme import cli
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "CONTRIBUTING.md"]
+BLOCK = re.compile(r"^```(\w*)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
+
+
+def blocks(page):
+    return [match.groups() for match in BLOCK.finditer(page.read_text())]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for kind, title, text in blocks(page):
+        if kind in ("python", "toml"):
+            assert title, f"{page.name}: a block of {kind} without a title"
+            (tmp_path / title).write_text(text)
+            if kind == "python":
+                sys.modules.pop(Path(title).stem, None)
+        elif kind == "sh":
+            for line in text.splitlines():
+                words = shlex.split(line, comments=True)
+                assert words[0] == "fedme", line
+                monkeypatch.setattr(sys, "argv", words)
+                with pytest.raises(SystemExit) as end:
+                    cli.main()
+                said = capsys.readouterr()
+                assert end.value.code in (0, None), f"{line}\n{said.out}{said.err}"
+        else:
+            assert kind == "", f"{page.name}: nobody runs a block of {kind}"
+    sys.modules.pop("fedhalf", None)
+    sys.modules.pop("mynets", None)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in LINK.findall(page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_some_commands_are_documented():
+    commands = [line for page in PAGES for kind, _, text in blocks(page) if kind == "sh" for line in text.splitlines()]
+    assert len(commands) > 10
