@@ -61,11 +61,11 @@ def task(
     public: int = 0,
     unlabeled: Split | None = None,
     room: Mapping[ClientId, int] | None = None,
-    classes: Mapping[ClientId, int] | None = None,
+    labels: Mapping[ClientId, str] | None = None,
     resolve: Callable[[str, int], Arch] = lambda name, classes: ARCHS[name],
 ) -> Task:
     members = {
-        str(i): Member(str(i), arch, (classes or {}).get(str(i), CLASSES), (room or {}).get(str(i)))
+        str(i): Member(str(i), arch, tuple((labels or {}).get(str(i), "abcd")), (room or {}).get(str(i)))
         for i, arch in enumerate(archs)
     }
     schema = Schema((FEATURES,), tuple("abcd"))

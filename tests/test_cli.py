@@ -109,7 +109,7 @@ def test_resume_of_a_finished_run_says_so(fedme, runs):
         (("run", "digits-fedavg", "train.lr=quick"), "train.lr: must be a number"),
         (("run", "digits-fedavg", "models.pool=['dnm-64']"), "Did you mean"),
         (("run", "digits-fedavg", "models.pool=['vgg11']"), "vgg11"),
-        (("run", "digits-fedavg", "models.assign={0='mlr'}"), "models.assign"),
+        (("run", "digits-local", "models.assign={0='mlr'}"), "models.assign"),
         (("run", "digits-fedavg", "partition.clients=5000"), "5000"),
         (("run", "digits-fedme", "data.val=0"), "data.val"),
         (("run", "digits-fedme", "data.unlabeled=0", "models.assign=mlr"), "needs unlabeled data"),

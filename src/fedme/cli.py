@@ -213,10 +213,10 @@ def compare(
 
 def _labelled(lines: list[summary.Line]) -> list[tuple[summary.Line, str]]:
     """What each line is about; a global model that is everybody's personal model is said once."""
-    rounds = {(line.name, line.model): line for line in lines if line.stage == "round"}
+    rounds = {(line.config, line.model): line for line in lines if line.stage == "round"}
 
     def twin(line: summary.Line, model: str) -> bool:
-        other = rounds.get((line.name, model))
+        other = rounds.get((line.config, model))
         same = other is not None and (other.client_mean, other.pooled) == (line.client_mean, line.pooled)
         return line.stage == "round" and same
 

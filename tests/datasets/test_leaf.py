@@ -233,7 +233,7 @@ def test_any_json_gives_a_data_error_or_a_data_set(tmp_path_factory, users, size
     try:
         dataset = kind().load(folder.parent)
     except DataError as error:
-        assert str(folder) in str(error)  # noqa: PT017
+        assert str(folder) in str(error)
     else:
         assert len(dataset.train) > 0
 

@@ -4,9 +4,13 @@ import warnings
 
 import pytest
 import torch
+from support import LINEAR, split
 
 from fedme.core.key import Key
-from fedme.learn.cluster import similar
+from fedme.core.model import Model
+from fedme.engines.drive import drive
+from fedme.engines.inprocess import one_by_one
+from fedme.learn.cluster import clustered, similar
 
 
 def outputs(*centres, samples=5, classes=3, spread=0.01, dtype=torch.float32):
@@ -68,8 +72,7 @@ def test_diverged_models_do_not_disturb_the_others(bad, seed):
         warnings.simplefilter("error")
         labels = similar([*outputs(9.0, -9.0, 9.0, -9.0), torch.full((5, 3), bad), torch.full((5, 3), bad)], 3, Key(seed))
         assert labels[4] == labels[5]
-        if len(set(labels)) == 3:
-            assert all(0 <= label < 3 for label in labels)
+        assert not {labels[0], labels[2]} & {labels[1], labels[3]}
         assert len(similar([torch.full((5, 3), bad)] * 3, 2, Key(seed))) == 3
     half = outputs(9.0)[0]
     half[0, 0] = bad
@@ -84,3 +87,46 @@ def test_any_precision(dtype):
 def test_enormous_outputs_are_still_told_apart():
     labels = similar(outputs(1e30, -1e30, 1e30, -1e30, spread=0.0), 2, Key(0))
     assert groups(labels) == {frozenset({0, 2}), frozenset({1, 3})}
+
+
+# Models, by what they answer
+
+
+def moved(seed, scale, shift=0.0):
+    m = Model.init(LINEAR, Key(seed), torch.float64)
+    return m.with_params({"0.weight": m.params["0.weight"] * scale, "0.bias": m.params["0.bias"] * scale + shift})
+
+
+def clusters_of(models, unlabeled, count, on="logits"):
+    asked = []
+
+    def execute(operations):
+        asked.extend(operations)
+        return one_by_one()(operations)
+
+    result = drive({"s": clustered(models, unlabeled, count, on, Key(0))}, execute)["s"].value
+    return result, asked
+
+
+def test_models_are_grouped_by_their_answers_to_the_unlabeled_data():
+    models = {"c": moved(1, 1.0), "a": moved(2, 1.0, 9.0), "b": moved(1, 1.01)}
+    unlabeled = split(6, Key(3))
+    found, asked = clusters_of(models, unlabeled, 2)
+    assert list(found) == ["c", "a", "b"]
+    assert found["c"] == found["b"] != found["a"]
+    assert [(op.model, op.data) for op in asked] == [(m, unlabeled) for m in models.values()]
+
+
+def test_probabilities_do_not_see_a_shift_of_all_logits():
+    models = {"a": moved(1, 1.0), "b": moved(1, 1.0, 900.0), "c": moved(2, 9.0), "d": moved(2, 9.0, 900.0)}
+    by_logits, _ = clusters_of(models, split(6, Key(3)), 2)
+    by_softmax, _ = clusters_of(models, split(6, Key(3)), 2, "softmax")
+    assert by_softmax["a"] == by_softmax["b"] != by_softmax["c"] == by_softmax["d"]
+    assert by_logits != by_softmax
+
+
+@pytest.mark.parametrize(("count", "unlabeled"), [(1, split(6, Key(3))), (3, None)])
+def test_without_a_choice_nothing_is_predicted(count, unlabeled):
+    found, asked = clusters_of({"a": moved(1, 1.0), "b": moved(2, 1.0)}, unlabeled, count)
+    assert found == {"a": 0, "b": 0}
+    assert asked == []

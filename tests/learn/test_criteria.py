@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fedme.core.client import Score
-from fedme.learn.criteria import CRITERIA, Candidate, prefers_guest, require_criteria
+from fedme.learn.criteria import CRITERIA, Candidate, needs_time, prefers_guest, require_criteria
 
 
 def candidate(loss=1.0, accuracy=0.5, seconds=1e-3, parameters=1_000_000):
@@ -52,7 +52,14 @@ def test_a_function_may_decide():
     assert not prefers_guest(lambda c: math.nan, candidate(), candidate(loss=0.1))
 
 
+def test_time_is_measured_only_for_those_who_look_at_it():
+    assert [name for name in CRITERIA if needs_time(name)] == ["time", "loss+time"]
+    assert needs_time(lambda c: c.score.loss)  # it might
+
+
 def test_unknown_names_are_refused_by_setting():
     require_criteria({"adopt": "loss", "adopt_by.3": lambda c: 0.0})
-    with pytest.raises(ValueError, match=r"^adopt_by\.3: 'speed' is none of loss, accuracy, size, time, loss\+size, loss\+time"):
+    with pytest.raises(
+        ValueError, match=r"^adopt_by\.3: 'speed' is none of loss, accuracy, size, time, loss\+size, loss\+time"
+    ):
         require_criteria({"adopt": "loss", "adopt_by.3": "speed"})

@@ -9,6 +9,7 @@ from fedme.core.key import Key
 from fedme.core.model import Model
 from fedme.learn.exchange import lenders, room_for
 
+
 @settings(deadline=None, derandomize=True)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.integers(0, 99))
 def test_never_oneself_and_within_the_cluster_unless_alone_in_it(labels, seed):

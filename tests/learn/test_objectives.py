@@ -48,7 +48,8 @@ def test_divergence_is_summed_over_classes_and_averaged_over_the_batch():
 def test_divergence_by_hand_for_ten_classes():
     """The peer gives class 0 half of its belief, 1/18 to each other; self gives everything 1/10.
 
-    KL = 0.5 ln(0.5 / 0.1) + 9 (1/18) ln((1/18) / 0.1) = 0.5 ln 5 + 0.5 ln(5/9) = 0.5109. Averaged over classes it would be a tenth.
+    KL = 0.5 ln(0.5 / 0.1) + 9 (1/18) ln((1/18) / 0.1) = 0.5 ln 5 + 0.5 ln(5/9) = 0.5108.
+    Averaged over classes it would be a tenth of that.
     """
     peer = torch.full((2, 10), 1 / 18, dtype=torch.float64)
     peer[:, 0] = 0.5

@@ -4,12 +4,12 @@ import re
 
 import pytest
 import torch
-from support import DENSE, LINEAR, NORMALISED
+from support import DENSE, LINEAR, NORMALISED, dense
 
 from fedme.core.key import Key
 from fedme.core.method import TaskError
-from fedme.core.model import Model
-from fedme.learn.part import Part, cut, fork, merge
+from fedme.core.model import Arch, Model
+from fedme.learn.part import Part, cut, fork, merge, require_same_part, rest
 
 
 def model(arch=NORMALISED, seed=0):
@@ -32,17 +32,37 @@ def test_an_unknown_prefix_is_refused_and_says_what_there_is():
         cut(model(), "features.")
 
 
-def test_fork_replaces_the_shared_weights_and_keeps_the_rest():
+def test_fork_puts_together_what_was_kept_and_what_was_received():
     mine, theirs = model(seed=1), model(seed=2)
     theirs = theirs.with_buffers({name: value + 1 for name, value in theirs.buffers.items()})
-    both = fork(mine, cut(theirs, "1."))
+    both = fork(mine.arch, rest(mine, "1."), cut(theirs, "1."))
     assert both.arch == mine.arch
+    assert both.params.keys() == mine.params.keys()
     for name in mine.params:
         assert both.params[name] is (theirs if name.startswith("1.") else mine).params[name]
     assert all(both.buffers[name] is theirs.buffers[name] for name in mine.buffers)
-    assert list(both.params) == list(mine.params)
-    again = fork(mine, cut(mine, "0."))
-    assert all(again.params[name] is mine.params[name] for name in mine.params)
+
+
+@pytest.mark.parametrize("prefix", ["", "0.", "1.", "3"])
+def test_the_shared_part_and_the_rest_are_the_whole(prefix):
+    mine = model()
+    shared, kept = cut(mine, prefix), rest(mine, prefix)
+    assert not shared.params.keys() & kept.params.keys()
+    assert not shared.buffers.keys() & kept.buffers.keys()
+    again = fork(mine.arch, kept, shared)
+    assert {n: id(v) for n, v in again.params.items()} == {n: id(v) for n, v in mine.params.items()}
+    assert {n: id(v) for n, v in again.buffers.items()} == {n: id(v) for n, v in mine.buffers.items()}
+
+
+def test_clients_must_agree_on_the_shape_of_what_they_share():
+    small = Arch.named("dense", dense, classes=2)
+    require_same_part({"a": DENSE, "b": small}, DENSE, "0.")  # the first layer does not see the classes
+    with pytest.raises(
+        TaskError, match=re.escape("client b cannot share '' of dense: 2.weight depends on its number of classes")
+    ):
+        require_same_part({"a": DENSE, "b": small}, DENSE, "")
+    with pytest.raises(TaskError, match="client b cannot share '2'"):
+        require_same_part({"a": DENSE, "b": small}, DENSE, "2")
 
 
 def test_merge_is_the_weighted_mean_and_keeps_counters():

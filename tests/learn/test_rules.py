@@ -222,11 +222,15 @@ class Stacked:
     """The gradients of a stack of clients, each with its own weights and its own batch."""
 
     objective: object
-    lead: int = 1
+
+    def clip(self, grads, limit):
+        return tree.clip(grads, limit, lead=1)
 
     def __call__(self, models, data, draw=0):
+        modules = {role: template(m.arch, True) for role, m in models.items()}
+
         def loss(params, x, y):
-            logits = {role: functional_call(template(models[role].arch, True), p, (x,)) for role, p in params.items()}
+            logits = {role: functional_call(modules[role], p, (x,)) for role, p in params.items()}
             return sum(each.mean() for each in self.objective(logits, y).values())
 
         params = {role: dict(m.params) for role, m in models.items()}

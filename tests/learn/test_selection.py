@@ -1,5 +1,7 @@
 """A client's first architecture is the one that does best on its validation part after local training."""
 
+import math
+
 import pytest
 import torch
 from support import DENSE, LINEAR, WIDE, clients
@@ -50,6 +52,13 @@ def test_the_most_accurate_is_chosen_and_a_tie_goes_to_the_smaller(accuracies, e
         choice, _, _ = choose(pool, accuracies, misleading)
         assert choice.arch == expected
         assert {name: score.accuracy for name, score in choice.scores.items()} == accuracies
+
+
+def test_a_model_that_diverged_is_not_chosen():
+    accuracies = {"linear": 0.9, "dense": 0.3, "wide": 0.2}
+    for bad in (math.nan, math.inf):
+        assert choose([LINEAR, DENSE, WIDE], accuracies, {"linear": bad})[0].arch == DENSE
+    assert choose([DENSE, LINEAR], accuracies, {"linear": math.nan, "dense": math.nan})[0].arch == LINEAR
 
 
 def test_equal_in_everything_the_first_is_kept():

@@ -68,6 +68,9 @@ def test_a_plan_trains_and_counts_the_cohort():
     plan = training.plan(PRESENT, Key(4))
     assert plan.train == training.draw(PRESENT, Key(4))
     assert plan.count == frozenset(plan.train)
+    everybody = training.plan(PRESENT, Key(4), train_all=True)
+    assert everybody.train == PRESENT
+    assert everybody.count == plan.count
 
 
 @pytest.mark.parametrize(

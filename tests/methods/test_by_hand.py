@@ -10,7 +10,7 @@ import torch
 from support import CLASSES, LINEAR, clients, federate, split, task
 
 from fedme.core.key import Key
-from fedme.core.method import Round
+from fedme.core.method import Plan, Round
 from fedme.core.model import Model
 from fedme.learn.training import Training
 from fedme.methods.centralized import Centralized
@@ -196,7 +196,7 @@ def test_fml_one_step_of_both_models():
     for c in data:
         x, y = inputs(data[c].train)
         local = start(c)
-        assert close(engine.states[c].local, local - 0.1 * mutual_gradient(local, meme, x, y, 0.7, 0.3))
+        assert close(engine.states[c].own, local - 0.1 * mutual_gradient(local, meme, x, y, 0.7, 0.3))
         memes.append(meme - 0.1 * mutual_gradient(meme, local, x, y, 0.2, 0.8))
     merged = np.mean(memes, axis=0)
     assert np.allclose(server.params["0.weight"].numpy(), merged[:, :-1], rtol=0, atol=1e-12)
@@ -211,7 +211,7 @@ def test_fml_as_fedme_runs_it_has_twice_the_gradient_and_weighs_by_samples():
     for c in data:
         x, y = inputs(data[c].train)
         local = start(c)
-        assert close(engine.states[c].local, local - 0.1 * mutual_gradient(local, meme, x, y))
+        assert close(engine.states[c].own, local - 0.1 * mutual_gradient(local, meme, x, y))
         memes.append(meme - 0.1 * mutual_gradient(meme, local, x, y))
     assert np.allclose(server.params["0.weight"].numpy(), ((7 * memes[0] + 12 * memes[1]) / 19)[:, :-1], rtol=0, atol=1e-12)
 
@@ -304,5 +304,5 @@ def test_fedme_clusters_models_by_their_logits_on_unlabeled_data():
     ]
     server = type(method.init_server(setting, INIT))({str(i): model for i, model in enumerate(moved)})
     for t in range(5):
-        downs = engine.serve(method.dispatch(setting, server, list("0123"), Round(t, 5), Key(t))).value
+        downs = engine.serve(method.dispatch(setting, server, Plan.all(list("0123")), Round(t, 5), Key(t))).value
         assert {c: d.lender for c, d in downs.items()} == {"0": "2", "2": "0", "1": "3", "3": "1"}

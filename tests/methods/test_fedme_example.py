@@ -11,9 +11,10 @@ from support import LINEAR, clients, task
 from fedme.core.client import Evaluate, Score, Train, Trained
 from fedme.core.data import ClientData
 from fedme.core.key import Key
-from fedme.core.method import Member, Round, Task
+from fedme.core.method import Member, Plan, Round, Task
 from fedme.core.model import Model
 from fedme.engines.drive import drive
+from fedme.learn import cluster
 from fedme.methods import fedme
 from fedme.methods.fedme import FedMe, Server
 
@@ -38,7 +39,7 @@ def model(value):
 def setting():
     data = {c: ClientData(c, d.train, d.val, d.test) for c, d in zip(CLIENTS, clients((3,) * 5).values(), strict=True)}
     plain = task()
-    members = {c: Member(c, LINEAR, 4) for c in CLIENTS}
+    members = {c: Member(c, LINEAR, tuple("abcd")) for c in CLIENTS}
     return data, Task(plain.schema, members, LINEAR, plain.resolve, data["1"].test)
 
 
@@ -47,7 +48,7 @@ def test_running_example(monkeypatch, setting):
     method = FedMe(clusters={0: 1, 1: 2})
     server = Server({c: model(int(c)) for c in CLIENTS})
     asked = []
-    monkeypatch.setattr(fedme, "similar", lambda outputs, count, key: [CLUSTERS[1][c] for c in CLIENTS])
+    monkeypatch.setattr(cluster, "similar", lambda outputs, count, key: [CLUSTERS[1][c] for c in CLIENTS])
 
     for t in range(2):
 
@@ -82,7 +83,7 @@ def test_running_example(monkeypatch, setting):
 
         monkeypatch.setattr(fedme, "lenders", lend)
         when, before = Round(t, 2), {c: number(m) for c, m in server.models.items()}
-        downs = drive({"s": method.dispatch(task_, server, CLIENTS, when, Key(0))}, execute)["s"].value
+        downs = drive({"s": method.dispatch(task_, server, Plan.all(CLIENTS), when, Key(0))}, execute)["s"].value
         assert {c: (number(d.own), number(d.guest)) for c, d in downs.items()} == {
             c: (before[c], before[EXCHANGE[t][c]]) for c in CLIENTS
         }

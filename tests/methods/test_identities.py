@@ -2,14 +2,33 @@
 
 import pytest
 import torch
-from support import CLASSES, DENSE, LINEAR, NORMALISED, WIDE, clients, federate, personal, same, split, task
+from support import (
+    ARCHS,
+    CLASSES,
+    DENSE,
+    DROPPING,
+    LINEAR,
+    NORMALISED,
+    WIDE,
+    Losing,
+    clients,
+    federate,
+    personal,
+    same,
+    split,
+    task,
+)
 
+from fedme.core.data import ClientData
 from fedme.core.key import Key
-from fedme.core.method import Round
+from fedme.core.method import Plan, Round, TaskError
+from fedme.core.model import Arch
+from fedme.engines.round import play
 from fedme.learn.training import Training
-from fedme.methods import METHODS
+from fedme.methods import METHODS, fedmd
 from fedme.methods.centralized import Centralized
 from fedme.methods.fedavg import FedAvg
+from fedme.methods.fedmd import FedMD
 from fedme.methods.fedme import FedMe
 from fedme.methods.fedprox import FedProx
 from fedme.methods.fml import FML
@@ -22,11 +41,15 @@ from fedme.methods.pfml import PFML
 TRAIN = Training(epochs=2, batch=3, lr=0.1, momentum=0.9, weight_decay=1e-3)
 
 
-def test_fedprox_without_pull_is_fedavg():
-    data = clients()
-    a, _ = federate(FedAvg(TRAIN), task(), data)
-    b, _ = federate(FedProx(TRAIN, mu=0.0), task(), data)
-    c, _ = federate(FedProx(TRAIN, mu=0.5), task(), data)
+KINDS = (LINEAR, DENSE, DROPPING, NORMALISED)
+
+
+@pytest.mark.parametrize("arch", KINDS, ids=lambda arch: arch.name)
+def test_fedprox_without_pull_is_fedavg(arch):
+    data = clients((7, 12, 1))
+    a, _ = federate(FedAvg(TRAIN), task(shared=arch), data)
+    b, _ = federate(FedProx(TRAIN, mu=0.0), task(shared=arch), data)
+    c, _ = federate(FedProx(TRAIN, mu=0.5), task(shared=arch), data)
     assert same(a.model, b.model)
     assert not same(a.model, c.model, 1e-6)
 
@@ -41,23 +64,27 @@ def test_fedprox_pulls_towards_the_received_model():
     assert distance[0] > distance[1] > distance[2]
 
 
-def test_hypcluster_with_one_cluster_is_fedavg():
-    data = clients()
-    a, _ = federate(FedAvg(TRAIN), task(), data)
-    b, _ = federate(HypCluster(TRAIN, clusters=1), task(), data)
+@pytest.mark.parametrize("arch", KINDS, ids=lambda arch: arch.name)
+def test_hypcluster_with_one_cluster_is_fedavg(arch):
+    data = clients((7, 12, 1))
+    a, _ = federate(FedAvg(TRAIN), task(shared=arch), data)
+    b, _ = federate(HypCluster(TRAIN, clusters=1), task(shared=arch), data)
     assert same(a.model, b.models[0])
 
 
-def test_fml_beta_one_is_fedavg_with_uniform_weights_on_the_server():
-    data = clients()
-    a, _ = federate(FedAvg(TRAIN, weighting="uniform"), task(), data)
-    b, _ = federate(FML(TRAIN, alpha=0.3, beta=1.0), task((DENSE, WIDE, LINEAR)), data)
+@pytest.mark.parametrize("arch", KINDS, ids=lambda arch: arch.name)
+def test_fml_beta_one_is_fedavg_with_uniform_weights_on_the_server(arch):
+    data = clients((7, 12, 1))
+    a, _ = federate(FedAvg(TRAIN, weighting="uniform"), task(shared=arch), data)
+    b, _ = federate(FML(TRAIN, alpha=0.3, beta=1.0), task((DENSE, WIDE, LINEAR), shared=arch), data)
+    assert b.params.keys() == a.model.params.keys()
     assert all(torch.equal(a.model.params[name], value) for name, value in b.params.items())
+    assert all(torch.equal(a.model.buffers[name], value) for name, value in b.buffers.items())
 
 
 def test_fml_alpha_one_is_local_at_the_client_with_momentum_kept():
     data = clients()
-    archs = (DENSE, WIDE, LINEAR)
+    archs = (DROPPING, NORMALISED, LINEAR)
     local, fml = Local(TRAIN, momentum="keep"), FML(TRAIN, alpha=1.0, beta=0.3)
     a = personal(local, *federate(local, task(archs), data))
     b = personal(fml, *federate(fml, task(archs), data))
@@ -67,11 +94,12 @@ def test_fml_alpha_one_is_local_at_the_client_with_momentum_kept():
     assert not any(same(a[client], c[client], 1e-9) for client in data)
 
 
-def test_fedme_with_one_client_is_local_with_momentum_reset():
+@pytest.mark.parametrize("arch", KINDS, ids=lambda arch: arch.name)
+def test_fedme_with_one_client_is_local_with_momentum_reset(arch):
     data = clients((11,))
     local, fedme = Local(TRAIN, momentum="reset"), FedMe(TRAIN)
-    a = personal(local, *federate(local, task((DENSE,)), data))
-    b = personal(fedme, *federate(fedme, task((DENSE,)), data))
+    a = personal(local, *federate(local, task((arch,)), data))
+    b = personal(fedme, *federate(fedme, task((arch,)), data))
     assert same(a["0"], b["0"])
 
 
@@ -83,7 +111,9 @@ def test_fedme_without_mutual_learning_trains_its_own_model_as_local_does():
     alone = personal(local, *federate(local, task(archs), data, rounds=1), rounds=1)
     server, engine = federate(method, task(archs), data, rounds=0)
     when = Round(0, 1)
-    downs = engine.serve(method.dispatch(task(archs), server, list(data), when, Key(0).at("round", 0, "server"))).value
+    downs = engine.serve(
+        method.dispatch(task(archs), server, Plan.all(list(data)), when, Key(0).at("round", 0, "server"))
+    ).value
     answers = engine.exchange(downs, when)
     assert all(down.guest is not None for down in downs.values())
     assert all(same(answers[client].up.own, alone[client]) for client in data)
@@ -234,3 +264,127 @@ def test_every_method_learns(name):
     done = engine.assess(deliveries, Round(7, 8))
     accuracy = [s.metrics.accuracy for d in done.values() for s in d.value.scores if (s.model, s.split) == ("personal", "val")]
     assert sum(accuracy) / len(accuracy) > 2 / CLASSES
+
+
+def test_fedme_a_client_that_diverges_does_not_spoil_the_others():
+    method = FedMe(Training(epochs=1, batch=5, lr=0.1))
+    task_ = task((DENSE, LINEAR, WIDE, LINEAR))
+    data = clients((9, 9, 9, 9))
+    server, engine = federate(method, task_, data, rounds=1)
+    broken = server.models["1"].with_params({name: value * float("nan") for name, value in server.models["1"].params.items()})
+    server = type(server)({**server.models, "1": broken})
+    for t in range(4):  # with mutual learning, a guest beside a broken model breaks too
+        server = play(method, task_, engine, server, t, 4, Key(1)).server
+        healthy = [client for client, model in server.models.items() if model.finite]
+        assert {"0", "2", "3"} <= set(healthy)
+    assert server.models["1"].finite  # it has adopted somebody else's
+
+
+def test_fedmd_logits_of_a_model_that_diverged_do_not_count():
+    method = FedMD(TRAIN, public_epochs=1, digest_loss="mse")
+    good, bad = torch.ones(3, CLASSES), torch.full((3, CLASSES), float("nan"))
+    up = fedmd.Up
+    after = method.aggregate(fedmd.Server(), {"0": up(good), "1": up(bad), "2": up(3 * good)}, Round(0, 1, "outputs"), Key(0))
+    assert torch.equal(after.logits, 2 * good)
+    assert method.aggregate(fedmd.Server(), {"1": up(bad)}, Round(0, 1, "outputs"), Key(0)).logits is None
+
+
+def resolve(name, classes):
+    return Arch.named(f"{name}[{classes}]", ARCHS[name].factory, classes=classes, **dict(ARCHS[name].options))
+
+
+def test_fml_clients_with_other_classes_share_a_part_and_keep_an_adaptor():
+    method = FML(TRAIN, shared="0.")
+    setting = task((LINEAR, resolve("dense", 2)), shared=DENSE, labels={"1": "xy"}, resolve=resolve)
+    data = clients((8, 8))
+    two = data["1"]
+    data["1"] = ClientData("1", *(part.labelled(part.y % 2) for part in (two.train, two.val, two.test)))
+    server, engine = federate(method, setting, data, rounds=3)
+    assert set(server.params) == {"0.weight", "0.bias"}
+    models = [
+        engine.serve(method.models(engine.states[c], method.deliver(server, c), data[c], Round(2, 3), Key(0))).value
+        for c in data
+    ]
+    assert [m["global"].params["2.bias"].shape[0] for m in models] == [CLASSES, 2]
+    assert torch.equal(models[0]["global"].params["0.weight"], models[1]["global"].params["0.weight"])
+    again, _ = federate(method, setting, data, rounds=3)
+    assert all(torch.equal(again.params[name], server.params[name]) for name in server.params)
+
+
+def test_fml_refuses_to_share_what_depends_on_the_classes():
+    setting = task((LINEAR, LINEAR), shared=DENSE, labels={"1": "xy"}, resolve=resolve)
+    with pytest.raises(TaskError, match="client 1 cannot share '2.' of dense: 2.weight depends on its number of classes"):
+        FML(TRAIN, shared="2.").init_server(setting, Key(0))
+    with pytest.raises(TaskError, match="no weight of dense has a name starting with 'conv'; it has 0., 2."):
+        FML(TRAIN, shared="conv").init_server(task(shared=DENSE), Key(0))
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "local"])
+def test_another_label_space_of_the_same_size_is_refused_by_name(name):
+    setting = task(labels={"1": "abdc"}, public=8, unlabeled=split(10, Key(9)))
+    with pytest.raises(TaskError, match=r"these differ: 1 \(4\)"):
+        METHODS[name](train=TRAIN).init_server(setting, Key(0))
+
+
+def test_adopt_by_names_must_be_clients():
+    with pytest.raises(TaskError, match="adopt_by names nobody"):
+        FedMe(TRAIN, adopt_by={"nobody": "size"}).init_server(task(), Key(0))
+
+
+def test_a_client_may_have_a_criterion_of_its_own():
+    archs = (WIDE, LINEAR, DENSE)
+    smallest = FedMe(TRAIN, adopt_by={"0": "size"}, tuning=True, adopt=lambda candidate: 0.0)  # the others never change
+    server, _ = federate(smallest, task(archs), clients(), rounds=4)
+    assert server.models["0"].arch != WIDE
+    assert [server.models[c].arch for c in "12"] == [LINEAR, DENSE]
+
+
+def test_a_guest_that_does_not_fit_is_never_sent():
+    archs = (WIDE, LINEAR, DENSE, LINEAR)
+    setting = task(archs, room={"1": LINEAR.parameters, "2": 1})
+    method = FedMe(TRAIN)
+    server, engine = federate(method, setting, clients((5, 5, 5, 5)), rounds=0)
+    for t in range(6):
+        plan = Plan.all(list("0123"))
+        downs = engine.serve(method.dispatch(setting, server, plan, Round(t, 6), Key(t))).value
+        assert downs["1"].lender == "3"
+        assert downs["2"].guest is None
+        assert downs["0"].guest is not None
+
+
+@pytest.mark.parametrize("method", [Local(TRAIN, patience=1), Centralized(TRAIN, patience=1), FedMe(TRAIN)])
+def test_a_missing_validation_part_is_said(method):
+    data = {c: ClientData(c, d.train, d.val.take(torch.arange(0)), d.test) for c, d in clients().items()}
+    with pytest.raises(TaskError, match="no validation data"):
+        federate(method, task(), data, rounds=1)
+
+
+def test_only_the_cohort_uploads_where_everybody_trains():
+    train = Training(steps=1, batch=5, lr=0.05, cohort=1)
+    for method in (PFedMe(train), PFML(train)):
+        root = Key(0)
+        engine = Losing(method, task(), clients(), root)
+        played = play(method, task(), engine, method.init_server(task(), root.at("init")), 0, 1, root)
+        assert sorted(t.bytes_up > 0 for t in played.traffic.values()) == [False, False, True]
+        assert len(engine.states) == 3
+
+
+def test_a_client_that_does_not_answer_is_charged_for_what_it_was_sent():
+    method = FedAvg(TRAIN)
+    root = Key(0)
+    engine = Losing(method, task(), clients(), root)
+    engine.lost = lambda t, client: client == "1"
+    played = play(method, task(), engine, method.init_server(task(), root.at("init")), 0, 1, root)
+    assert {c: t.answered for c, t in played.traffic.items()} == {"0": True, "1": False, "2": True}
+    assert played.traffic["1"].bytes_down == played.traffic["0"].bytes_down > 0
+    assert played.traffic["1"].bytes_up == 0
+
+
+def test_time_is_measured_only_when_a_criterion_asks_for_it():
+    for adopt, measured in (("loss", False), ("time", True), ("loss+time", True), (lambda c: c.score.seconds, True)):
+        method = FedMe(TRAIN, adopt=adopt)
+        root = Key(0)
+        engine = Losing(method, task(), clients(), root)
+        played = play(method, task(), engine, method.init_server(task(), root.at("init")), 0, 1, root)
+        seconds = [score.seconds for t in played.traffic.values() for score in t.report.scores.values()]
+        assert all((s > 0) is measured for s in seconds)

@@ -41,6 +41,7 @@ class Local:
     steps: int | None = None  # when given, stop after so many batches, however many epochs they are
     shuffle: bool = True  # False: the order of the data, wrapping around
     offset: int = 0  # in that order, the batch to begin with
+    augment: bool = True  # let the source change inputs at random, if it does
 
     def batches(self, samples: int, key: Key) -> list[Tensor]:
         """The positions of every batch, in order. The last batch of an epoch may be small; nothing is dropped."""
@@ -70,9 +71,11 @@ class Objective(Protocol):
 class Gradient(Protocol):
     """The mean loss of the current batch, differentiated by the engine."""
 
-    @property
-    def lead(self) -> int:
-        """How many leading axes of every weight count clients: 0 alone, 1 in a stack."""
+    def clip(self, grads: Params, limit: float) -> Params:
+        """`grads` of one role, shrunk client by client so that their norm is at most `limit`.
+
+        Rules are elementwise but for this: only the engine knows which weights belong to one client.
+        """
         ...
 
     def __call__(self, models: Models, batch: Batch, draw: int = 0) -> tuple[Mapping[Role, Params], Mapping[Role, Params]]:
@@ -104,7 +107,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Score:
-    """How a model does on a split. `seconds` is measured time for one sample: the only number here that is not repeatable."""
+    """How a model does on a split. `seconds` is the measured time for one sample, if asked for: it is not repeatable."""
 
     samples: int
     loss: float
@@ -136,10 +139,11 @@ class Train:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Mean cross-entropy and accuracy of a model on a split, in evaluation mode."""
+    """Mean cross-entropy and accuracy of a model on a split, in evaluation mode; `timed` asks for its speed too."""
 
     model: Model
     data: Split
+    timed: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,9 +172,9 @@ def train(
     return result[0]
 
 
-def evaluate(model: Model, data: Split) -> Steps[Score]:
+def evaluate(model: Model, data: Split, timed: bool = False) -> Steps[Score]:
     """Loss and accuracy of `model` on `data`."""
-    result: Sequence[Score] = yield (Evaluate(model, data),)
+    result: Sequence[Score] = yield (Evaluate(model, data, timed),)
     return result[0]
 
 

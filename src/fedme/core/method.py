@@ -3,7 +3,7 @@
 One round of any method, as every engine runs it::
 
     plan      = method.plan(server, present, when, key)
-    downs     = method.dispatch(task, server, plan.train, when, key)    # a message for every client that trains
+    downs     = method.dispatch(task, server, plan, when, key)          # a message for every client that trains
     state, up, report = method.client_round(state, down, data, when, key)   # at the client, next to its data
     server    = method.aggregate(server, ups of plan.count, when, key)  # any client may be missing
 
@@ -70,7 +70,7 @@ class Member:
 
     id: ClientId
     arch: Arch  # the architecture of its own model
-    classes: int
+    labels: tuple[str, ...]  # its label space
     max_parameters: int | None = None  # larger guests are never sent to it
 
 
@@ -88,11 +88,11 @@ class Task:
 
     def require_common_classes(self, method: str) -> None:
         """Refuse clients whose label spaces differ, by name."""
-        expected = len(self.schema.classes)
-        odd = [f"{m.id} ({m.classes})" for m in self.members.values() if m.classes != expected]
+        classes = self.schema.classes
+        odd = [f"{m.id} ({len(m.labels)})" for m in self.members.values() if m.labels != classes]
         if odd:
             raise TaskError(
-                f"method '{method}' needs one label space of {expected} classes for all clients, but these differ: "
+                f"method '{method}' needs one label space of {len(classes)} classes for all clients, but these differ: "
                 f"{', '.join(odd)}. Use method 'fml' with `shared` set to the part of the network they can share."
             )
 
@@ -136,12 +136,12 @@ class Method(Protocol[S, C, D, U]):
         """Who trains and whose reply counts."""
         ...
 
-    def dispatch(self, task: Task, server: S, cohort: Sequence[ClientId], when: Round, key: Key) -> Steps[dict[ClientId, D]]:
-        """A message for every client of the cohort."""
+    def dispatch(self, task: Task, server: S, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, D]]:
+        """A message for every client that trains."""
         ...
 
-    def client_round(self, state: C, down: D, data: ClientData, when: Round, key: Key) -> Steps[tuple[C, U, Report]]:
-        """The client's work: its new state, its reply, and what it tells the records."""
+    def client_round(self, state: C, down: D, data: ClientData, when: Round, key: Key) -> Steps[tuple[C, U | None, Report]]:
+        """The client's work: its new state, its reply (None if it does not count), and what it tells the records."""
         ...
 
     def aggregate(self, server: S, replies: Mapping[ClientId, U], when: Round, key: Key) -> S:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedme.core import tree
 from fedme.core.dropout import KeyedDropout
@@ -63,13 +64,18 @@ class Arch:
 
 
 @functools.lru_cache(maxsize=256)
-def template(arch: Arch, training: bool) -> nn.Module:
-    """A network whose own weights do not matter: models are run through it by handing it theirs."""
+def template(arch: Arch, training: bool, statistics: bool = True) -> nn.Module:
+    """A network whose own weights do not matter: models are run through it by handing it theirs.
+
+    Without `statistics`, batch normalisation uses what it has gathered even while the rest is training.
+    """
     module = arch.build(Key(0)).train(training)
     for name, child in list(module.named_modules(remove_duplicate=False)):
         if type(child) is nn.Dropout and name:
             parent, _, last = name.rpartition(".")
             setattr(module.get_submodule(parent), last, KeyedDropout(child.p).train(training))
+        if isinstance(child, _BatchNorm) and not statistics:
+            child.eval()
     return module
 
 
@@ -82,7 +88,7 @@ def dropout_layers(arch: Arch) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=256)
 def has_batchnorm(arch: Arch) -> bool:
     """Whether a batch of one has no statistics in this network."""
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in template(arch, True).modules())
+    return any(isinstance(m, _BatchNorm) for m in template(arch, True).modules())
 
 
 @dataclass(frozen=True)
@@ -114,9 +120,10 @@ class Model:
     def __call__(self, x: Any, *, training: bool = False, masks: Mapping[str, Tensor] | None = None) -> Tensor:
         """Logits for the inputs `x`: a tensor, or a dictionary of tensors passed by name.
 
-        In training mode buffers such as running statistics are updated in place: pass a copy. `masks` seeds each dropout layer.
+        In training mode buffers such as running statistics are updated in place: pass a copy. `masks` seeds each dropout
+        layer. A batch of one has no statistics: batch normalisation then uses the ones it has gathered.
         """
-        module = template(self.arch, training)
+        module = template(self.arch, training, not (training and _samples(x) == 1 and has_batchnorm(self.arch)))
         for layer in masks or {}:
             module.get_submodule(layer).calls = 0  # type: ignore[assignment]
         seeds = {f"{layer}.seed": seed for layer, seed in (masks or {}).items()}
@@ -134,6 +141,11 @@ class Model:
         return Model(self.arch, self.params, buffers)
 
     @property
+    def finite(self) -> bool:
+        """Whether all its numbers are numbers; training may diverge."""
+        return all(bool(value.isfinite().all()) for value in (*self.params.values(), *self.buffers.values()))
+
+    @property
     def dtype(self) -> torch.dtype:
         """The type of its weights."""
         return next((p.dtype for p in self.params.values()), torch.float32)
@@ -147,6 +159,10 @@ class Model:
         """An ordinary `nn.Module` with these weights, in evaluation mode."""
         module = self.arch.build(Key(0))
         return load(module.to(self.dtype), {**self.params, **self.buffers})
+
+
+def _samples(x: Any) -> int:
+    return len(next(iter(x.values())) if isinstance(x, Mapping) else x)
 
 
 def load(module: nn.Module, weights: tree.Params) -> nn.Module:

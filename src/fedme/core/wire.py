@@ -6,11 +6,12 @@ Nothing that is read is ever unpickled, evaluated or imported.
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
-from fedme.core.model import Arch
+from fedme.core.model import Arch, Model, dropout_layers, template
 from fedme.core.typed import TypedError, build
 
 T = TypeVar("T")
@@ -41,6 +42,28 @@ def _pack(value: Any, tensors: dict[str, Tensor], at: str, seen: dict[int, str])
     raise TypeError(f"{at}: cannot be written (a {type(value).__name__})")
 
 
+@dataclass(frozen=True)
+class Plain:
+    """A model whose weights have not been looked at."""
+
+    arch: Arch
+    params: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+
+
+def fitting(plain: Plain, at: str) -> Model:
+    """The model, if its weights are those of its architecture: the same names and shapes."""
+    network = template(plain.arch, False)
+    seeds = {f"{layer}.seed" for layer in dropout_layers(plain.arch)}
+    wanted = {name: p.shape for name, p in [*network.named_parameters(), *network.named_buffers()] if name not in seeds}
+    given = {name: tensor.shape for name, tensor in [*plain.params.items(), *plain.buffers.items()]}
+    for name in [*wanted, *given]:
+        if wanted.get(name) != given.get(name):
+            shapes = [tuple(each[name]) if name in each else "none" for each in (wanted, given)]
+            raise TypedError(f"{at}.{name}", f"does not fit {plain.arch.name}: shape {shapes[0]} expected, {shapes[1]} given")
+    return Model(plain.arch, plain.params, plain.buffers)
+
+
 def unpack(kind: type[T], plain: Any, tensors: Mapping[str, Tensor], archs: Mapping[str, Arch], at: str = "") -> T:
     """The value of type `kind` that `pack` turned into `plain` and `tensors`."""
 
@@ -49,6 +72,8 @@ def unpack(kind: type[T], plain: Any, tensors: Mapping[str, Tensor], archs: Mapp
             if not isinstance(value, str) or value not in tensors:
                 raise TypedError(at, f"names a tensor that is not there: {value!r}")
             return tensors[value]
+        if kind is Model:
+            return fitting(build(Plain, value, at, leaf), at)
         if kind is Arch:
             if value not in archs:
                 raise TypedError(at, f"unknown architecture {value!r}; known: {', '.join(archs)}")

@@ -1,8 +1,10 @@
 """One operation, alone: the plain reference that every faster path is checked against.
 
-One client's models, ordinary autograd, one batch after another.
+One client's models, ordinary autograd, one batch after another. Modules that draw from the global generator (``F.dropout`` in a
+forward, `nn.LSTM` with dropout) get one that is seeded for the operation; the roles of the operation share it.
 """
 
+import statistics
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedme.core import tree
 from fedme.core.client import Batch, Evaluate, Models, Objective, Op, Predict, Role, Score, Train, Trained
 from fedme.core.data import Inputs, Split
 from fedme.core.dropout import at_draw
 from fedme.core.key import Key
-from fedme.core.model import Model, dropout_layers, has_batchnorm
+from fedme.core.model import Model, dropout_layers
 from fedme.core.tree import Params
 from fedme.learn.objectives import cross_entropy
 
@@ -37,9 +40,11 @@ def train(op: Train) -> Trained:
     fresh = op.rule.init(models)
     opt = {role: op.opt.get(role, state) for role, state in fresh.items()}
     gradient = Autograd(op.rule.objective, mask_seeds(models, op.key))
+    y = op.data.y
     with own_randomness(op.key.at("dropout")):
         for step, positions in enumerate(op.local.batches(len(op.data), op.key.at("batches"))):
-            batch = Batch(op.data.inputs(positions, op.key.at("augment", step)), op.data.y[positions], step)
+            augment = op.key.at("augment", step) if op.local.augment else None
+            batch = Batch(op.data.inputs(positions, augment), y[positions], step)
             models, opt = op.rule(gradient, models, opt, op.frozen, batch)  # type: ignore[assignment]
     return Trained(models, opt, gradient.mean_losses())
 
@@ -48,11 +53,22 @@ def evaluate(op: Evaluate) -> Score:
     """Mean cross-entropy and accuracy."""
     if not len(op.data):
         return Score(0, float("nan"), float("nan"))
-    start = time.perf_counter()
     logits, y = predict(Predict(op.model, op.data)), op.data.y
     loss = cross_entropy(logits, y).mean().item()
-    accuracy = (logits.argmax(-1) == y).double().mean().item()
-    return Score(len(op.data), loss, accuracy, (time.perf_counter() - start) / len(op.data))
+    right = (logits.argmax(-1) == y) & ~logits.isnan().any(-1)  # no prediction is a wrong one
+    return Score(len(op.data), loss, right.double().mean().item(), seconds_a_sample(op.model, op.data) if op.timed else 0.0)
+
+
+def seconds_a_sample(model: Model, data: Split, times: int = 7) -> float:
+    """The median time of inference, after the first call has warmed up."""
+    x = cast(next(_chunks(data)), model.dtype)
+    spent = []
+    with torch.inference_mode():
+        for _ in range(times + 1):
+            start = time.perf_counter()
+            model(x)
+            spent.append(time.perf_counter() - start)
+    return statistics.median(spent[1:]) / min(len(data), EVALUATION_BATCH)
 
 
 def predict(op: Predict) -> Tensor:
@@ -103,7 +119,9 @@ class Autograd:
     seeds: Mapping[Role, Mapping[str, Tensor]]
     sums: dict[Role, Tensor] = field(default_factory=dict)
     samples: int = 0
-    lead: int = 0
+
+    def clip(self, grads: Params, limit: float) -> Params:
+        return tree.clip(grads, limit)
 
     def __call__(self, models: Models, batch: Batch, draw: int = 0) -> tuple[dict[Role, Params], dict[Role, Params]]:
         leaves = {role: {name: p.detach().requires_grad_() for name, p in m.params.items()} for role, m in models.items()}
@@ -120,11 +138,9 @@ class Autograd:
         return {role: {name: next(grads) for name in each} for role, each in leaves.items()}, buffers  # type: ignore[return-value]
 
     def _forward(self, role: Role, model: Model, batch: Batch, draw: int) -> Tensor:
-        # A batch of one has no statistics: batch normalisation then uses the ones it has gathered.
-        training = len(batch.y) > 1 or not has_batchnorm(model.arch)
         number = batch.step * DRAWS_A_STEP + draw
         masks = {layer: at_draw(seed, number) for layer, seed in self.seeds.get(role, {}).items()}
-        return model(cast(batch.x, model.dtype), training=training, masks=masks)
+        return model(cast(batch.x, model.dtype), training=True, masks=masks)
 
     def _remember(self, losses: Mapping[Role, Tensor], samples: int) -> None:
         self.samples += samples

@@ -48,6 +48,10 @@ class InProcess:
             pooled = [join([getattr(part, name) for part in parts]) for name in ("train", "val", "test")]
             self.clients[POOL] = ClientData(POOL, *pooled)
 
+    def present(self) -> list[ClientId]:
+        """Everybody."""
+        return list(self.task.members)
+
     def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer]:
         """Hand every client its message and collect the replies."""
         work = {

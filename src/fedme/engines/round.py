@@ -4,7 +4,7 @@ An engine may return fewer answers than it was handed messages: a client that is
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -31,6 +31,10 @@ class Answer:
 class Engine(Protocol):
     """Where clients and server do their work."""
 
+    def present(self) -> Sequence[ClientId]:
+        """The members that can be asked now, in their order."""
+        ...
+
     def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer]:
         """Hand clients their messages and collect the replies that come back."""
         ...
@@ -48,17 +52,21 @@ class Engine(Protocol):
 
 @dataclass
 class Traffic:
-    """What a client sent, received and computed in a round."""
+    """What a client was sent, sent back and computed in a round; `answered` is false if a reply is missing."""
 
+    answered: bool = True
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0
     report: Report = field(default_factory=lambda: Report({}))
 
-    def add(self, down: Any, answer: Answer) -> None:
+    def add(self, down: Any, answer: Answer | None) -> None:
         """Count one exchange of the round."""
         self.bytes_down += nbytes(down)
-        self.bytes_up += nbytes(answer.up)
+        if answer is None:
+            self.answered = False
+            return
+        self.bytes_up += nbytes(answer.up) if answer.up is not None else 0
         self.seconds += answer.seconds
         self.report = Report(
             {**self.report.losses, **answer.report.losses},
@@ -78,22 +86,22 @@ class Played:
 
 def play(method: AnyMethod, task: Task, engine: Engine, server: Any, t: int, total: int, root: Key) -> Played:
     """All exchanges of round `t`."""
-    members = list(task.members)
     key = root.at("round", t, "server")
     traffic: dict[ClientId, Traffic] = {}
     seconds = 0.0
     for phase in method.phases:
         when = Round(t, total, phase)
         began = time.perf_counter()
-        plan = method.plan(server, members, when, key)
-        downs = engine.serve(method.dispatch(task, server, plan.train, when, key)).value
+        plan = method.plan(server, engine.present(), when, key)
+        downs = engine.serve(method.dispatch(task, server, plan, when, key)).value
         seconds += time.perf_counter() - began
         answers = engine.exchange(downs, when)
-        for client, answer in answers.items():
-            traffic.setdefault(client, Traffic()).add(downs[client], answer)
+        for client, down in downs.items():
+            traffic.setdefault(client, Traffic()).add(down, answers.get(client))
         began = time.perf_counter()
         # Replies may arrive in any order; sums of floating-point numbers need one.
-        counted = {client: answers[client].up for client in [POOL, *members] if client in answers and client in plan.count}
+        came = {client: answers[client].up for client in [POOL, *task.members] if client in answers and client in plan.count}
+        counted = {client: up for client, up in came.items() if up is not None}
         server = method.aggregate(server, counted, when, key)
         seconds += time.perf_counter() - began
     return Played(server, traffic, seconds)

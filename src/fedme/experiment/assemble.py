@@ -64,17 +64,25 @@ def prepare(
     elif not experiment.method.own_architectures:
         chosen = {client: fitted(shared.name, federation.classes[client]) for client in federation.clients}
     elif models.assign == "best-local":
-        chosen, selection = _by_best_local(experiment, federation, pool, fitted, execute, choosing, dtype)
+        room = _room(models.max_parameters, federation)
+        chosen, selection = _by_best_local(experiment, federation, pool, fitted, execute, choosing, dtype, room)
     else:
         names = _assigned(models.assign, list(pool), list(federation.clients))
         chosen = {client: fitted(pool[name], federation.classes[client]) for client, name in names.items()}
     room = _room(models.max_parameters, federation)
     members = {
-        client: Member(client, chosen[client], federation.classes[client], room.get(client)) for client in federation.clients
+        client: Member(client, chosen[client], label_space(experiment, schema, client), room.get(client))
+        for client in federation.clients
     }
     public = len(federation.public) if federation.public is not None else 0
     task = Task(schema, members, shared, fitted, federation.unlabeled, public, dtype)
     return Prepared(federation, task, archs, selection)
+
+
+def label_space(experiment: Experiment, schema: Schema, client: ClientId) -> tuple[str, ...]:
+    """The classes of a client: the schema's, or its own groups of them."""
+    groups = experiment.data.groups.get(client)
+    return schema.classes if groups is None else tuple("+".join(schema.classes[c] for c in group) for group in groups)
 
 
 def _fit(spec: Spec, schema: Schema, classes: int | None = None) -> Arch:
@@ -120,6 +128,7 @@ def _by_best_local(
     execute: Execute,
     choosing: Callable[[int], None],
     dtype: torch.dtype,
+    room: Mapping[ClientId, int],
 ) -> tuple[dict[ClientId, Arch], dict[ClientId, dict[str, float]]]:
     settings = experiment.settings
     rounds = settings.models.selection_rounds or settings.rounds
@@ -129,9 +138,17 @@ def _by_best_local(
         )
     choosing(len(federation.clients) * len(pool) * (rounds + 1))
     key = Key(settings.seed).at("selection")
+
+    def candidates(client: ClientId) -> list[Arch]:
+        archs = [fitted(spec, federation.classes[client]) for spec in pool.values()]
+        fitting = [arch for arch in archs if client not in room or arch.parameters <= room[client]]
+        if not fitting:
+            raise ConfigError(f"models.max_parameters: no architecture of the pool is small enough for client {client}")
+        return fitting
+
     work = {
         client: best_local(
-            [fitted(spec, federation.classes[client]) for spec in pool.values()],
+            candidates(client),
             data,
             settings.train,
             rounds,

@@ -200,10 +200,7 @@ class Loop:
     def _save_models(self, assessed: Mapping[ClientId, Assessment]) -> None:
         schema, rounds = self.prepared.task.schema, self.experiment.settings.rounds
         for client, assessment in assessed.items():
-            groups = self.experiment.data.groups.get(client)
-            classes = (
-                list(schema.classes) if groups is None else ["+".join(schema.classes[c] for c in group) for group in groups]
-            )
+            classes = list(self.prepared.task.members[client].labels)
             for name, file, stage in (("personal", "model", "round"), ("finetuned", "finetuned", "finetuned")):
                 if name not in assessment.models:
                     continue

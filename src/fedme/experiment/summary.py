@@ -97,6 +97,7 @@ class Line:
 
     name: str
     method: str
+    config: str  # fingerprint of everything but the seed
     model: str
     stage: str
     selection: str
@@ -121,6 +122,7 @@ def compare(summaries: Sequence[Mapping[str, Any]], split: str = "test", selecti
                 Line(
                     name=runs[0]["name"],
                     method=runs[0]["method"],
+                    config=runs[0]["config"],
                     model=model,
                     stage=stage,
                     selection=selection,

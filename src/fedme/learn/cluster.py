@@ -1,13 +1,29 @@
 """Groups of models with similar outputs: k-means over what each model answers to the same unlabeled inputs."""
 
 import warnings
+from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from fedme.core.client import Steps, predict, together
+from fedme.core.data import ClientId, Split
 from fedme.core.key import Key
+from fedme.core.model import Model
+
+
+def clustered(
+    models: Mapping[ClientId, Model], unlabeled: Split | None, clusters: int, on: Literal["logits", "softmax"], key: Key
+) -> Steps[dict[ClientId, int]]:
+    """The cluster of every client's model; without unlabeled data, or with one cluster, all are in the same."""
+    if clusters == 1 or unlabeled is None:
+        return dict.fromkeys(models, 0)
+    outputs = yield from together([predict(model, unlabeled) for model in models.values()])
+    outputs = [logits.softmax(-1) for logits in outputs] if on == "softmax" else outputs
+    return dict(zip(models, similar(outputs, clusters, key), strict=True))
 
 
 def similar(outputs: list[Tensor], clusters: int, key: Key) -> list[int]:

@@ -38,6 +38,11 @@ def require_criteria(chosen: Mapping[str, str | Criterion]) -> None:
         require(known, setting, f"'{value}' is none of {', '.join(CRITERIA)}, nor a function")
 
 
+def needs_time(criterion: str | Criterion) -> bool:
+    """Whether inference has to be timed for it. Measured time is not repeatable, and neither are choices made by it."""
+    return not isinstance(criterion, str) or "time" in criterion
+
+
 def prefers_guest(criterion: str | Criterion, own: Candidate, guest: Candidate) -> bool:
     """Strictly smaller cost wins. A guest that diverged is never taken, an own model that diverged is always left."""
     if not math.isfinite(guest.score.loss):

@@ -1,11 +1,12 @@
 """The part of a model that clients share: the weights whose names start with a prefix. The rest stays where it is."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedme.core import tree
+from fedme.core.data import ClientId
 from fedme.core.method import TaskError
-from fedme.core.model import Model
+from fedme.core.model import Arch, Model, template
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,31 @@ def cut(model: Model, prefix: str) -> Part:
     return Part(params, {name: value for name, value in model.buffers.items() if name.startswith(prefix)})
 
 
-def fork(model: Model, part: Part) -> Model:
-    """`model` with the shared weights replaced."""
-    return Model(model.arch, {**model.params, **part.params}, {**model.buffers, **part.buffers})
+def rest(model: Model, prefix: str) -> Part:
+    """The weights and buffers that `cut` leaves."""
+    params = {name: value for name, value in model.params.items() if not name.startswith(prefix)}
+    return Part(params, {name: value for name, value in model.buffers.items() if not name.startswith(prefix)})
+
+
+def fork(arch: Arch, kept: Part, shared: Part) -> Model:
+    """A model of what a client kept and what it received."""
+    return Model(arch, {**kept.params, **shared.params}, {**kept.buffers, **shared.buffers})
+
+
+def require_same_part(archs: Mapping[ClientId, Arch], shared: Arch, prefix: str) -> None:
+    """Refuse clients whose architecture has another shape in the part that is shared."""
+
+    def shapes(arch: Arch) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(p.shape) for name, p in template(arch, False).named_parameters() if name.startswith(prefix)}
+
+    expected = shapes(shared)
+    for client, arch in archs.items():
+        odd = [name for name, shape in shapes(arch).items() if expected.get(name) != shape]
+        if odd:
+            raise TaskError(
+                f"client {client} cannot share '{prefix}' of {shared.name}: {odd[0]} depends on its number of classes; "
+                f"choose a prefix without it"
+            )
 
 
 def merge(parts: Sequence[Part], shares: Sequence[float]) -> Part:

@@ -41,17 +41,17 @@ class Sgd:
             grads, buffers = gradient(models, batch, draw)
             for role in turn:
                 model = models[role]
-                step = self._step(grads[role], model, frozen.get(role), gradient.lead)
+                step = self._step(gradient, grads[role], model, frozen.get(role))
                 if self.momentum:
                     opt[role] = step = tree.add(tree.scale(opt[role], self.momentum), step)
                 models[role] = Model(model.arch, tree.add(model.params, step, -self.lr), buffers[role])
         return models, opt
 
-    def _step(self, grad: Params, model: Model, anchor: Model | None, lead: int) -> Params:
+    def _step(self, gradient: Gradient, grad: Params, model: Model, anchor: Model | None) -> Params:
         if self.prox and anchor is not None:
             grad = tree.add(grad, tree.sub(model.params, anchor.params), self.prox)
         if self.clip is not None:
-            grad = tree.clip(grad, self.clip, lead)
+            grad = gradient.clip(grad, self.clip)
         return tree.add(grad, model.params, self.weight_decay) if self.weight_decay else grad
 
 

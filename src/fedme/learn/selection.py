@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 
@@ -44,5 +45,5 @@ def best_local(
         return (yield from evaluate(trained, data.val))
 
     scores = yield from together([alone(arch) for arch in pool])
-    best = min(range(len(pool)), key=lambda i: (-scores[i].accuracy, pool[i].parameters, i))
+    best = min(range(len(pool)), key=lambda i: (not isfinite(scores[i].loss), -scores[i].accuracy, pool[i].parameters, i))
     return Choice(pool[best], {arch.name: score for arch, score in zip(pool, scores, strict=True)})

@@ -65,6 +65,7 @@ class Training:
         chosen = key.at("cohort").numpy().choice(len(present), self.cohort, replace=False)
         return tuple(present[index] for index in sorted(chosen))
 
-    def plan(self, present: Sequence[ClientId], key: Key) -> Plan:
-        """The cohort trains and counts."""
-        return Plan.all(self.draw(present, key))
+    def plan(self, present: Sequence[ClientId], key: Key, train_all: bool = False) -> Plan:
+        """The cohort counts, and trains; with `train_all` the others train too, for their own sake."""
+        cohort = self.draw(present, key)
+        return Plan(tuple(present) if train_all else cohort, frozenset(cohort))

@@ -3,7 +3,8 @@
 What federated learning is measured against (FedMe section 5.1.3). Training stops when the validation loss of the pooled
 validation parts has not improved for `patience` rounds; the model is then tested client by client.
 
-Deviations: none. The last weights are kept, as in the FedMe authors' code.
+Deviations: the validation loss is looked at once a round, not once an epoch. The last weights are kept, as in the FedMe
+authors' code.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from fedme.core.key import Key
 from fedme.core.method import POOL, Plan, Report, Round, Task
 from fedme.core.model import Model
 from fedme.learn.training import Training, require
-from fedme.methods.local import State, local_round
+from fedme.methods.local import State, local_round, require_validation
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,13 @@ class Shared:
     """The one model: the server's state and every message."""
 
     model: Model
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """What the place where the data is keeps; nothing at the clients."""
+
+    own: State | None = None
 
 
 @dataclass(frozen=True)
@@ -43,24 +51,25 @@ class Centralized:
         task.require_common_classes("centralized")
         return Shared(Model.init(task.shared, key.at("shared"), task.dtype))
 
-    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[State]:
-        return at_once(State(Model.init(task.shared, key.at("shared"), task.dtype), {}))
+    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[Trainer]:
+        if me != POOL:  # a client only receives the model
+            return at_once(Trainer())
+        require_validation(self.patience, data)
+        return at_once(Trainer(State(Model.init(task.shared, key.at("shared"), task.dtype), {})))
 
     def plan(self, server: Shared, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
         return Plan.all([POOL])
 
-    def dispatch(
-        self, task: Task, server: Shared, cohort: Sequence[ClientId], when: Round, key: Key
-    ) -> Steps[dict[ClientId, Shared]]:
-        return at_once(dict.fromkeys(cohort, server))
+    def dispatch(self, task: Task, server: Shared, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Shared]]:
+        return at_once(dict.fromkeys(plan.train, server))
 
     def client_round(
-        self, state: State, down: Shared, data: ClientData, when: Round, key: Key
-    ) -> Steps[tuple[State, Shared, Report]]:
-        if self.patience is not None and state.waited >= self.patience:
-            return state, down, Report({}, notes={"stopped": True})
-        state, report = yield from local_round(state, data, self.train, when, key, "keep", self.patience)
-        return state, Shared(state.model), report
+        self, state: Trainer, down: Shared, data: ClientData, when: Round, key: Key
+    ) -> Steps[tuple[Trainer, Shared | None, Report]]:
+        if state.own is None or (self.patience is not None and state.own.waited >= self.patience):
+            return state, None, Report({}, notes={"stopped": True})
+        after, report = yield from local_round(state.own, data, self.train, when, key, "keep", self.patience)
+        return Trainer(after), Shared(after.model), report
 
     def aggregate(self, server: Shared, replies: Mapping[ClientId, Shared], when: Round, key: Key) -> Shared:
         return replies.get(POOL, server)
@@ -68,5 +77,5 @@ class Centralized:
     def deliver(self, server: Shared, client: ClientId) -> Shared:
         return server
 
-    def models(self, state: State, delivery: Shared, data: ClientData, when: Round, key: Key) -> Steps[Models]:
+    def models(self, state: Trainer, delivery: Shared, data: ClientData, when: Round, key: Key) -> Steps[Models]:
         return at_once({"personal": delivery.model, "global": delivery.model})

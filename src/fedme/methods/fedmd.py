@@ -5,7 +5,8 @@ A round has two exchanges: clients send their logits for some public samples, th
 their logits to the average ("digest") and train on their own data ("revisit").
 
 Deviations: digest and revisit use the common SGD of the experiment instead of Adam; "to convergence" on the public data is
-`public_epochs`. Only the clients of the round's cohort contribute to the average and receive it.
+`public_epochs`. Only the clients of the round's cohort contribute to the average and receive it; logits of a model that
+diverged do not count.
 """
 
 from collections.abc import Mapping, Sequence
@@ -92,12 +93,10 @@ class FedMD:
     def plan(self, server: Server, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
         return self.train.plan(present, key)
 
-    def dispatch(
-        self, task: Task, server: Server, cohort: Sequence[ClientId], when: Round, key: Key
-    ) -> Steps[dict[ClientId, Down]]:
+    def dispatch(self, task: Task, server: Server, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Down]]:
         order = torch.randperm(task.public, generator=key.at("public").torch())  # the same in both exchanges
         rows = order[: self.public_samples]
-        return at_once({client: Down(rows, server.logits if when.phase == "digest" else None) for client in cohort})
+        return at_once({client: Down(rows, server.logits if when.phase == "digest" else None) for client in plan.train})
 
     def client_round(
         self, state: State, down: Down, data: ClientData, when: Round, key: Key
@@ -105,18 +104,17 @@ class FedMD:
         public = _public(data).take(down.rows)
         if when.phase == "outputs":
             return state, Up((yield from predict(state.model, public))), Report({})
-        if down.logits is None:  # nobody's logits arrived
-            return state, Up(None), Report({})
-        public = public.labelled(down.logits)
-        digest = Local(self.digest_epochs, self.digest_batch)
-        rule = self.train.sgd(Imitate(self.digest_loss), when)
-        digested = yield from train({"own": state.model}, rule, public, digest, key.at("digest"))
+        own: Models = {"own": state.model}
+        if down.logits is not None:  # otherwise nobody's logits arrived
+            digest = Local(self.digest_epochs, self.digest_batch, augment=False)
+            rule = self.train.sgd(Imitate(self.digest_loss), when)
+            own = (yield from train(own, rule, public.labelled(down.logits), digest, key.at("digest"))).models
         rule = self.train.sgd(CrossEntropy(), when)
-        revisited = yield from train(digested.models, rule, data.train, self.train.local(when), key.at("train"))
+        revisited = yield from train(own, rule, data.train, self.train.local(when), key.at("train"))
         return State(revisited.models["own"]), Up(None), Report(revisited.losses)
 
     def aggregate(self, server: Server, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Server:
-        logits = [up.logits for up in replies.values() if up.logits is not None]
+        logits = [up.logits for up in replies.values() if up.logits is not None and bool(up.logits.isfinite().all())]
         return Server(torch.stack(logits).mean(0) if logits else None)
 
     def deliver(self, server: Server, client: ClientId) -> Down:

@@ -1,26 +1,30 @@
 """FedMe: clients exchange models through the server, train their own and the guest together, and keep the better one.
 
-"FedMe: Federated Learning via Model Exchange", Algorithm 1, Eq. 3 to 9. A round: the server groups the clients' models by
-their outputs on unlabeled data and lends every client a model of its group; the client trains both by deep mutual learning
-and adopts the guest if it does better on its validation part; the server averages all trained copies of each model.
+"FedMe: Federated Learning via Model Exchange", Algorithm 1, Eq. 3 to 9. A round: the server groups the clients' models
+by their outputs on unlabeled data and lends every client a model of its group; the client trains both by deep mutual
+learning and adopts the guest if it does better on its validation part; the server averages all trained copies of each
+model.
 
-Deviations: adoption compares losses on the validation part, as in the authors' code (Eq. 7 says the local data); k-means
-re-seeds empty clusters. Clients missing from a round: the copies that came back are averaged, an absent client keeps its
-model. Partial participation (`train.cohort`) with ``tuning = false`` and a fixed number of clusters is the first version.
-The server keeps the personal models between rounds, so each is uploaded once a round, not twice.
+Deviations: adoption compares losses on the validation part, as in the authors' code (Eq. 7 says the local data);
+k-means re-seeds empty clusters; copies that diverged are not averaged, so that one client cannot spoil the others; a
+client whose cluster has no model within its `max_parameters` borrows from another. Clients missing from a round: the
+copies that came back are averaged, an absent client keeps its model. Choices by measured time (`adopt`) cannot be
+repeated exactly. Partial participation (`train.cohort`) with ``tuning = false`` and a fixed number of clusters is the
+first version of the paper. The server keeps the personal models between rounds, so each is uploaded once a round, not
+twice.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedme.core.client import Models, Steps, at_once, evaluate, predict, together, train
+from fedme.core.client import Models, Steps, at_once, evaluate, together, train
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Nothing, Plan, Report, Round, Task, TaskError
 from fedme.core.model import Model, average
-from fedme.learn.cluster import similar
-from fedme.learn.criteria import Candidate, Criterion, prefers_guest, require_criteria
+from fedme.learn.cluster import clustered
+from fedme.learn.criteria import Candidate, Criterion, needs_time, prefers_guest, require_criteria
 from fedme.learn.exchange import lenders, room_for
 from fedme.learn.objectives import CrossEntropy, Mutual
 from fedme.learn.schedule import since
@@ -82,6 +86,8 @@ class FedMe:
         most = max(self.clusters.values(), default=1) if isinstance(self.clusters, Mapping) else self.clusters
         if self.clustering and most > 1 and task.unlabeled is None:
             raise TaskError("method 'fedme' with more than one cluster needs unlabeled data: set `unlabeled` in [data]")
+        if unknown := sorted(self.adopt_by.keys() - task.members.keys()):
+            raise TaskError(f"method 'fedme': adopt_by names {', '.join(unknown)}, but there is no such client")
         return Server({m.id: Model.init(m.arch, key.at("client", m.id), task.dtype) for m in task.members.values()})
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[Nothing]:
@@ -92,15 +98,10 @@ class FedMe:
     def plan(self, server: Server, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
         return self.train.plan(present, key)
 
-    def dispatch(
-        self, task: Task, server: Server, cohort: Sequence[ClientId], when: Round, key: Key
-    ) -> Steps[dict[ClientId, Down]]:
+    def dispatch(self, task: Task, server: Server, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Down]]:
         count = since(self.clusters, when.t) if self.clustering else 1  # K^t
-        clusters = dict.fromkeys(cohort, 0)
-        if count > 1 and task.unlabeled is not None:
-            outputs = yield from together([predict(server.models[me], task.unlabeled) for me in cohort])
-            outputs = [logits.softmax(-1) for logits in outputs] if self.cluster_on == "softmax" else outputs
-            clusters = dict(zip(cohort, similar(outputs, count, key.at("cluster")), strict=True))
+        cohort = {me: server.models[me] for me in plan.train}
+        clusters = yield from clustered(cohort, task.unlabeled, count, self.cluster_on, key.at("cluster"))
         chosen = lenders(clusters, room_for(task, server.models), key.at("exchange"))
         return {
             me: Down(server.models[me], server.models[lender] if lender else None, lender, clusters[me])
@@ -111,26 +112,28 @@ class FedMe:
         self, state: Nothing, down: Down, data: ClientData, when: Round, key: Key
     ) -> Steps[tuple[Nothing, Up, Report]]:
         pair = {"own": down.own, "guest": down.guest} if down.guest else {"own": down.own}
-        objective = Mutual("own", "guest") if self.mutual and down.guest else CrossEntropy()
+        learn_mutually = self.mutual and down.guest and down.own.finite  # nobody learns from a model that diverged
+        objective = Mutual("own", "guest") if learn_mutually else CrossEntropy()
         rule = self.train.sgd(objective, when, alternating=self.order == "alternating")
         trained = yield from train(pair, rule, data.train, self.train.local(when), key.at("train"))
         own, guest = trained.models["own"], trained.models.get("guest")
-        notes: dict[str, str | int | float | bool] = {"lender": down.lender or "", "cluster": down.cluster}
-        if guest is None or not self.tuning:
-            return state, Up(own, guest, down.lender, adopts=False), Report(trained.losses, notes=notes)
-        own_score, guest_score = yield from together([evaluate(own, data.val), evaluate(guest, data.val)])
-        criterion = self.adopt_by.get(data.id, self.adopt)
-        adopts = prefers_guest(criterion, Candidate(own_score, own.parameters), Candidate(guest_score, guest.parameters))
-        scores = {"own": own_score, "guest": guest_score}
-        return state, Up(own, guest, down.lender, adopts), Report(trained.losses, scores, notes | {"adopts": adopts})
+        scores, adopts = {}, False
+        if guest is not None and self.tuning:
+            criterion = self.adopt_by.get(data.id, self.adopt)
+            timed = needs_time(criterion)
+            both = yield from together([evaluate(own, data.val, timed), evaluate(guest, data.val, timed)])
+            scores = {"own": both[0], "guest": both[1]}
+            adopts = prefers_guest(criterion, Candidate(both[0], own.parameters), Candidate(both[1], guest.parameters))
+        notes: dict[str, str | int | float | bool] = {"lender": down.lender or "", "cluster": down.cluster, "adopts": adopts}
+        return state, Up(own, guest, down.lender, adopts), Report(trained.losses, scores, notes)
 
     def aggregate(self, server: Server, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Server:
-        copies: dict[ClientId, list[Model]] = {client: [up.own] for client, up in replies.items()}
-        for up in replies.values():
-            if up.guest is not None and up.lender is not None:
-                copies.setdefault(up.lender, []).append(up.guest)
-        # Eq. 8, 9: every trained copy counts the same. A model of which no copy came back stays as it was.
-        models = dict(server.models) | {client: average(each) for client, each in copies.items()}
+        copies = [(client, up.own) for client, up in replies.items()]
+        copies += [(up.lender, up.guest) for up in replies.values() if up.lender is not None and up.guest is not None]
+        models = dict(server.models)  # a model of which no copy came back stays as it was
+        for client in models:
+            mine = [copy for owner, copy in copies if owner == client and copy.finite]
+            models[client] = average(mine) if mine else models[client]  # Eq. 8, 9: every copy counts the same
         adopted = {client: up.lender for client, up in replies.items() if up.adopts and up.lender is not None}
         return Server({client: models[adopted.get(client, client)] for client in models})
 

@@ -19,20 +19,21 @@ from fedme.core.client import Models, OptState, Steps, at_once, train
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Plan, Report, Round, Task
-from fedme.core.model import Model
+from fedme.core.model import Arch, Model
 from fedme.learn.objectives import Mutual
-from fedme.learn.part import Part, cut, fork, merge
+from fedme.learn.part import Part, cut, fork, merge, require_same_part, rest
 from fedme.learn.schedule import ramp
 from fedme.learn.training import Training, require
 
 
 @dataclass(frozen=True)
 class State:
-    """What never leaves a client: its private model with its momentum, and its last meme, whose adaptor persists."""
+    """What never leaves a client: its private model with its momentum, and its adaptor, the rest of its meme."""
 
-    local: Model
+    own: Model
     opt: OptState
-    meme: Model
+    meme: Arch
+    adaptor: Part
 
 
 @dataclass(frozen=True)
@@ -70,21 +71,26 @@ class FML:
     def init_server(self, task: Task, key: Key) -> Part:
         if not self.shared:
             task.require_common_classes("fml")
+        memes = {m.id: self._meme(task, m.id) for m in task.members.values()}
+        require_same_part(memes, task.shared, self.shared)
         return cut(Model.init(task.shared, key.at("shared"), task.dtype), self.shared)
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[State]:
-        member = task.members[me]
-        arch = task.shared if member.classes == len(task.schema.classes) else task.resolve(task.shared.name, member.classes)
-        meme = Model.init(arch, key.at("adaptor", me), task.dtype)
-        return at_once(State(Model.init(member.arch, key.at("client", me), task.dtype), {}, meme))
+        meme = self._meme(task, me)
+        adaptor = rest(Model.init(meme, key.at("adaptor", me), task.dtype), self.shared)
+        own = Model.init(task.members[me].arch, key.at("client", me), task.dtype)
+        return at_once(State(own, {}, meme, adaptor))
+
+    def _meme(self, task: Task, me: ClientId) -> Arch:
+        """The shared architecture with as many outputs as the client has classes."""
+        labels = task.members[me].labels
+        return task.shared if labels == task.schema.classes else task.resolve(task.shared.name, len(labels))
 
     def plan(self, server: Part, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
         return self.train.plan(present, key)
 
-    def dispatch(
-        self, task: Task, server: Part, cohort: Sequence[ClientId], when: Round, key: Key
-    ) -> Steps[dict[ClientId, Part]]:
-        return at_once(dict.fromkeys(cohort, server))
+    def dispatch(self, task: Task, server: Part, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Part]]:
+        return at_once(dict.fromkeys(plan.train, server))
 
     def client_round(
         self, state: State, down: Part, data: ClientData, when: Round, key: Key
@@ -92,18 +98,18 @@ class FML:
         alpha, beta = ramp(self.alpha, self.schedule, when), ramp(self.beta, self.schedule, when)
         peer = (1.0, 1.0) if self.loss == "sum" else (1.0 - alpha, 1.0 - beta)
         labels = (1.0, 1.0) if self.loss == "sum" else (alpha, beta)
-        objective = Mutual("local", "meme", labels, peer)
+        objective = Mutual("own", "global", labels, peer)
         trained = yield from train(
-            {"local": state.local, "meme": fork(state.meme, down)},
+            {"own": state.own, "global": fork(state.meme, state.adaptor, down)},
             self.train.sgd(objective, when, alternating=self.order == "alternating"),
             data.train,
             self.train.local(when),
             key.at("train"),
             state.opt,
         )
-        opt = {"local": trained.opt["local"]} if self.momentum == "keep" and "local" in trained.opt else {}
-        meme = trained.models["meme"]
-        after = State(trained.models["local"], opt, meme)
+        opt = {"own": trained.opt["own"]} if self.momentum == "keep" and "own" in trained.opt else {}
+        own, meme = trained.models["own"], trained.models["global"]
+        after = State(own, opt, state.meme, rest(meme, self.shared))
         return after, Up(cut(meme, self.shared), len(data.train)), Report(trained.losses)
 
     def aggregate(self, server: Part, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Part:
@@ -116,4 +122,4 @@ class FML:
         return server
 
     def models(self, state: State, delivery: Part, data: ClientData, when: Round, key: Key) -> Steps[Models]:
-        return at_once({"personal": state.local, "global": fork(state.meme, delivery)})
+        return at_once({"personal": state.own, "global": fork(state.meme, state.adaptor, delivery)})

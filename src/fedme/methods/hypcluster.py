@@ -60,23 +60,21 @@ class HypCluster:
     def plan(self, server: Hypotheses, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
         return self.train.plan(present, key)
 
-    def dispatch(
-        self, task: Task, server: Hypotheses, cohort: Sequence[ClientId], when: Round, key: Key
-    ) -> Steps[dict[ClientId, Hypotheses]]:
-        return at_once(dict.fromkeys(cohort, server))
+    def dispatch(self, task: Task, server: Hypotheses, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Hypotheses]]:
+        return at_once(dict.fromkeys(plan.train, server))
 
     def client_round(
         self, state: Nothing, down: Hypotheses, data: ClientData, when: Round, key: Key
     ) -> Steps[tuple[Nothing, Up, Report]]:
         k = yield from best(down.models, data)
         trained = yield from train(
-            {"cluster": down.models[k]},
+            {"global": down.models[k]},
             self.train.sgd(CrossEntropy(), when),
             data.train,
             self.train.local(when),
             key.at("train"),
         )
-        return state, Up(k, trained.models["cluster"], len(data.train)), Report(trained.losses, notes={"cluster": k})
+        return state, Up(k, trained.models["global"], len(data.train)), Report(trained.losses, notes={"cluster": k})
 
     def aggregate(self, server: Hypotheses, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Hypotheses:
         models = list(server.models)  # a cluster without members keeps its model

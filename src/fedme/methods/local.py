@@ -3,7 +3,8 @@
 The baseline of all papers ("Local Data Only"; FedMe section 5.1.3). One round is E epochs, so rounds x E is the largest
 number of epochs; `patience` stops a client whose validation loss has not improved for so many rounds.
 
-Deviations: none. The last weights are kept, not the best ones, as in the FedMe authors' code.
+Deviations: the validation loss is looked at once a round, not once an epoch. The last weights are kept, not the best
+ones, as in the FedMe authors' code.
 """
 
 import math
@@ -14,7 +15,7 @@ from typing import Literal
 from fedme.core.client import Models, OptState, Steps, at_once, evaluate, train
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
-from fedme.core.method import Nothing, Plan, Report, Round, Task
+from fedme.core.method import Nothing, Plan, Report, Round, Task, TaskError
 from fedme.core.model import Model
 from fedme.learn.objectives import CrossEntropy
 from fedme.learn.training import Training, require
@@ -49,15 +50,14 @@ class Local:
         return Nothing()
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[State]:
+        require_validation(self.patience, data)
         return at_once(State(Model.init(task.members[me].arch, key.at("client", me), task.dtype), {}))
 
     def plan(self, server: Nothing, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
         return self.train.plan(present, key)
 
-    def dispatch(
-        self, task: Task, server: Nothing, cohort: Sequence[ClientId], when: Round, key: Key
-    ) -> Steps[dict[ClientId, Nothing]]:
-        return at_once({client: Nothing() for client in cohort})
+    def dispatch(self, task: Task, server: Nothing, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Nothing]]:
+        return at_once({client: Nothing() for client in plan.train})
 
     def client_round(
         self, state: State, down: Nothing, data: ClientData, when: Round, key: Key
@@ -75,6 +75,12 @@ class Local:
 
     def models(self, state: State, delivery: Nothing, data: ClientData, when: Round, key: Key) -> Steps[Models]:
         return at_once({"personal": state.model})
+
+
+def require_validation(patience: int | None, data: ClientData) -> None:
+    """Patience needs something to look at."""
+    if patience is not None and not len(data.val):
+        raise TaskError(f"client {data.id} has no validation data for `patience` to look at: set `val` in [data]")
 
 
 def local_round(
@@ -96,7 +102,7 @@ def local_round(
         state.opt if momentum == "keep" else {},
     )
     after = replace(state, model=trained.models["own"], opt=trained.opt if momentum == "keep" else {})
-    if patience is None or not len(data.val):
+    if patience is None:
         return after, Report(trained.losses)
     score = yield from evaluate(after.model, data.val)
     better = score.loss < state.best

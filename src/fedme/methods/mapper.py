@@ -59,10 +59,8 @@ class Mapper:
     def plan(self, server: Shared, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
         return self.train.plan(present, key)
 
-    def dispatch(
-        self, task: Task, server: Shared, cohort: Sequence[ClientId], when: Round, key: Key
-    ) -> Steps[dict[ClientId, Shared]]:
-        return at_once(dict.fromkeys(cohort, server))
+    def dispatch(self, task: Task, server: Shared, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Shared]]:
+        return at_once(dict.fromkeys(plan.train, server))
 
     def client_round(
         self, state: State, down: Shared, data: ClientData, when: Round, key: Key

@@ -1,11 +1,13 @@
 """pFedMe: a personal model near a global one, by Moreau envelopes.
 
-Dinh et al. 2020, Algorithm 1: F_i(w) = min over theta of f_i(theta) + lam/2 |theta - w|^2. On each mini-batch a client takes
-K steps of theta, then moves its copy of w towards theta; the server moves w towards the mean of the copies by `beta`.
+Dinh et al. 2020, Algorithm 1: F_i(w) = min over theta of f_i(theta) + lam/2 |theta - w|^2. On each mini-batch a client
+takes K steps of theta, then moves its copy of w towards theta; the server moves w towards the mean of the copies by
+`beta`.
 
-Deviations: the authors' code is followed where it differs from the paper: theta is set to w once a round and then continued,
-every client trains in every round and only the cohort's copies are averaged (`train_all`), weighted by samples, and `l2`
-regularises theta. Momentum, weight decay and clipping of [train] are not used. Inner and outer rates: `inner_lr`, `train.lr`.
+Deviations: the authors' code is followed where it differs from the paper: theta is set to w once a round and then
+continued, every client trains in every round and only the cohort's copies are averaged (`train_all`), weighted by
+samples, and `l2` regularises theta. Batches are shuffled; the authors' fixed order is `train.shuffle = false`.
+Momentum, weight decay and clipping of [train] are not used. Inner and outer rates: `inner_lr`, `train.lr`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +22,14 @@ from fedme.core.model import Model, average
 from fedme.learn.rules import Moreau
 from fedme.learn.training import Training, require
 from fedme.methods.fedavg import Shared, Up
+
+
+@dataclass(frozen=True)
+class Down:
+    """The global model, and whether the client's reply counts: otherwise it trains for its own sake and sends nothing."""
+
+    model: Model
+    counts: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,23 +69,20 @@ class PFedMe:
         return at_once(State())
 
     def plan(self, server: Shared, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
-        cohort = self.train.draw(present, key)
-        return Plan(tuple(present) if self.train_all else cohort, frozenset(cohort))
+        return self.train.plan(present, key, self.train_all)
 
-    def dispatch(
-        self, task: Task, server: Shared, cohort: Sequence[ClientId], when: Round, key: Key
-    ) -> Steps[dict[ClientId, Shared]]:
-        return at_once(dict.fromkeys(cohort, server))
+    def dispatch(self, task: Task, server: Shared, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Down]]:
+        return at_once({client: Down(server.model, client in plan.count) for client in plan.train})
 
     def client_round(
-        self, state: State, down: Shared, data: ClientData, when: Round, key: Key
-    ) -> Steps[tuple[State, Up, Report]]:
+        self, state: State, down: Down, data: ClientData, when: Round, key: Key
+    ) -> Steps[tuple[State, Up | None, Report]]:
         lr = self.train.lr_at(when)
         rule = Moreau(lr, self.inner_lr or lr, self.lam, self.inner_steps, self.l2)
         start = {"theta": down.model, "w": down.model}
         trained = yield from train(start, rule, data.train, self.train.local(when), key.at("train"))
-        after = State(trained.models["theta"])
-        return after, Up(trained.models["w"], len(data.train)), Report(trained.losses)
+        up = Up(trained.models["w"], len(data.train)) if down.counts else None
+        return State(trained.models["theta"]), up, Report(trained.losses)
 
     def aggregate(self, server: Shared, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Shared:
         if not replies:
@@ -83,8 +90,8 @@ class PFedMe:
         mean = average([up.model for up in replies.values()], [up.samples for up in replies.values()])
         return Shared(mean.with_params(tree.mix(mean.params, server.model.params, self.beta)))
 
-    def deliver(self, server: Shared, client: ClientId) -> Shared:
-        return server
+    def deliver(self, server: Shared, client: ClientId) -> Down:
+        return Down(server.model)
 
-    def models(self, state: State, delivery: Shared, data: ClientData, when: Round, key: Key) -> Steps[Models]:
+    def models(self, state: State, delivery: Down, data: ClientData, when: Round, key: Key) -> Steps[Models]:
         return at_once({"personal": state.theta or delivery.model, "global": delivery.model})

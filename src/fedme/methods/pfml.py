@@ -6,7 +6,8 @@ personal model is theta, the last inner copy of the auxiliary model, which may h
 Deviations: the sign of Eq. 8 is printed wrong: the gradient of lam/2 |m_prev - m|^2 is lam (m - m_prev). The auxiliary model
 persists between rounds (Eq. 6) where Algorithm 1 resets it: ``aux = "reset"`` is Algorithm 1 as printed, "anchored" starts
 from the global model but is pulled to the last auxiliary model. All clients train, the cohort's models are averaged
-(`train_all`), as in the code base the paper builds on. The inner rate is `train.lr` unless `inner_lr` is given. Momentum,
+(`train_all`), as in the code base the paper builds on. The inner rate is `train.lr` unless `inner_lr` is given; `l2` is 0
+unless given (the paper's logistic regression has some, without saying how much). Momentum,
 weight decay and clipping of [train] are not used.
 """
 
@@ -23,6 +24,14 @@ from fedme.core.model import Model, average
 from fedme.learn.rules import MutualMoreau
 from fedme.learn.training import Training, require
 from fedme.methods.fedavg import Shared
+
+
+@dataclass(frozen=True)
+class Down:
+    """The global model, and whether the client's reply counts: otherwise it trains for its own sake and sends nothing."""
+
+    model: Model
+    counts: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,17 +81,14 @@ class PFML:
         return at_once(State(own, own))
 
     def plan(self, server: Shared, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
-        cohort = self.train.draw(present, key)
-        return Plan(tuple(present) if self.train_all else cohort, frozenset(cohort))
+        return self.train.plan(present, key, self.train_all)
 
-    def dispatch(
-        self, task: Task, server: Shared, cohort: Sequence[ClientId], when: Round, key: Key
-    ) -> Steps[dict[ClientId, Shared]]:
-        return at_once(dict.fromkeys(cohort, server))
+    def dispatch(self, task: Task, server: Shared, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Down]]:
+        return at_once({client: Down(server.model, client in plan.count) for client in plan.train})
 
     def client_round(
-        self, state: State, down: Shared, data: ClientData, when: Round, key: Key
-    ) -> Steps[tuple[State, Shared, Report]]:
+        self, state: State, down: Down, data: ClientData, when: Round, key: Key
+    ) -> Steps[tuple[State, Shared | None, Report]]:
         known = state.aux or down.model  # at the first participation the auxiliary model is the global one
         previous = down.model if self.aux == "reset" else known
         start = known if self.aux == "persistent" else down.model
@@ -95,8 +101,8 @@ class PFML:
             key.at("train"),
             frozen={"aux": previous, "local": down.model},
         )
-        after = State(trained.models["aux"], trained.models["theta"])
-        return after, Shared(trained.models["local"]), Report(trained.losses)
+        up = Shared(trained.models["local"]) if down.counts else None
+        return State(trained.models["aux"], trained.models["theta"]), up, Report(trained.losses)
 
     def aggregate(self, server: Shared, replies: Mapping[ClientId, Shared], when: Round, key: Key) -> Shared:
         if not replies:
@@ -104,8 +110,8 @@ class PFML:
         mean = average([up.model for up in replies.values()])
         return Shared(mean.with_params(tree.mix(mean.params, server.model.params, self.beta)))
 
-    def deliver(self, server: Shared, client: ClientId) -> Shared:
-        return server
+    def deliver(self, server: Shared, client: ClientId) -> Down:
+        return Down(server.model)
 
-    def models(self, state: State, delivery: Shared, data: ClientData, when: Round, key: Key) -> Steps[Models]:
+    def models(self, state: State, delivery: Down, data: ClientData, when: Round, key: Key) -> Steps[Models]:
         return at_once({"personal": state.theta or delivery.model, "global": delivery.model})

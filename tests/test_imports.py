@@ -1,0 +1,140 @@
+"""Imports go one way, method files stay short, and nothing that is read can run a program."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import fedme
+
+ROOT = Path(fedme.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+NAMES = [str(path.relative_to(ROOT)) for path in FILES]
+
+# What each part may use, besides itself.
+ALLOWED = {
+    "core": set(),
+    "learn": {"core"},
+    "methods": {"core", "learn"},
+    "engines": {"core", "learn", "methods"},
+    "datasets": {"core"},
+    "zoo": {"core"},
+    "experiment": {"core", "learn", "methods", "engines", "datasets", "zoo", "(version)"},
+    "cli": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment", "(version)"},
+    "__main__": {"cli"},
+    "__init__": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment"},
+}
+
+
+def part(path: Path) -> str:
+    first = path.relative_to(ROOT).parts[0]
+    return first.removesuffix(".py")
+
+
+def modules(tree: ast.AST, path: Path) -> list[str]:
+    """The full names of everything a file imports, wherever in the file."""
+    package = ["fedme", *path.relative_to(ROOT).parent.parts]
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            whole = ".".join([*base, *([node.module] if node.module else [])])
+            found += [f"{whole}.{alias.name}" for alias in node.names] if whole == "fedme" else [whole]
+    return found
+
+
+def parsed(path: Path) -> ast.AST:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def called(tree: ast.AST) -> list[str]:
+    """The dotted names of everything that is called or referred to."""
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name):
+            names.append(ast.unparse(node))
+    return names
+
+
+def test_every_part_of_the_package_is_known():
+    assert {part(path) for path in FILES} == ALLOWED.keys()
+    assert len(FILES) > 40
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_imports_go_one_way(path):
+    mine = part(path)
+    for name in modules(parsed(path), path):
+        if name.split(".")[0] != "fedme":
+            continue
+        pieces = name.split(".")
+        other = pieces[1] if len(pieces) > 1 and pieces[1] != "__version__" else "(version)"
+        assert other == mine or other in ALLOWED[mine], f"{mine} must not import {name}"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if part(p) == "methods"], ids=lambda p: p.name)
+def test_a_method_stays_short(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 145
+
+
+FORBIDDEN_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml"}
+FORBIDDEN_NAMES = {
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+    "torch.load",
+    "torch.save",
+    "np.load",
+    "numpy.load",
+    "pd.read_pickle",
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_nothing_is_unpickled_or_evaluated(path):
+    tree = parsed(path)
+    assert not {name.split(".")[0] for name in modules(tree, path)} & FORBIDDEN_MODULES
+    assert not set(called(tree)) & FORBIDDEN_NAMES
+    keywords = [node for node in ast.walk(tree) if isinstance(node, ast.keyword)]
+    assert not any(node.arg in ("allow_pickle", "weights_only") for node in keywords)
+
+
+GLOBAL_SEEDS = {
+    "torch.manual_seed",
+    "torch.seed",
+    "np.random.seed",
+    "numpy.random.seed",
+    "random.seed",
+    "torch.cuda.manual_seed",
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_no_global_source_of_randomness(path):
+    tree = parsed(path)
+    used = set(called(tree))
+    assert not used & GLOBAL_SEEDS
+    assert "random" not in modules(tree, path)
+    drawn = {name.removeprefix("np.random.") for name in used if name.startswith("np.random.")}
+    assert drawn <= {"Generator", "default_rng", "RandomState"}  # sources of one's own
+    seeding = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "manual_seed"]
+    for node in seeding:  # a generator of one's own, or the global one between saving and restoring it
+        owner = ast.unparse(node.value)
+        assert owner == "torch.Generator()" or (
+            owner == "torch.default_generator" and str(path.relative_to(ROOT)) in ("core/model.py", "engines/alone.py")
+        )
+    draws = (
+        "torch.rand",
+        "torch.randn",
+        "torch.randint",
+        "torch.randperm",
+        "torch.normal",
+        "torch.bernoulli",
+        "torch.multinomial",
+    )
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in draws:
+            assert any(keyword.arg == "generator" for keyword in node.keywords), ast.unparse(node)
