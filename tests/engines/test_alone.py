@@ -389,6 +389,17 @@ def test_reported_losses_are_means_over_samples_of_every_role():
     assert three.losses == pytest.approx({"aux": expected["own"], "local": expected["guest"]}, abs=1e-12)
 
 
+def test_a_reported_loss_is_that_before_the_step():
+    start, data = model(DENSE), split(7, Key(1))
+    expected = F.cross_entropy(start(data.inputs()), data.y).item()
+    moreau = Moreau(0.1, 0.5, 1.0, 3)  # three inner steps on the one batch: the first look counts
+    result = alone.run(Train({"theta": start, "w": start}, moreau, data, Local(1, 7), Key(5)))
+    assert result.losses == {"theta": pytest.approx(expected, abs=1e-12)}
+    both = {"own": start, "guest": model(LINEAR)}
+    turns = Sgd(CrossEntropy(), 0.5, alternating=True)
+    assert alone.run(Train(both, turns, data, Local(1, 7), Key(5))).losses["own"] == pytest.approx(expected, abs=1e-12)
+
+
 def test_targets_may_be_logits():
     start, teacher, data = model(DENSE), model(LINEAR, 3), split(12, Key(1))
     wanted = data.labelled(alone.run(Predict(teacher, data)))

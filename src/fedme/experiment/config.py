@@ -67,11 +67,11 @@ class EngineOptions:
     """The `[engine]` table: what runs the clients."""
 
     name: Literal["inprocess"] = "inprocess"
-    threads: int = 0  # of torch; 0 leaves torch's choice, which is then written down
+    threads: int = 1  # of torch; small networks lose by more, and results depend on it in their last bits
     dtype: Literal["float32", "float64"] = "float32"
 
     def __post_init__(self) -> None:
-        require(self.threads >= 0, "threads", f"must not be negative, not {self.threads}")
+        require(self.threads >= 1, "threads", f"must be at least 1, not {self.threads}")
 
 
 @dataclass(frozen=True)

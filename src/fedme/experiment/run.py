@@ -42,10 +42,7 @@ def start(experiment: Experiment, display: Display) -> Path:
     folder = _new_folder(experiment)
     with locked(folder):
         write_json(folder / "environment.json", environment())
-        torch_threads = experiment.settings.engine.threads or torch.get_num_threads()
-        config = experiment.plain()
-        config["engine"]["threads"] = torch_threads
-        config["output"] = str(folder)
+        config = experiment.plain() | {"output": str(folder)}
         write_text(folder / CONFIG, to_toml(config))
         try:
             _run(folder, display)
