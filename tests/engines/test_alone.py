@@ -313,7 +313,6 @@ class Reassigning(nn.Module):
         return self.out(x - self.centre)
 
 
-@pytest.mark.xfail(strict=True, reason="to be mended")
 def test_buffers_that_a_module_assigns_are_kept():
     start, data = model(Reassigning), split(8, Key(1))
     after = trained(start, data, Local(1, 8)).models["own"]

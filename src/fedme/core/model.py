@@ -63,12 +63,16 @@ class Arch:
         return sum(p.numel() for p in template(self, training=False).parameters())
 
 
-@functools.lru_cache(maxsize=256)
 def template(arch: Arch, training: bool, statistics: bool = True) -> nn.Module:
     """A network whose own weights do not matter: models are run through it by handing it theirs.
 
     Without `statistics`, batch normalisation uses what it has gathered even while the rest is training.
     """
+    return _template(arch, training, statistics)
+
+
+@functools.lru_cache(maxsize=256)
+def _template(arch: Arch, training: bool, statistics: bool) -> nn.Module:
     module = arch.build(Key(0)).train(training)
     for name, child in list(module.named_modules(remove_duplicate=False)):
         if type(child) is nn.Dropout and name:
@@ -128,9 +132,11 @@ class Model:
             module.get_submodule(layer).calls = 0  # type: ignore[assignment]
         seeds = {f"{layer}.seed": seed for layer, seed in (masks or {}).items()}
         weights = {**self.params, **self.buffers, **seeds}
-        if isinstance(x, Mapping):
-            return functional_call(module, weights, (), dict(x))  # type: ignore[no-any-return]
-        return functional_call(module, weights, (x,))  # type: ignore[no-any-return]
+        given = ((), dict(x)) if isinstance(x, Mapping) else ((x,), {})
+        logits: Tensor = functional_call(module, weights, *given, tie_weights=True)
+        if training and isinstance(self.buffers, dict):  # a module may assign a buffer instead of changing it in place
+            self.buffers.update({name: weights[name].detach() for name in self.buffers})
+        return logits
 
     def with_params(self, params: tree.Params) -> "Model":
         """The same architecture and buffers with other weights."""

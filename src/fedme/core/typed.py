@@ -5,6 +5,7 @@
 
 import dataclasses
 import difflib
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ class TypedError(ValueError):
 def nearest(word: str, known: typing.Iterable[str]) -> str:
     """The end of an error message: the closest known word, or all of them."""
     words = list(known)
-    close = difflib.get_close_matches(word, words, 1, 0.5)
+    close = difflib.get_close_matches(word, words, 1, 0.6)
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(words)}" if words else ""
 
 
@@ -40,7 +41,7 @@ def build(kind: Any, value: Any, at: str = "", leaf: Leaf | None = None) -> Any:
     if kind in _SCALARS:
         return _scalar(kind, value, at)
     if origin is Literal:
-        if value not in args:
+        if not any(value == each and type(value) is type(each) for each in args):  # true is not 1
             raise TypedError(at, f"'{value}' is not one of {', '.join(map(str, args))}" + _close(value, args))
         return value
     if origin in (Union, types.UnionType):
@@ -54,7 +55,7 @@ def build(kind: Any, value: Any, at: str = "", leaf: Leaf | None = None) -> Any:
         return [build(args[0], item, f"{at}[{i}]", leaf) for i, item in enumerate(value)]
     if origin in (dict, Mapping):
         _expect(isinstance(value, Mapping), value, value, at, "a table")
-        return {_key(args[0], k, at): build(args[1], v, _below(at, k), leaf) for k, v in value.items()}
+        return _table(args, value, at, leaf)
     if dataclasses.is_dataclass(kind):
         return _dataclass(kind, value, at, leaf)
     raise TypedError(at, f"cannot be given here (a {getattr(kind, '__name__', kind)})")
@@ -65,6 +66,8 @@ _SCALARS = {bool: "true or false", int: "a whole number", float: "a number", str
 
 def _scalar(kind: Any, value: Any, at: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) >= 2**1023:
+            raise TypedError(at, "is too large a number")
         return float(value)
     fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     return _expect(fits, value, value, at, _SCALARS[kind])
@@ -92,9 +95,19 @@ def _tuple(args: tuple[Any, ...], value: Any, at: str, leaf: Leaf | None) -> tup
     return tuple(build(kind, item, f"{at}[{i}]", leaf) for i, (kind, item) in enumerate(zip(args, value, strict=True)))
 
 
+def _table(args: tuple[Any, ...], value: Mapping[Any, Any], at: str, leaf: Leaf | None) -> dict[Any, Any]:
+    table: dict[Any, Any] = {}
+    for name, item in value.items():
+        key = _key(args[0], name, at)
+        if key in table:  # "1" and "01"
+            raise TypedError(_below(at, name), "is given twice")
+        table[key] = build(args[1], item, _below(at, name), leaf)
+    return table
+
+
 def _key(kind: Any, value: Any, at: str) -> Any:
     if kind is int and isinstance(value, str):  # keys of JSON and TOML tables are text
-        if not value.lstrip("-").isdecimal():
+        if not re.fullmatch(r"-?[0-9]{1,18}", value):
             raise TypedError(_below(at, value), "this key must be a whole number")
         return int(value)
     return build(kind, value, at)

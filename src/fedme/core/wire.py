@@ -25,6 +25,8 @@ def pack(value: Any, tensors: dict[str, Tensor], at: str = "") -> Any:
 def _pack(value: Any, tensors: dict[str, Tensor], at: str, seen: dict[int, str]) -> Any:
     if isinstance(value, Tensor):
         if id(value) not in seen:
+            while at in tensors:  # keys may hold anything: "a/b" beside a table "a" with a key "b"
+                at += "'"
             seen[id(value)] = at
             tensors[at] = value
         return seen[id(value)]
@@ -55,13 +57,20 @@ def fitting(plain: Plain, at: str) -> Model:
     """The model, if its weights are those of its architecture: the same names and shapes."""
     network = template(plain.arch, False)
     seeds = {f"{layer}.seed" for layer in dropout_layers(plain.arch)}
-    wanted = {name: p.shape for name, p in [*network.named_parameters(), *network.named_buffers()] if name not in seeds}
-    given = {name: tensor.shape for name, tensor in [*plain.params.items(), *plain.buffers.items()]}
-    for name in [*wanted, *given]:
-        if wanted.get(name) != given.get(name):
-            shapes = [tuple(each[name]) if name in each else "none" for each in (wanted, given)]
-            raise TypedError(f"{at}.{name}", f"does not fit {plain.arch.name}: shape {shapes[0]} expected, {shapes[1]} given")
+    trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    kept = {name: p for name, p in [*network.named_parameters(), *network.named_buffers()] if name not in {*trained, *seeds}}
+    for wanted, given in ((trained, plain.params), (kept, plain.buffers)):
+        for name in [*wanted, *given]:
+            expected, found = _looks(wanted.get(name)), _looks(given.get(name))
+            if expected != found:
+                raise TypedError(f"{at}.{name}", f"does not fit {plain.arch.name}: {expected} expected, {found} given")
     return Model(plain.arch, plain.params, plain.buffers)
+
+
+def _looks(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "nothing"
+    return f"shape {tuple(tensor.shape)}" + ("" if tensor.is_floating_point() else " of whole numbers")
 
 
 def unpack(kind: type[T], plain: Any, tensors: Mapping[str, Tensor], archs: Mapping[str, Arch], at: str = "") -> T:
@@ -75,7 +84,7 @@ def unpack(kind: type[T], plain: Any, tensors: Mapping[str, Tensor], archs: Mapp
         if kind is Model:
             return fitting(build(Plain, value, at, leaf), at)
         if kind is Arch:
-            if value not in archs:
+            if not isinstance(value, str) or value not in archs:
                 raise TypedError(at, f"unknown architecture {value!r}; known: {', '.join(archs)}")
             return archs[value]
         return NotImplemented
