@@ -10,6 +10,7 @@ from fedme.core.data import Arrays, ClientData, ClientId, Schema, Split
 from fedme.core.key import Key
 from fedme.core.method import Member, Round, Task
 from fedme.core.model import Arch, Model
+from fedme.engines.drive import Execute
 from fedme.engines.inprocess import InProcess
 from fedme.engines.round import Answer, play
 
@@ -88,10 +89,11 @@ def federate(
     rounds: int = 3,
     seed: int = 0,
     lost: Callable[[int, ClientId], bool] = lambda t, client: False,
+    execute: Execute | None = None,
 ) -> tuple[Any, Losing]:
     """Play some rounds; the server's state and the engine, which holds the clients' states."""
     root = Key(seed)
-    engine = Losing(method, task, data, root)
+    engine = Losing(method, task, data, root, execute)
     engine.lost = lost
     server = method.init_server(task, root.at("init"))
     for t in range(rounds):

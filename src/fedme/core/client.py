@@ -43,28 +43,41 @@ class Local:
     offset: int = 0  # in that order, the batch to begin with
     augment: bool = True  # let the source change inputs at random, if it does
 
-    def batches(self, samples: int, key: Key) -> list[Tensor]:
-        """The positions of every batch, in order. The last batch of an epoch may be small; nothing is dropped."""
-        per_epoch = -(-samples // self.batch)
+    def schedule(self, samples: int, key: Key) -> tuple[Tensor, Tensor]:
+        """The positions of every batch (steps x batch, padded with 0) and how many of them count (steps).
+
+        The last batch of an epoch may be small; nothing is dropped.
+        """
         if not samples:
-            return []
-        if not self.shuffle:
-            parts = torch.arange(samples).split(self.batch)
-            count = self.steps if self.steps is not None else self.epochs * per_epoch
-            return [parts[(self.offset + step) % per_epoch] for step in range(count)]
-        epochs = self.epochs if self.steps is None else -(-self.steps // per_epoch)
-        whole: list[Tensor] = []
+            return torch.zeros((0, self.batch), dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+        per_epoch = -(-samples // self.batch)
+        count = self.steps if self.steps is not None else self.epochs * per_epoch
+        first = self.offset % per_epoch if not self.shuffle else 0
+        epochs = -(-(first + count) // per_epoch)
+        whole = torch.zeros((epochs, per_epoch * self.batch), dtype=torch.int64)
         for epoch in range(epochs):
-            order = torch.randperm(samples, generator=key.at("epoch", epoch).torch())
-            whole.extend(order.split(self.batch))
-        return whole[: self.steps]
+            order = torch.randperm(samples, generator=key.at("epoch", epoch).torch()) if self.shuffle else torch.arange(samples)
+            whole[epoch, :samples] = order
+        sizes = torch.full((epochs, per_epoch), self.batch)
+        sizes[:, -1] = samples - (per_epoch - 1) * self.batch
+        chosen = slice(first, first + count)
+        return whole.reshape(-1, self.batch)[chosen], sizes.reshape(-1)[chosen]
+
+    def batches(self, samples: int, key: Key) -> list[Tensor]:
+        """The positions of every batch, in order."""
+        positions, sizes = self.schedule(samples, key)
+        return [row[:size] for row, size in zip(positions, sizes.tolist(), strict=True)]
 
 
 class Objective(Protocol):
     """A loss that sees outputs only, never weights, so that any mix of architectures can be trained together."""
 
     def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
-        """The loss of every role for every sample. A role's loss must not depend on the weights of another role."""
+        """The loss of every role for every sample. A role's loss must not depend on the weights of another role.
+
+        An objective may have a method `slopes` with the same arguments that returns the losses and, in closed form, their
+        derivatives by the logits.
+        """
         ...
 
 

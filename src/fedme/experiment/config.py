@@ -67,6 +67,7 @@ class EngineOptions:
     """The `[engine]` table: what runs the clients."""
 
     name: Literal["inprocess"] = "inprocess"
+    path: Literal["auto", "alone"] = "auto"  # "alone": one operation after another, the plain reference
     threads: int = 1  # of torch; small networks lose by more, and results depend on it in their last bits
     dtype: Literal["float32", "float64"] = "float32"
 

@@ -21,6 +21,7 @@ import fedme
 from fedme.core.data import ClientId
 from fedme.core.key import Key
 from fedme.core.method import Round
+from fedme.engines.batched import Batched
 from fedme.engines.client import AnyMethod, Assessment, Finetune
 from fedme.engines.drive import Done
 from fedme.engines.inprocess import InProcess, one_by_one
@@ -111,7 +112,8 @@ def _run(folder: Path, display: Display) -> None:
             display.tick()
             stop()
 
-        execute = one_by_one(tick)
+        batched = Batched(tick)
+        execute = batched if settings.engine.path == "auto" else one_by_one(tick)
         display.note(f"loading {experiment.data_name} ...")
         federation = assemble.gather(experiment)
         for note in federation.notes:
@@ -138,6 +140,7 @@ def _run(folder: Path, display: Display) -> None:
             checkpoint.save(folder, at, config)
         engine = InProcess(method, prepared.task, federation.clients, root, execute)
         Loop(folder, experiment, prepared, engine, display).run(at, config)
+        write_text(folder / "engine.log", "".join(f"{line}\n" for line in batched.explain()))
     summary.write(folder, config)
 
 

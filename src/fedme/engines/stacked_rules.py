@@ -1,0 +1,153 @@
+"""Any rule over stacked weights of dense networks: the rule's own arithmetic, with gradients of all clients at once.
+
+A stacked model of a role has an entry "architecture:weight" for each architecture among the clients; its leading axis counts
+the clients that have it, in order, so that clients that finish are taken off the end.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedme.core.client import Batch, Models, Role, Train, Trained
+from fedme.core.dropout import at_draw
+from fedme.core.model import Arch, Model
+from fedme.core.tree import Params
+from fedme.engines.alone import DRAWS_A_STEP, mask_seeds
+from fedme.engines.dense import chain, clip_factor, forward, gradients
+from fedme.engines.schedule import Losses, Schedule, slopes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which clients (by rank) have which architecture in one role."""
+
+    groups: Mapping[str, tuple[Arch, Tensor]]
+
+    @classmethod
+    def of(cls, models: Sequence[Model]) -> "Layout":
+        """The layout of one model a client."""
+        archs = {model.arch.name: model.arch for model in models}
+        ranks = {name: [i for i, model in enumerate(models) if model.arch == arch] for name, arch in archs.items()}
+        return cls({name: (arch, torch.tensor(ranks[name])) for name, arch in archs.items()})
+
+    def stack(self, trees: Sequence[Params]) -> dict[str, Tensor]:
+        """One stacked tree from one tree a client."""
+        return {
+            f"{name}:{key}": torch.stack([trees[rank][key] for rank in ranks.tolist()])
+            for name, (_, ranks) in self.groups.items()
+            for key in trees[int(ranks[0])]
+        }
+
+    def first(self, tree: Params, active: int) -> dict[str, Tensor]:
+        """The part of the first `active` clients."""
+        counts = {name: int(torch.searchsorted(ranks, active)) for name, (_, ranks) in self.groups.items()}
+        return {key: value[: counts[key.rpartition(":")[0]]] for key, value in tree.items()}
+
+    def row(self, tree: Params, rank: int) -> dict[str, Tensor]:
+        """One client's tree."""
+        name, place = next((n, int((r == rank).nonzero())) for n, (_, r) in self.groups.items() if bool((r == rank).any()))
+        return {key.rpartition(":")[2]: v[place].clone() for key, v in tree.items() if key.rpartition(":")[0] == name}
+
+
+def train_rule(ops: Sequence[Train], plan: Schedule, table: Tensor) -> list[Trained]:
+    """Train operations that share a rule and roles; they are in the order of the plan, `table` holds the inputs."""
+    rule = ops[0].rule
+    layouts = {role: Layout.of([op.models[role] for op in ops]) for role in ops[0].models}
+    anchors = {role: Layout.of([op.frozen[role] for op in ops]) for role in ops[0].frozen}
+    models: Models = {role: _stacked(layout, [op.models[role] for op in ops]) for role, layout in layouts.items()}
+    frozen = {role: _stacked(layout, [op.frozen[role] for op in ops]) for role, layout in anchors.items()}
+    opt: Any = {role: _given(layouts[role], ops, role, fresh) for role, fresh in rule.init(models).items()}
+    gradient = StackedGradient(ops, layouts, plan, table)
+    results: dict[int, Trained] = {}
+    active = len(ops)
+    for step in range(max(plan.steps, default=0) + 1):
+        still = plan.active(step)
+        for rank in range(still, active):
+            own = {
+                role: Model(ops[rank].models[role].arch, layouts[role].row(m.params, rank), {}) for role, m in models.items()
+            }
+            states = {role: layouts[role].row(state, rank) for role, state in opt.items()}
+            results[rank] = Trained(own, states, gradient.losses.means(rank))
+        if still == 0:
+            break
+        if still < active:
+            models = {role: m.with_params(layouts[role].first(m.params, still)) for role, m in models.items()}
+            frozen = {role: m.with_params(anchors[role].first(m.params, still)) for role, m in frozen.items()}
+            opt = {role: layouts[role].first(state, still) for role, state in opt.items()}
+            active = still
+        batch = Batch(plan.rows[:active, step], plan.targets[:active, step], step)
+        models, opt = rule(gradient, models, opt, frozen, batch)
+    return [results[rank] for rank in range(len(ops))]
+
+
+def _stacked(layout: Layout, models: Sequence[Model]) -> Model:
+    return Model(models[0].arch, layout.stack([model.params for model in models]), {})
+
+
+def _given(layout: Layout, ops: Sequence[Train], role: Role, fresh: Params) -> Params:
+    """The optimiser states the operations bring; fresh ones where they bring none."""
+    zeros = [layout.row(fresh, rank) for rank in range(len(ops))]
+    return layout.stack([op.opt.get(role) or zero for op, zero in zip(ops, zeros, strict=True)])
+
+
+class StackedGradient:
+    """The gradients of all clients at once; a batch's `x` holds row numbers of the table of inputs."""
+
+    def __init__(self, ops: Sequence[Train], layouts: Mapping[Role, Layout], plan: Schedule, table: Tensor) -> None:
+        self.objective, self.layouts, self.plan, self.table = ops[0].rule.objective, layouts, plan, table
+        self.losses = Losses(len(ops), table.dtype)
+        self.seeds = {
+            (role, name): _seeds([mask_seeds({role: ops[r].models[role]}, ops[r].key)[role] for r in ranks.tolist()])
+            for role, layout in layouts.items()
+            for name, (_, ranks) in layout.groups.items()
+        }
+
+    def clip(self, grads: Params, limit: float) -> Params:
+        layout = next(each for each in self.layouts.values() if _prefixes(grads) == set(each.groups))
+        found: dict[str, Tensor] = {}
+        for name in layout.groups:
+            mine = {key: g for key, g in grads.items() if key.rpartition(":")[0] == name}
+            factor = clip_factor(mine, limit)
+            found |= {key: g * factor.view(-1, *(1,) * (g.dim() - 1)) for key, g in mine.items()}
+        return {key: found[key] for key in grads}
+
+    def __call__(self, models: Models, batch: Batch, draw: int = 0) -> tuple[dict[Role, Params], dict[Role, Params]]:
+        active = len(batch.y)
+        number = batch.step * DRAWS_A_STEP + draw
+        logits: dict[Role, Tensor] = {}
+        passes = []
+        for role, model in models.items():
+            for name, (arch, all_ranks) in self.layouts[role].groups.items():
+                ranks = all_ranks[: int(torch.searchsorted(all_ranks, active))]
+                network = chain(arch)
+                if network is None or not len(ranks):
+                    continue
+                weights = {key.rpartition(":")[2]: w for key, w in model.params.items() if key.rpartition(":")[0] == name}
+                rows = batch.x[ranks]
+                x = self.table.index_select(0, rows.reshape(-1)).view(len(ranks), rows.shape[1], -1)
+                seeds = {layer: at_draw(seed[: len(ranks)], number) for layer, seed in self.seeds[role, name].items()}
+                z, kept = forward(network, weights, x, seeds)
+                logits.setdefault(role, z.new_empty((active, *z.shape[1:]))).index_copy_(0, ranks, z)
+                passes.append((role, name, network, ranks, weights, kept))
+        share = self.plan.share[:active, batch.step]
+        losses, slope = slopes(self.objective, logits, batch.y)
+        if draw == 0:
+            self.losses.add(losses, share)
+        grads: dict[Role, dict[str, Tensor]] = {role: {} for role in models}
+        for role, name, network, ranks, weights, kept in passes:
+            found = gradients(network, weights, kept, (slope[role] * share.unsqueeze(-1))[ranks])
+            grads[role] |= {f"{name}:{key}": g for key, g in found.items()}
+        # A stack whose clients have all finished has nothing to say, and nobody asks.
+        whole = {role: {k: grads[role].get(k, torch.zeros_like(w)) for k, w in m.params.items()} for role, m in models.items()}
+        return {role: dict(each) for role, each in whole.items()}, {role: {} for role in models}
+
+
+def _prefixes(tree: Params) -> set[str]:
+    return {key.rpartition(":")[0] for key in tree}
+
+
+def _seeds(each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {layer: torch.stack([seeds[layer] for seeds in each]) for layer in each[0]}
