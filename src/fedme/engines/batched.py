@@ -19,6 +19,7 @@ from fedme.engines.schedule import schedule
 from fedme.engines.stacked import train_sgd
 from fedme.engines.stacked_predict import predict_stacked
 from fedme.engines.stacked_rules import train_rule
+from fedme.engines.workers import Workers
 from fedme.learn.objectives import cross_entropy
 from fedme.learn.rules import Sgd
 
@@ -26,32 +27,39 @@ from fedme.learn.rules import Sgd
 class Batched:
     """An executor that groups. `tick` is called after every operation, for progress and for stopping."""
 
-    def __init__(self, tick: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, tick: Callable[[], None] = lambda: None, workers: int = 1) -> None:
         self.tick = tick
         self.gather = Gather()
+        self.workers = Workers(workers, tick) if workers > 1 else None
         self.paths: Counter[tuple[str, str]] = Counter()  # (what, path and reason) -> operations
 
     def __call__(self, operations: Sequence[Op]) -> list[tuple[Any, float]]:
         """The result of every operation and the seconds it took; a group's time is shared by its samples."""
-        results: list[tuple[Any, float] | None] = [None] * len(operations)
+        results: dict[int, tuple[Any, float]] = {}
         groups: dict[Hashable, list[int]] = {}
+        reasons = {index: self._obstacle(op) for index, op in enumerate(operations)}
         for index, op in enumerate(operations):
-            groups.setdefault(self._key(op, index), []).append(index)
+            if not reasons[index]:
+                groups.setdefault(self._key(op), []).append(index)
+                self._took(op, "stacked")
         for members in groups.values():
-            ops = [operations[index] for index in members]
-            for index, result in zip(members, self._run(ops), strict=True):
-                results[index] = result
-        return [result for result in results if result is not None]
+            results.update(zip(members, self._group([operations[index] for index in members]), strict=True))
+        rest = [index for index, reason in reasons.items() if reason]
+        afar = self.workers is not None and len(rest) > 1
+        for index in rest:
+            self._took(operations[index], f"{'in workers' if afar else 'alone'}: {reasons[index]}")
+        work = [operations[index] for index in rest]
+        done = self.workers.run(work) if self.workers is not None and afar else [self._alone(op) for op in work]
+        results.update(zip(rest, done, strict=True))
+        return [results[index] for index in range(len(operations))]
 
-    def _run(self, ops: list[Op]) -> list[tuple[Any, float]]:
+    def _group(self, ops: list[Op]) -> list[tuple[Any, float]]:
         start = time.perf_counter()
         values = self._together(ops)
-        if values is None:
-            return [self._alone(op) for op in ops]
         spent = time.perf_counter() - start
         for _ in ops:
             self.tick()
-        weights = [len(op.data) or 1 for op in ops]
+        weights = [len(op.data) for op in ops]
         return [(value, spent * weight / sum(weights)) for value, weight in zip(values, weights, strict=True)]
 
     def _alone(self, op: Op) -> tuple[Any, float]:
@@ -61,14 +69,11 @@ class Batched:
         self.tick()
         return value, spent
 
-    def _key(self, op: Op, index: int) -> Hashable:
-        """What operations must have in common to run as one; an operation that runs alone has a key of its own."""
-        reason = self._obstacle(op)
-        kind = type(op).__name__.lower()
-        if reason:
-            self.paths[kind, f"alone: {reason}"] += 1
-            return index
-        self.paths[kind, "stacked"] += 1
+    def _took(self, op: Op, path: str) -> None:
+        self.paths[type(op).__name__.lower(), path] += 1
+
+    def _key(self, op: Op) -> Hashable:
+        """What operations must have in common to run as one."""
         source = id(op.data.source)
         if isinstance(op, Train):
             shape = None if op.data.targets is None else op.data.targets.shape[1:]
@@ -95,10 +100,8 @@ class Batched:
             return "the inputs are not one table of numbers"
         return ""
 
-    def _together(self, ops: list[Op]) -> list[Any] | None:
+    def _together(self, ops: list[Op]) -> list[Any]:
         first = ops[0]
-        if self._obstacle(first):
-            return None
         if isinstance(first, Train):
             return self._train([op for op in ops if isinstance(op, Train)])
         looks = [op for op in ops if not isinstance(op, Train)]
@@ -123,6 +126,11 @@ class Batched:
     def explain(self) -> list[str]:
         """One line for every path that operations took."""
         return [f"{what}: {count} operations {path}" for (what, path), count in sorted(self.paths.items())]
+
+    def close(self) -> None:
+        """End what runs beside this process."""
+        if self.workers is not None:
+            self.workers.close()
 
 
 def _score(logits: Tensor, data: Split) -> Score:

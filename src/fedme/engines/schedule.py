@@ -16,11 +16,7 @@ class Schedule:
     rows: Tensor  # clients x steps x batch: row numbers of the source
     targets: Tensor  # clients x steps x batch (x classes)
     share: Tensor  # clients x steps x batch: 1 / batch size, 0 for padding
-    steps: list[int]  # of each client
-
-    def active(self, step: int) -> int:
-        """How many clients have a batch at this step."""
-        return sum(count > step for count in self.steps)
+    active: list[int]  # at each step, how many clients have a batch
 
 
 def schedule(ops: Sequence[Train], dtype: torch.dtype) -> tuple[list[int], Schedule]:
@@ -41,7 +37,8 @@ def schedule(ops: Sequence[Train], dtype: torch.dtype) -> tuple[list[int], Sched
             rows[place, :count, :batch] = ops[i].data.rows[positions]
             targets[place, :count, :batch] = ops[i].data.y[positions]
             share[place, :count] = (inside < sizes[:, None]).to(dtype) / sizes[:, None].to(dtype)
-    return order, Schedule(rows, targets, share, steps)
+    active = (torch.tensor(steps)[:, None] > torch.arange(longest)).sum(0).tolist()
+    return order, Schedule(rows, targets, share, active)
 
 
 def slopes(
@@ -58,22 +55,22 @@ def slopes(
 
 
 class Losses:
-    """Mean training losses of clients that leave one after another."""
+    """Training losses of all clients, step by step; means are taken when everything is over."""
 
-    def __init__(self, clients: int, dtype: torch.dtype) -> None:
-        self.clients, self.dtype = clients, dtype
-        self.sums: dict[Role, Tensor] = {}
-        self.seen = torch.zeros(clients, dtype=dtype)
+    def __init__(self, share: Tensor) -> None:
+        self.share = share  # clients x steps x batch; 0 for padding
+        self.seen: dict[Role, Tensor] = {}
 
-    def add(self, losses: Mapping[Role, Tensor], share: Tensor) -> None:
-        counts = share > 0
-        active = len(share)
-        self.seen[:active] += counts.sum(-1)
+    def add(self, losses: Mapping[Role, Tensor], step: int) -> None:
+        """Note the losses of the clients at work in a step."""
         for role, loss in losses.items():
-            total = self.sums.setdefault(role, torch.zeros(self.clients, dtype=self.dtype))
-            total[:active] += torch.where(counts, loss, 0.0).sum(-1)
+            if role not in self.seen:
+                self.seen[role] = torch.zeros_like(self.share)
+            self.seen[role][: len(loss), step] = loss
 
-    def means(self, rank: int) -> dict[Role, float]:
-        if not self.seen[rank]:
-            return {}
-        return {role: float(total[rank] / self.seen[rank]) for role, total in self.sums.items()}
+    def means(self) -> list[dict[Role, float]]:
+        """The mean over the samples seen, for every client and role."""
+        counts = self.share > 0
+        totals = counts.sum((1, 2))
+        sums = {role: torch.where(counts, loss, 0.0).sum((1, 2)) / totals for role, loss in self.seen.items()}
+        return [{role: float(mean[rank]) for role, mean in sums.items()} for rank in range(len(totals))]

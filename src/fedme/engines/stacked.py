@@ -46,11 +46,18 @@ class Lane:
         self.places = {role: torch.tensor([i for i, unit in enumerate(units) if unit.role == role]) for role in ops[0].models}
         seeds = [mask_seeds({unit.role: ops[unit.rank].models[unit.role]}, ops[unit.rank].key)[unit.role] for unit in units]
         names = [layer.name for layer in self.chain.layers if isinstance(layer, Dropout)]
+        self._count, self._first = len(units), self.weights
         self.seeds = {name: torch.stack([seed[name] for seed in seeds]) for name in names}
 
     def active(self, clients: int) -> int:
         """How many units belong to the first `clients` clients."""
         return bisect_left(self.order, clients)
+
+    def first(self, count: int) -> Mapping[str, Tensor]:
+        """The weights of the first `count` units."""
+        if count != self._count:
+            self._count, self._first = count, {name: w[:count] for name, w in self.weights.items()}
+        return self._first
 
     def every_client_once(self, clients: int) -> bool:
         """Whether the lane holds exactly one model of each client."""
@@ -102,10 +109,9 @@ class _InPlace:
         return {name: torch.stack([model.params[name] for model in frozen if model]) for name in lane.weights}
 
     def run(self) -> list[Trained]:
-        losses = Losses(len(self.ops), self.table.dtype)
+        losses = Losses(self.plan.share)
         roles = list(self.ops[0].models)
-        for step in range(max(self.plan.steps, default=0)):
-            active = self.plan.active(step)
+        for step, active in enumerate(self.plan.active):
             share = self.plan.share[:active, step]
             y = self.plan.targets[:active, step]
             rows = self.plan.rows[:active, step]
@@ -114,26 +120,26 @@ class _InPlace:
             passes = [self._forward(lane, rows, active, step) for lane in lanes]
             logits = _by_role(roles, lanes, [z for z, _, _ in passes], active)
             step_losses, step_slopes = slopes(self.rule.objective, logits, y)
-            losses.add(step_losses, share)
+            losses.add(step_losses, step)
             weighted = {role: slope * share.unsqueeze(-1) for role, slope in step_slopes.items()}
             for i, (z, kept, count) in zip(at_work, passes, strict=True):
                 slope = _by_lane(self.lanes[i], weighted, z, active)
                 self._backward(self.lanes[i], self.speeds[i], self.anchors[i], slope, kept, count)
-        return [self._result(rank, losses) for rank in range(len(self.ops))]
+        return [self._result(rank, means) for rank, means in enumerate(losses.means())]
 
     def _forward(self, lane: Lane, rows: Tensor, active: int, step: int) -> tuple[Tensor, list[Tensor], int]:
         count = lane.active(active)
         mine = rows if lane.every_client_once(len(self.ops)) else rows[lane.ranks[:count]]
         x = self.table.index_select(0, mine.reshape(-1)).view(count, mine.shape[1], -1)
         seeds = lane.seeds_at(count, step * DRAWS_A_STEP)
-        z, kept = forward(lane.chain, {name: w[:count] for name, w in lane.weights.items()}, x, seeds)
+        z, kept = forward(lane.chain, lane.first(count), x, seeds)
         return z, kept, count
 
     def _backward(
         self, lane: Lane, speed: dict[str, Tensor], anchor: dict[str, Tensor], slope: Tensor, kept: list[Tensor], count: int
     ) -> None:
         rule = self.rule
-        weights = {name: w[:count] for name, w in lane.weights.items()}
+        weights = lane.first(count)
         if rule.clip is None:
 
             def use(layer: Linear, slope: Tensor, x: Tensor) -> None:
@@ -172,7 +178,7 @@ class _InPlace:
         _add(v, grad, 1.0)
         w.add_(v, alpha=-rule.lr)
 
-    def _result(self, rank: int, losses: Losses) -> Trained:
+    def _result(self, rank: int, losses: Mapping[Role, float]) -> Trained:
         models, opt = {}, {}
         for lane, speed in zip(self.lanes, self.speeds, strict=True):
             for i, unit in enumerate(lane.units):
@@ -180,7 +186,7 @@ class _InPlace:
                     models[unit.role] = Model(lane.arch, {name: w[i].clone() for name, w in lane.weights.items()}, {})
                     opt[unit.role] = {name: v[i].clone() for name, v in speed.items()}
         ordered = {role: models[role] for role in self.ops[rank].models}
-        return Trained(ordered, opt if self.rule.momentum else {}, losses.means(rank))
+        return Trained(ordered, opt if self.rule.momentum else {}, losses)
 
 
 def _add(w: Tensor, grad: Tensor | tuple[Tensor, Tensor], factor: float) -> None:

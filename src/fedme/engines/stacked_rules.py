@@ -61,16 +61,14 @@ def train_rule(ops: Sequence[Train], plan: Schedule, table: Tensor) -> list[Trai
     frozen = {role: _stacked(layout, [op.frozen[role] for op in ops]) for role, layout in anchors.items()}
     opt: Any = {role: _given(layouts[role], ops, role, fresh) for role, fresh in rule.init(models).items()}
     gradient = StackedGradient(ops, layouts, plan, table)
-    results: dict[int, Trained] = {}
+    results: dict[int, tuple[Models, Any]] = {}
     active = len(ops)
-    for step in range(max(plan.steps, default=0) + 1):
-        still = plan.active(step)
+    for step, still in enumerate([*plan.active, 0]):
         for rank in range(still, active):
             own = {
                 role: Model(ops[rank].models[role].arch, layouts[role].row(m.params, rank), {}) for role, m in models.items()
             }
-            states = {role: layouts[role].row(state, rank) for role, state in opt.items()}
-            results[rank] = Trained(own, states, gradient.losses.means(rank))
+            results[rank] = own, {role: layouts[role].row(state, rank) for role, state in opt.items()}
         if still == 0:
             break
         if still < active:
@@ -80,7 +78,7 @@ def train_rule(ops: Sequence[Train], plan: Schedule, table: Tensor) -> list[Trai
             active = still
         batch = Batch(plan.rows[:active, step], plan.targets[:active, step], step)
         models, opt = rule(gradient, models, opt, frozen, batch)
-    return [results[rank] for rank in range(len(ops))]
+    return [Trained(*results[rank], means) for rank, means in enumerate(gradient.losses.means())]
 
 
 def _stacked(layout: Layout, models: Sequence[Model]) -> Model:
@@ -98,7 +96,7 @@ class StackedGradient:
 
     def __init__(self, ops: Sequence[Train], layouts: Mapping[Role, Layout], plan: Schedule, table: Tensor) -> None:
         self.objective, self.layouts, self.plan, self.table = ops[0].rule.objective, layouts, plan, table
-        self.losses = Losses(len(ops), table.dtype)
+        self.losses = Losses(plan.share)
         self.seeds = {
             (role, name): _seeds([mask_seeds({role: ops[r].models[role]}, ops[r].key)[role] for r in ranks.tolist()])
             for role, layout in layouts.items()
@@ -135,7 +133,7 @@ class StackedGradient:
         share = self.plan.share[:active, batch.step]
         losses, slope = slopes(self.objective, logits, batch.y)
         if draw == 0:
-            self.losses.add(losses, share)
+            self.losses.add(losses, batch.step)
         grads: dict[Role, dict[str, Tensor]] = {role: {} for role in models}
         for role, name, network, ranks, weights, kept in passes:
             found = gradients(network, weights, kept, (slope[role] * share.unsqueeze(-1))[ranks])

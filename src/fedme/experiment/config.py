@@ -68,10 +68,12 @@ class EngineOptions:
 
     name: Literal["inprocess"] = "inprocess"
     path: Literal["auto", "alone"] = "auto"  # "alone": one operation after another, the plain reference
-    threads: int = 1  # of torch; small networks lose by more, and results depend on it in their last bits
+    workers: int | None = None  # processes for networks that are not stacked, such as convolutions; one a processor by default
+    threads: int = 1  # of torch in this process; results depend on it in their last bits
     dtype: Literal["float32", "float64"] = "float32"
 
     def __post_init__(self) -> None:
+        require(self.workers is None or self.workers >= 1, "workers", f"must be at least 1, not {self.workers}")
         require(self.threads >= 1, "threads", f"must be at least 1, not {self.threads}")
 
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -106,13 +106,14 @@ def _run(folder: Path, display: Display) -> None:
     settings, config = experiment.settings, experiment.plain()
     torch.set_num_threads(settings.engine.threads)
     root = Key(settings.seed)
-    with stopping() as stop:
+    with stopping() as stop, ExitStack() as cleanup:
 
         def tick() -> None:
             display.tick()
             stop()
 
-        batched = Batched(tick)
+        batched = Batched(tick, settings.engine.workers or os.cpu_count() or 1)
+        cleanup.callback(batched.close)
         execute = batched if settings.engine.path == "auto" else one_by_one(tick)
         display.note(f"loading {experiment.data_name} ...")
         federation = assemble.gather(experiment)

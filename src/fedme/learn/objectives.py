@@ -38,7 +38,7 @@ class CrossEntropy:
         label = y.unsqueeze(-1)
         logs = {role: F.log_softmax(z, dim=-1) for role, z in logits.items()}
         losses = {role: -log.gather(-1, label).squeeze(-1) for role, log in logs.items()}
-        minus = _minus_one(logs, label)
+        minus = _minus_one(label, next(iter(logs.values())).dtype)
         return losses, {role: log.exp().scatter_add_(-1, label, minus) for role, log in logs.items()}
 
 
@@ -65,7 +65,7 @@ class Mutual:
         label = y.unsqueeze(-1)
         logs = {role: F.log_softmax(logits[role], dim=-1) for role in (self.first, self.second)}
         probabilities = {role: log.exp() for role, log in logs.items()}
-        minus = _minus_one(logs, label)
+        minus = _minus_one(label, logs[self.first].dtype)
         losses, slopes = {}, {}
         for i, (role, other) in enumerate(((self.first, self.second), (self.second, self.first))):
             p, q = probabilities[role], probabilities[other]
@@ -76,8 +76,8 @@ class Mutual:
         return losses, slopes
 
 
-def _minus_one(logs: Mapping[Role, Tensor], label: Tensor) -> Tensor:
-    return -torch.ones_like(next(iter(logs.values()))[..., :1]).expand(label.shape)
+def _minus_one(label: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.tensor(-1.0, dtype=dtype, device=label.device).expand(label.shape)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,159 @@
+"""Worker processes give what one process gives, and a worker that dies costs nothing but time."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from support import DENSE, DROPPING, LINEAR, NORMALISED, clients, federate, personal, same, task
+from torch import nn
+
+from fedme.core.client import Evaluate, Local, Predict, Train
+from fedme.core.key import Key
+from fedme.core.model import Arch, Model
+from fedme.engines import alone
+from fedme.engines.batched import Batched
+from fedme.engines.workers import WorkerError, Workers, effort
+from fedme.learn.objectives import CrossEntropy
+from fedme.learn.rules import Sgd
+from fedme.learn.training import Training
+from fedme.methods import METHODS
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+
+
+@pytest.fixture
+def workers():
+    pool = Workers(2)
+    yield pool
+    pool.close()
+
+
+def operations(count=5):
+    data = clients((7, 23, 1, 12, 2)[:count])
+    rule = Sgd(CrossEntropy(), 0.1, momentum=0.9)
+    ops = [
+        Train({"own": Model.init(NORMALISED, Key(i), torch.float64)}, rule, d.train, Local(2, 4), Key(1).at(i))
+        for i, d in enumerate(data.values())
+    ]
+    models = [Model.init(DROPPING, Key(i), torch.float64) for i in range(count)]
+    ops += [Predict(m, d.test) for m, d in zip(models, data.values(), strict=True)]
+    return ops + [Evaluate(m, d.test) for m, d in zip(models, data.values(), strict=True)]
+
+
+def test_results_are_those_of_one_process_bit_for_bit(workers):
+    ops = operations()
+    for _ in range(2):
+        for op, (got, seconds) in zip(ops, workers.run(ops), strict=True):
+            want = alone.run(op)
+            if isinstance(op, Train):
+                assert same(want.models["own"], got.models["own"])
+                assert want.losses == got.losses
+                assert all(torch.equal(want.opt["own"][n], got.opt["own"][n]) for n in want.opt["own"])
+            elif isinstance(op, Predict):
+                assert torch.equal(want, got)
+            else:
+                assert want == got
+            assert seconds >= 0
+
+
+@pytest.mark.parametrize("name", ["fedme", "fml", "fedavg", "pfml"])
+def test_methods_in_workers(name):
+    method = METHODS[name](train=Training(epochs=2, batch=5, lr=0.1))
+    archs = (DENSE, NORMALISED, LINEAR) if name != "fedavg" else (LINEAR,) * 3
+    setting = task(archs, shared=NORMALISED if name != "pfml" else LINEAR)
+    data = clients()
+    executor = Batched(workers=2)
+    a = personal(method, *federate(method, setting, data, rounds=3))
+    b = personal(method, *federate(method, setting, data, rounds=3, execute=executor))
+    executor.close()
+    assert all(same(a[c], b[c], 1e-9) for c in data)
+    assert any("in workers" in line for line in executor.explain())
+
+
+def slow_net():
+    class Slow(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(3, 4)
+
+        def forward(self, x):
+            time.sleep(0.02)
+            return self.net(x)
+
+    return Slow()
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_work_done_again(workers):
+    arch = Arch(slow_net)
+    data = clients((20, 20, 20, 20))
+    rule = Sgd(CrossEntropy(), 0.1)
+    ops = [
+        Train({"own": Model.init(arch, Key(i), torch.float64)}, rule, d.train, Local(1, 1), Key(i))
+        for i, d in enumerate(data.values())
+    ]
+    expected = [alone.run(op) for op in ops]
+    killed = []
+
+    def kill():
+        while not workers.workers:
+            time.sleep(0.01)
+        time.sleep(0.15)
+        killed.append(workers.workers[0].process.pid)
+        os.kill(killed[0], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    results = workers.run(ops)
+    thread.join()
+    assert killed[0] not in [worker.process.pid for worker in workers.workers]
+    assert all(same(want.models["own"], got.models["own"]) for want, (got, _) in zip(expected, results, strict=True))
+
+
+def fatal_net():
+    class Fatal(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(3, 4)
+
+        def forward(self, x):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return Fatal()
+
+
+def failing_net():
+    class Failing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(3, 4)
+
+        def forward(self, x):
+            raise ValueError("no such luck")
+
+    return Failing()
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"), [(fatal_net, "3 worker processes died"), (failing_net, "ValueError: no such luck")]
+)
+def test_an_operation_that_cannot_be_done_is_given_up_and_said(workers, factory, said):
+    data = clients((5, 5))
+    ops = [Predict(Model.init(Arch(factory), Key(0), torch.float64), d.test) for d in data.values()]
+    with pytest.raises(WorkerError, match=said):
+        workers.run(ops)
+    assert workers.workers == []
+
+
+def test_new_data_reaches_the_workers(workers):
+    first, second = operations(2), operations(3)
+    assert first[0].data.source is not second[0].data.source
+    workers.run(first)
+    assert torch.equal(workers.run(second)[3][0], alone.run(second[3]))
+
+
+def test_the_longest_work_is_known():
+    ops = operations(3)
+    assert effort(ops[1]) > effort(ops[0]) > effort(ops[2]) > effort(ops[3])
