@@ -61,7 +61,7 @@ def test_what_cannot_be_stacked_runs_alone_beside_the_rest():
     a = personal(method, *federate(method, setting, data, rounds=3))
     b = personal(method, *federate(method, setting, data, rounds=3, execute=batched))
     assert all(near(a[c], b[c]) for c in data)
-    assert any("normalised is not a chain" in line for line in batched.explain())
+    assert any("normalised has buffers" in line for line in batched.explain())
     assert any("stacked" in line for line in batched.explain())
 
 
@@ -246,3 +246,49 @@ def test_far_fewer_torch_operations():
             execute(ops)
         counts.append(count.calls)
     assert counts[1] * 5 < counts[0]
+
+
+class Residual(nn.Module):
+    def __init__(self, width=6):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(3, width), nn.Linear(width, width), nn.Linear(width, 4)
+        self.norm, self.drop = nn.LayerNorm(width), nn.Dropout(0.3)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        return self.last(self.norm(x + self.drop(torch.tanh(self.middle(x)))))
+
+
+class Wild(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(3, 4)
+
+    def forward(self, x):
+        return self.net(nn.functional.dropout(x, 0.5, self.training))
+
+
+RESIDUAL, WILD = Arch.named("residual", Residual), Arch.named("wild", Wild)
+
+
+@pytest.mark.parametrize("name", ["fedme", "fml", "pfml", "fedavg", "pfedme"])
+def test_other_networks_are_stacked_by_vmap(name):
+    method = METHODS[name](train=Training(epochs=2, batch=5, lr=0.1, clip=1.0))
+    setting = task((DENSE, RESIDUAL, WIDE, RESIDUAL, LINEAR) if name in OWN else (LINEAR,) * 5, shared=RESIDUAL)
+    data = clients(SIZES)
+    batched = Batched()
+    a = personal(method, *federate(method, setting, data, rounds=3))
+    b = personal(method, *federate(method, setting, data, rounds=3, execute=batched))
+    assert all(near(a[c], b[c]) for c in data)
+    assert batched.paths["train", "stacked by vmap"] > 0
+    assert batched.paths["predict", "stacked by vmap"] > 0
+    assert not any("alone" in line for line in batched.explain())
+
+
+def test_a_network_that_draws_its_own_random_numbers_runs_alone():
+    method = METHODS["local"](train=Training(epochs=2, batch=5, lr=0.1))
+    batched = Batched()
+    a = personal(method, *federate(method, task((WILD,) * 5), clients(SIZES), rounds=2))
+    b = personal(method, *federate(method, task((WILD,) * 5), clients(SIZES), rounds=2, execute=batched))
+    assert all(near(a[c], b[c], 0.0) for c in a)
+    assert any("alone: wild cannot be batched" in line for line in batched.explain())

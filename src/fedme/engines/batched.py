@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fedme.core.client import Evaluate, Op, Score, Train
 from fedme.core.data import Split
-from fedme.engines import alone
+from fedme.engines import alone, vmapped
 from fedme.engines.dense import chain
-from fedme.engines.gather import Gather, dims
+from fedme.engines.gather import Gather, sample
 from fedme.engines.schedule import schedule
 from fedme.engines.stacked import train_sgd
 from fedme.engines.stacked_predict import predict_stacked
@@ -41,7 +41,7 @@ class Batched:
         for index, op in enumerate(operations):
             if not reasons[index]:
                 groups.setdefault(self._key(op), []).append(index)
-                self._took(op, "stacked")
+                self._took(op, "stacked" if self._is_dense(op) else "stacked by vmap")
         for members in groups.values():
             results.update(zip(members, self._group([operations[index] for index in members]), strict=True))
         rest = [index for index, reason in reasons.items() if reason]
@@ -78,8 +78,12 @@ class Batched:
         if isinstance(op, Train):
             shape = None if op.data.targets is None else op.data.targets.shape[1:]
             roles = tuple((role, model.dtype) for role, model in op.models.items())
-            return Train, op.rule, source, shape, roles, tuple(op.frozen), tuple(op.opt) == ()
+            return Train, op.rule, source, self._is_dense(op), shape, roles, tuple(op.frozen), tuple(op.opt) == ()
         return "look", op.model.arch, op.model.dtype, source
+
+    def _is_dense(self, op: Op) -> bool:
+        models = op.models.values() if isinstance(op, Train) else [op.model]
+        return all(chain(model.arch) is not None for model in models)
 
     def _obstacle(self, op: Op) -> str:
         """Why an operation cannot be stacked; empty if it can."""
@@ -88,16 +92,18 @@ class Batched:
             return "its speed is to be measured"
         if not len(op.data):
             return "no data"
+        if self.gather.table(op.data.source, models[0].dtype) is None:
+            return "the inputs are too many for one table, or change at random"
+        first = sample(op.data)
+        if first is None:
+            return "the inputs are more than one tensor"
         for model in models:
             network = chain(model.arch)
-            if network is None:
-                return f"{model.arch.name} is not a chain of dense layers"
+            dense = network is not None and first.is_floating_point() and (network.flattens or first.dim() == 1)
+            if not dense and (reason := "it does not flatten its inputs" if network else vmapped.obstacle(model.arch, first)):
+                return reason
             if model.buffers:
                 return f"{model.arch.name} has buffers"
-            if not network.flattens and dims(op.data) != 1:
-                return f"{model.arch.name} does not flatten its inputs"
-        if self.gather.table(op.data.source, models[0].dtype) is None:
-            return "the inputs are not one table of numbers"
         return ""
 
     def _together(self, ops: list[Op]) -> list[Any]:
@@ -105,19 +111,17 @@ class Batched:
         if isinstance(first, Train):
             return self._train([op for op in ops if isinstance(op, Train)])
         looks = [op for op in ops if not isinstance(op, Train)]
-        table = self.gather.table(first.data.source, first.model.dtype)
-        assert table is not None
-        logits = predict_stacked([(op.model, op.data) for op in looks], table)
+        fetch = self.gather.fetch(first.data, first.model.dtype)
+        logits = predict_stacked([(op.model, op.data) for op in looks], fetch)
         return [_score(z, op.data) if isinstance(op, Evaluate) else z for op, z in zip(looks, logits, strict=True)]
 
     def _train(self, ops: list[Train]) -> list[Any]:
         dtype = next(iter(ops[0].models.values())).dtype
-        table = self.gather.table(ops[0].data.source, dtype)
-        assert table is not None
+        fetch = self.gather.fetch(ops[0].data, dtype)
         order, plan = schedule(ops, dtype)
         in_order = [ops[index] for index in order]
-        plain = type(ops[0].rule) is Sgd and not ops[0].rule.alternating
-        trained = (train_sgd if plain else train_rule)(in_order, plan, table)
+        plain = type(ops[0].rule) is Sgd and not ops[0].rule.alternating and all(self._is_dense(op) for op in ops)
+        trained = (train_sgd if plain else train_rule)(in_order, plan, fetch)
         results: list[Any] = [None] * len(ops)
         for index, result in zip(order, trained, strict=True):
             results[index] = result

@@ -19,6 +19,7 @@ from fedme.core.dropout import at_draw
 from fedme.core.model import Arch, Model
 from fedme.engines.alone import DRAWS_A_STEP, mask_seeds
 from fedme.engines.dense import Chain, Dropout, Linear, backward, chain, clip_factor, forward, gradients
+from fedme.engines.gather import Fetch
 from fedme.engines.schedule import Losses, Schedule, slopes
 from fedme.learn.rules import Sgd
 
@@ -68,11 +69,11 @@ class Lane:
         return {name: at_draw(seed[:count], number) for name, seed in self.seeds.items()}
 
 
-def train_sgd(ops: Sequence[Train], plan: Schedule, table: Tensor) -> list[Trained]:
-    """Train operations that share an SGD rule and roles; they are in the order of the plan, `table` holds the inputs."""
+def train_sgd(ops: Sequence[Train], plan: Schedule, fetch: Fetch) -> list[Trained]:
+    """Train operations that share an SGD rule and roles; they are in the order of the plan, `fetch` has the inputs."""
     rule = ops[0].rule
     assert isinstance(rule, Sgd)
-    return _InPlace(ops, _lanes(ops), plan, table, rule).run()
+    return _InPlace(ops, _lanes(ops), plan, fetch, rule).run()
 
 
 def _lanes(ops: Sequence[Train]) -> list[Lane]:
@@ -86,8 +87,8 @@ def _lanes(ops: Sequence[Train]) -> list[Lane]:
 class _InPlace:
     """SGD over lanes: gradients go straight into the weights, or into momentum buffers."""
 
-    def __init__(self, ops: Sequence[Train], lanes: list[Lane], plan: Schedule, table: Tensor, rule: Sgd) -> None:
-        self.ops, self.lanes, self.plan, self.table, self.rule = ops, lanes, plan, table, rule
+    def __init__(self, ops: Sequence[Train], lanes: list[Lane], plan: Schedule, fetch: Fetch, rule: Sgd) -> None:
+        self.ops, self.lanes, self.plan, self.fetch, self.rule = ops, lanes, plan, fetch, rule
         self.speeds = [self._momentum(lane) for lane in lanes]
         self.anchors = [self._anchors(lane) for lane in lanes]
 
@@ -130,7 +131,7 @@ class _InPlace:
     def _forward(self, lane: Lane, rows: Tensor, active: int, step: int) -> tuple[Tensor, list[Tensor], int]:
         count = lane.active(active)
         mine = rows if lane.every_client_once(len(self.ops)) else rows[lane.ranks[:count]]
-        x = self.table.index_select(0, mine.reshape(-1)).view(count, mine.shape[1], -1)
+        x = self.fetch.flat(mine)
         seeds = lane.seeds_at(count, step * DRAWS_A_STEP)
         z, kept = forward(lane.chain, lane.first(count), x, seeds)
         return z, kept, count

@@ -1,4 +1,4 @@
-"""Logits of many dense models on many splits at once.
+"""Logits of many models on many splits at once.
 
 One model on the data of many clients (a global model) is one pass over all of it; different models on their own data are
 stacked in chunks of similar size, so that little is computed for padding.
@@ -11,14 +11,16 @@ from torch import Tensor
 
 from fedme.core.data import Split
 from fedme.core.model import Model
+from fedme.engines import vmapped
 from fedme.engines.alone import EVALUATION_BATCH
 from fedme.engines.dense import chain, forward
+from fedme.engines.gather import Fetch
 
 CHUNK = 1 << 22  # numbers of input that one program takes
 
 
-def predict_stacked(work: Sequence[tuple[Model, Split]], table: Tensor) -> list[Tensor]:
-    """The logits of every pair; all models have one architecture, all splits one source, whose inputs are in `table`."""
+def predict_stacked(work: Sequence[tuple[Model, Split]], fetch: Fetch) -> list[Tensor]:
+    """The logits of every pair; all models have one architecture, all splits one source, whose inputs `fetch` has."""
     results: list[Tensor | None] = [None] * len(work)
     by_model: dict[int, list[int]] = {}
     for index, (model, _) in enumerate(work):
@@ -27,29 +29,30 @@ def predict_stacked(work: Sequence[tuple[Model, Split]], table: Tensor) -> list[
     for group in shared:
         sizes = [len(work[index][1]) for index in group]
         rows = torch.cat([work[index][1].rows for index in group])
-        logits = torch.cat([_run([work[group[0]][0]], part[None], table)[0] for part in rows.split(EVALUATION_BATCH * 8)])
+        logits = torch.cat([_run([work[group[0]][0]], part[None], fetch)[0] for part in rows.split(EVALUATION_BATCH * 8)])
         for index, part in zip(group, logits.split(sizes), strict=True):
             results[index] = part
     single = [group[0] for group in by_model.values() if len(group) == 1]
     single.sort(key=lambda index: -len(work[index][1]))
     while single:
         longest = len(work[single[0]][1])
-        count = max(1, CHUNK // (longest * table.shape[1]))
+        count = max(1, CHUNK // (longest * fetch.table.shape[1]))
         # Not more than half of the work may be padding.
         chunk = [index for index in single[:count] if 2 * len(work[index][1]) >= longest]
         single = single[len(chunk) :]
         rows = torch.zeros((len(chunk), longest), dtype=torch.int64)
         for place, index in enumerate(chunk):
             rows[place, : len(work[index][1])] = work[index][1].rows
-        logits = _run([work[index][0] for index in chunk], rows, table)
+        logits = _run([work[index][0] for index in chunk], rows, fetch)
         for place, index in enumerate(chunk):
             results[index] = logits[place, : len(work[index][1])].clone()
     return [result for result in results if result is not None]
 
 
-def _run(models: Sequence[Model], rows: Tensor, table: Tensor) -> Tensor:
+def _run(models: Sequence[Model], rows: Tensor, fetch: Fetch) -> Tensor:
     network = chain(models[0].arch)
-    assert network is not None
     weights = {name: torch.stack([model.params[name] for model in models]) for name in models[0].params}
-    x = table.index_select(0, rows.reshape(-1)).view(*rows.shape, -1)
-    return forward(network, weights, x, None)[0]
+    if network is not None:
+        return forward(network, weights, fetch.flat(rows), None)[0]
+    with torch.no_grad():
+        return vmapped.logits(models[0].arch, weights, fetch.shaped(rows), None)

@@ -1,10 +1,10 @@
-"""Any rule over stacked weights of dense networks: the rule's own arithmetic, with gradients of all clients at once.
+"""Any rule over stacked weights: the rule's own arithmetic, with gradients of all clients at once.
 
 A stacked model of a role has an entry "architecture:weight" for each architecture among the clients; its leading axis counts
 the clients that have it, in order, so that clients that finish are taken off the end.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,13 @@ from fedme.core.client import Batch, Models, Role, Train, Trained
 from fedme.core.dropout import at_draw
 from fedme.core.model import Arch, Model
 from fedme.core.tree import Params
+from fedme.engines import vmapped
 from fedme.engines.alone import DRAWS_A_STEP, mask_seeds
 from fedme.engines.dense import chain, clip_factor, forward, gradients
+from fedme.engines.gather import Fetch
 from fedme.engines.schedule import Losses, Schedule, slopes
+
+Slope = Callable[[Tensor], Mapping[str, Tensor]]  # from the slope of logits to gradients
 
 
 @dataclass(frozen=True)
@@ -52,15 +56,15 @@ class Layout:
         return {key.rpartition(":")[2]: v[place].clone() for key, v in tree.items() if key.rpartition(":")[0] == name}
 
 
-def train_rule(ops: Sequence[Train], plan: Schedule, table: Tensor) -> list[Trained]:
-    """Train operations that share a rule and roles; they are in the order of the plan, `table` holds the inputs."""
+def train_rule(ops: Sequence[Train], plan: Schedule, fetch: Fetch) -> list[Trained]:
+    """Train operations that share a rule and roles; they are in the order of the plan, `fetch` has the inputs."""
     rule = ops[0].rule
     layouts = {role: Layout.of([op.models[role] for op in ops]) for role in ops[0].models}
     anchors = {role: Layout.of([op.frozen[role] for op in ops]) for role in ops[0].frozen}
     models: Models = {role: _stacked(layout, [op.models[role] for op in ops]) for role, layout in layouts.items()}
     frozen = {role: _stacked(layout, [op.frozen[role] for op in ops]) for role, layout in anchors.items()}
     opt: Any = {role: _given(layouts[role], ops, role, fresh) for role, fresh in rule.init(models).items()}
-    gradient = StackedGradient(ops, layouts, plan, table)
+    gradient = StackedGradient(ops, layouts, plan, fetch)
     results: dict[int, tuple[Models, Any]] = {}
     active = len(ops)
     for step, still in enumerate([*plan.active, 0]):
@@ -94,8 +98,8 @@ def _given(layout: Layout, ops: Sequence[Train], role: Role, fresh: Params) -> P
 class StackedGradient:
     """The gradients of all clients at once; a batch's `x` holds row numbers of the table of inputs."""
 
-    def __init__(self, ops: Sequence[Train], layouts: Mapping[Role, Layout], plan: Schedule, table: Tensor) -> None:
-        self.objective, self.layouts, self.plan, self.table = ops[0].rule.objective, layouts, plan, table
+    def __init__(self, ops: Sequence[Train], layouts: Mapping[Role, Layout], plan: Schedule, fetch: Fetch) -> None:
+        self.objective, self.layouts, self.plan, self.fetch = ops[0].rule.objective, layouts, plan, fetch
         self.losses = Losses(plan.share)
         self.seeds = {
             (role, name): _seeds([mask_seeds({role: ops[r].models[role]}, ops[r].key)[role] for r in ranks.tolist()])
@@ -120,27 +124,39 @@ class StackedGradient:
         for role, model in models.items():
             for name, (arch, all_ranks) in self.layouts[role].groups.items():
                 ranks = all_ranks[: int(torch.searchsorted(all_ranks, active))]
-                network = chain(arch)
-                if network is None or not len(ranks):
+                if not len(ranks):
                     continue
                 weights = {key.rpartition(":")[2]: w for key, w in model.params.items() if key.rpartition(":")[0] == name}
-                rows = batch.x[ranks]
-                x = self.table.index_select(0, rows.reshape(-1)).view(len(ranks), rows.shape[1], -1)
                 seeds = {layer: at_draw(seed[: len(ranks)], number) for layer, seed in self.seeds[role, name].items()}
-                z, kept = forward(network, weights, x, seeds)
+                z, differentiate = self._forward(arch, weights, batch.x[ranks], seeds)
                 logits.setdefault(role, z.new_empty((active, *z.shape[1:]))).index_copy_(0, ranks, z)
-                passes.append((role, name, network, ranks, weights, kept))
+                passes.append((role, name, ranks, differentiate))
         share = self.plan.share[:active, batch.step]
         losses, slope = slopes(self.objective, logits, batch.y)
         if draw == 0:
             self.losses.add(losses, batch.step)
         grads: dict[Role, dict[str, Tensor]] = {role: {} for role in models}
-        for role, name, network, ranks, weights, kept in passes:
-            found = gradients(network, weights, kept, (slope[role] * share.unsqueeze(-1))[ranks])
+        for role, name, ranks, differentiate in passes:
+            found = differentiate((slope[role] * share.unsqueeze(-1))[ranks])
             grads[role] |= {f"{name}:{key}": g for key, g in found.items()}
         # A stack whose clients have all finished has nothing to say, and nobody asks.
         whole = {role: {k: grads[role].get(k, torch.zeros_like(w)) for k, w in m.params.items()} for role, m in models.items()}
         return {role: dict(each) for role, each in whole.items()}, {role: {} for role in models}
+
+    def _forward(self, arch: Arch, weights: Params, rows: Tensor, seeds: Mapping[str, Tensor]) -> tuple[Tensor, Slope]:
+        """Logits, and what turns their slope into gradients: by hand for chains, by vmap and autograd for the rest."""
+        network = chain(arch)
+        if network is not None:
+            z, kept = forward(network, weights, self.fetch.flat(rows), seeds)
+            return z, lambda slope: gradients(network, weights, kept, slope)
+        leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
+        out = vmapped.logits(arch, leaves, self.fetch.shaped(rows), seeds)
+
+        def differentiate(slope: Tensor) -> dict[str, Tensor]:
+            found = torch.autograd.grad(out, list(leaves.values()), slope, allow_unused=True, materialize_grads=True)
+            return dict(zip(leaves, found, strict=True))
+
+        return out.detach(), differentiate
 
 
 def _prefixes(tree: Params) -> set[str]:
