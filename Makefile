@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow check format clean install
+.PHONY: demo test test-slow check format clean install bench bench-scale
 
 install: $(READY)
 
@@ -24,13 +24,20 @@ test-slow: $(READY)
 	$(BIN)/pytest -m slow
 
 check: $(READY)
-	$(BIN)/ruff format --check --quiet src tests
-	$(BIN)/ruff check --quiet src tests
+	$(BIN)/ruff format --check --quiet src tests benchmarks
+	$(BIN)/ruff check --quiet src tests benchmarks
 	$(BIN)/mypy
 
 format: $(READY)
-	$(BIN)/ruff format src tests
-	$(BIN)/ruff check --fix src tests
+	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks
+
+bench: $(READY)
+	$(BIN)/python benchmarks/bench.py
+
+bench-scale: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/scale.py
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) benchmarks/.venvs benchmarks/results build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

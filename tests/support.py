@@ -95,6 +95,7 @@ def federate(
     root = Key(seed)
     engine = Losing(method, task, data, root, execute)
     engine.lost = lost
+    method.check(task)
     server = method.init_server(task, root.at("init"))
     for t in range(rounds):
         server = play(method, task, engine, server, t, rounds, root).server

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from fedme import cli
 from fedme.experiment import config
@@ -32,7 +33,7 @@ def runs(fedme):
     for seed in (0, 1):
         code, _, err = fedme("run", "digits-fedavg", *QUICK, f"seed={seed}", f"output=r{seed}", "--quiet")
         assert code == 0
-        assert err == ""
+        assert "round" not in err
     return ["r0", "r1"]
 
 
@@ -40,7 +41,8 @@ def test_run_prints_progress_to_stderr_and_results_to_stdout(fedme):
     code, out, err = fedme("run", "digits-fedavg", *QUICK)
     assert code == 0
     assert "round 2/2" in err
-    assert "validation accuracy" in err
+    assert "validation" in err
+    assert "run directory: runs/digits-fedavg" in err
     assert "personal" in out
     assert Path("runs/digits-fedavg/summary.json").exists()
 
@@ -54,26 +56,97 @@ def test_overrides_without_a_file_run_the_demo(fedme):
 def test_show_and_compare_in_all_formats(fedme, runs):
     assert "accuracy %" in fedme("show", "r0")[1]
     assert json.loads(fedme("show", "r0", "--json")[1])["seed"] == 0
+    clients = json.loads(fedme("show", "r0", "--clients", "--json")[1])
+    assert [each["client"] for each in clients] == ["0", "1", "2"]
+    assert set(clients[0]) >= {"arch", "val", "test", "test, fine-tuned", "samples"}
+    assert "mlr" in fedme("show", "r0", "-c")[1]
     table = fedme("compare", *runs)[1]
     assert "±" in table
-    rows = list(csv.reader(io.StringIO(fedme("compare", *runs, "--format", "csv")[1])))
-    assert rows[0][:3] == ["run", "method", "model"]
-    assert {row[2] for row in rows[1:]} == {"personal = global", "personal, fine-tuned"}
-    assert all(row[5] == "2" for row in rows[1:])
+    rows = list(csv.DictReader(io.StringIO(fedme("compare", *runs, "--format", "csv")[1])))
+    assert {row["model"] for row in rows} == {"global", "personal"}
+    assert {row["stage"] for row in rows} == {"round", "finetuned"}
+    assert all(row["seeds"] == "2" and 0 < float(row["accuracy_mean"]) < 1 for row in rows)
     assert fedme("compare", *runs, "--format", "markdown")[1].startswith("| run | method |")
     latex = fedme("compare", *runs, "--format", "latex")[1]
     assert "\\begin{tabular}" in latex
     assert "$\\pm$" in latex
-    lines = json.loads(fedme("compare", *runs, "--json")[1])
-    mean = sum(lines[0]["client_mean"]) / 2
-    assert f"{mean:.2f} ±" in table
+    line = json.loads(fedme("compare", *runs, "--json")[1])[0]
+    assert f"{100 * sum(line['client_mean']) / 2:.2f} ±" in table
+    assert [Path(folder).name for folder in line["folders"]] == runs
     assert fedme("compare", *runs, "--best", "--split", "val")[0] == 0
 
 
+def test_tables_fit_narrow_terminals(fedme, runs, monkeypatch):
+    monkeypatch.setattr(cli, "out", Console(width=80))
+    for words in (("show", "r0"), ("compare", *runs), ("show", "r0", "-c")):
+        lines = fedme(*words)[1].splitlines()
+        assert max(map(len, lines)) <= 80
+        assert not any(line.strip().startswith(("%", "e ", "l ")) for line in lines)
+
+
 def test_compare_over_seeds_uses_ddof_one(fedme, runs):
-    lines = json.loads(fedme("compare", *runs, "--json")[1])
-    a, b = lines[0]["client_mean"]
-    assert f"± {abs(a - b) / 2**0.5:.2f}" in fedme("compare", *runs)[1]
+    a, b = json.loads(fedme("compare", *runs, "--json")[1])[0]["client_mean"]
+    assert f"± {100 * abs(a - b) / 2**0.5:.2f}" in fedme("compare", *runs)[1]
+
+
+def test_one_run_is_never_counted_twice(fedme, runs):
+    assert "±" not in fedme("compare", "r0", "r0")[1].split("\n", 2)[2]
+    fedme("run", "digits-fedavg", *QUICK, "seed=0", "output=again", "-q")
+    code, _, err = fedme("compare", "r0", "again")
+    assert code == 2
+    assert "the same experiment with the same seed" in err
+
+
+def test_runs_are_told_apart_by_what_differs(fedme, runs):
+    fedme("run", "digits-fedavg", *QUICK, "seed=0", "output=slow", "train.lr=0.01", "-q")
+    out = fedme("compare", "r0", "slow")[1]
+    assert "train.lr=0.1" in out
+    assert "train.lr=0.01" in out
+
+
+def test_an_unfinished_run_can_be_looked_at(fedme, runs):
+    Path("r0/summary.json").unlink()
+    code, out, _ = fedme("show", "r0")
+    assert code == 0
+    assert "UNFINISHED: 2 of 2 rounds" in out
+    assert "not finished" in fedme("compare", "r0")[2]
+    assert "it holds 2: r0, r1" in fedme("show", ".")[2]
+
+
+def test_a_finished_run_with_an_edited_configuration_is_not_passed_off(fedme, runs):
+    path = Path("r0/config.toml")
+    path.write_text(path.read_text().replace("rounds = 2", "rounds = 3"))
+    code, _, err = fedme("resume", "r0")
+    assert code == 2
+    assert "another configuration" in err
+
+
+def test_config_prints_a_file_that_runs(fedme):
+    code, out, _ = fedme("config", "digits-fedavg", *QUICK)
+    assert code == 0
+    Path("own.toml").write_text(out)
+    assert fedme("run", "own.toml", "-q", "output=own")[0] == 0
+    assert fedme("config", "own.toml")[1] == out
+
+
+def test_version(fedme):
+    assert fedme("--version") == (0, "0.1.0\n", "")
+
+
+def test_notes_are_said_and_kept_even_when_quiet(fedme):
+    code, _, err = fedme(
+        "run", "digits-fedme", *QUICK[:-2], "models.selection_rounds=1", "method.name=fedavg", "output=n", "-q"
+    )
+    assert code == 0
+    assert "the shared model is mlr" in err
+    assert any("shared model is mlr" in note for note in json.loads(Path("n/environment.json").read_text())["notes"])
+
+
+def test_explain_engine(fedme):
+    code, _, err = fedme("run", "digits-fedavg", *QUICK, "output=e", "--explain-engine", "-q")
+    assert code == 0
+    assert "train: 9 operations stacked" in err  # three clients, two rounds and fine-tuning
+    assert "train: 9 operations stacked" in Path("e/engine.log").read_text()
 
 
 @pytest.mark.parametrize("what", ["methods", "datasets", "models", "partitions", "presets"])
@@ -85,6 +158,15 @@ def test_lists(fedme, what):
     assert all(row["name"] for row in rows)
     if what == "methods":
         assert [row["name"] for row in rows] == list(METHODS)
+
+
+def test_settings_are_explained(fedme):
+    rows = {row["setting"]: row for row in json.loads(fedme("list", "methods", "fedme", "--json")[1])}
+    assert rows["tuning"] == {"setting": "tuning", "default": "true", "about": "MT: adopt the guest if it is better"}
+    assert rows["order"]["about"] == "simultaneous | alternating"
+    assert all(row["about"] for name in METHODS for row in json.loads(fedme("list", "methods", name, "--json")[1]))
+    assert fedme("list", "partitions", "dirichlet")[0] == 0
+    assert "did you mean 'fedme'" in fedme("list", "methods", "fedmee")[2]
 
 
 def test_data_show(fedme):
@@ -118,7 +200,10 @@ def test_resume_of_a_finished_run_says_so(fedme, runs):
         (("show", "nowhere"), "not a run directory"),
         (("resume", "nowhere"), "not a run directory"),
         (("compare", "nowhere"), "not a run directory"),
-        (("list", "method"), "cannot be listed"),
+        (("run", "digits-fedavg", "models.pool=[mlr]"), "needs quotes"),
+        (("run", "digits-fedavg", "models.pool=['mlr','mlr']"), "names an architecture twice"),
+        (("run", "digits-fedavg", "name=a/b"), "name of a directory"),
+        (("run", "digits-fedavg", "round=5"), "round: unknown key; did you mean 'rounds'?"),
         (("run", "shakespeare-fedme", "rounds=1"), "FEDME_DATA"),
     ],
 )
@@ -151,9 +236,34 @@ def test_a_network_of_ones_own_is_found_in_the_working_directory(fedme):
     )
     spec = "models.pool=[{name = 'nets:net', width = 6}]"
     code, _, err = fedme("run", "digits-fedavg", *QUICK[:-2], spec, "output=own", "-q")
-    assert (code, err) == (0, "")
+    assert code == 0, err
     about = json.loads(Path("own/clients/0/model.json").read_text())
     assert about["arch"] == "nets:net(width=6)"
     code, _, err = fedme("run", "digits-fedavg", *QUICK[:-2], "models.pool=['nets:wrong']", "output=bad", "-q")
     assert code == 2
     assert "expected shape (2, 10)" in err
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def cost(own, guest):\n    return 1", "TypeError"),
+        ("def cost(candidate):\n    return candidate.loss", "AttributeError"),
+        ("def cost(candidate):\n    return 'small'", "must return a number"),
+    ],
+)
+def test_a_criterion_that_cannot_work_is_refused_at_once(fedme, code, said, monkeypatch):
+    Path("mycosts.py").write_text(code)
+    monkeypatch.delitem(sys.modules, "mycosts", raising=False)
+    status, _, err = fedme("run", "digits-fedme", "method.adopt=mycosts:cost")
+    sys.modules.pop("mycosts", None)
+    assert status == 2
+    assert said in err
+    assert "smaller is better" in err
+
+
+def test_requirements_are_checked_before_architectures_are_chosen(fedme):
+    code, _, err = fedme("run", "digits-fedme", "data.unlabeled=0")
+    assert code == 2
+    assert "needs unlabeled data" in err
+    assert "choosing" not in err

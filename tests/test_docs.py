@@ -1,6 +1,7 @@
 """Every block of the documentation is executed as it stands: files are written, commands are run."""
 
 import re
+import runpy
 import shlex
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ def test_page(page, tmp_path, monkeypatch, capsys):
             (tmp_path / title).write_text(text)
             if kind == "python":
                 sys.modules.pop(Path(title).stem, None)
+                runpy.run_path(title)
         elif kind == "sh":
             for line in text.splitlines():
                 words = shlex.split(line, comments=True)

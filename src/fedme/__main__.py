@@ -1,5 +1,17 @@
-"""``python -m fedme`` is the command line."""
+"""The command line, as ``fedme`` and as ``python -m fedme``. Ctrl-C is quiet even while libraries are being loaded."""
 
-from fedme.cli import main
+import sys
 
-main()
+
+def main() -> None:
+    """Load the command line and run it."""
+    try:
+        from fedme.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

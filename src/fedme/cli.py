@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -13,13 +14,14 @@ from rich.console import Console
 import fedme
 from fedme import zoo
 from fedme.core.method import TaskError
-from fedme.core.typed import TypedError
+from fedme.core.typed import TypedError, nearest
 from fedme.datasets import DATASETS
 from fedme.datasets.errors import DataError, PartitionError
 from fedme.datasets.federation import Federation
 from fedme.datasets.partition import PARTITIONS
-from fedme.experiment import assemble, run, summary
-from fedme.experiment.config import ConfigError, load, presets
+from fedme.experiment import assemble, records, run, summary
+from fedme.experiment.config import ConfigError, load, presets, to_toml
+from fedme.experiment.explain import settings_of
 from fedme.experiment.files import RunError
 from fedme.experiment.progress import Display
 from fedme.experiment.tables import Format, render
@@ -34,13 +36,13 @@ app = typer.Typer(
 data_app = typer.Typer(help="Look at data before anything is trained.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
-FileArgument = Annotated[str | None, typer.Argument(metavar="[FILE]", help="A TOML file, or the name of a preset.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that override the file's.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+FileArgument = Annotated[str | None, typer.Argument(metavar="FILE", help="A TOML file, or the name of a preset.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that override the file's.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only notes that bear on the results.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Style = Annotated[Format, typer.Option("--format", "-f", help="How to print the table.")]
 
-out = Console(width=None if sys.stdout.isatty() else 140)
+out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140)
 err = Console(stderr=True)
 
 DEMO = ("digits-local", "digits-fedavg", "digits-fedme")
@@ -56,7 +58,8 @@ def main() -> None:
     except ERRORS as error:
         err.print(f"[bold red]error:[/] {_literal(error)}", highlight=False, soft_wrap=True)
         sys.exit(2)
-    except run.Interrupted:
+    except run.Interrupted as stopped:
+        err.print(f"{stopped}; everything finished is saved", markup=False, highlight=False, soft_wrap=True)
         sys.exit(130)
     except KeyboardInterrupt:
         err.print("stopped at once; the last checkpoint is whole")
@@ -77,14 +80,31 @@ def _source(file: str | None, overrides: list[str] | None) -> tuple[str | None, 
     return file, words
 
 
+@app.callback(invoke_without_command=True)
+def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Personalised federated learning where every client keeps its own model, of its own architecture."""
+    if version:
+        print(fedme.__version__)
+        raise typer.Exit
+
+
 @app.command("run")
-def run_command(file: FileArgument = None, overrides: Overrides = None, quiet: Quiet = False, as_json: Json = False) -> None:
+def run_command(
+    file: FileArgument = None,
+    overrides: Overrides = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+    explain: Annotated[bool, typer.Option("--explain-engine", help="Say how operations were run, and why.")] = False,
+) -> None:
     """Run an experiment. Without a file: FedMe with four architectures on the bundled digits."""
     experiment, notes = load(*_source(file, overrides))
+    notes += _hints(experiment)
     with Display(err, quiet) as display:
-        for note in [*notes, *_hints(experiment)]:
-            display.note(f"note: {_literal(note)}")
-        folder = _watched(lambda: run.start(experiment, display), display)
+        for note in notes:
+            display.note(f"note: {note}", always=True)
+        folder = run.start(experiment, display, notes)
+    if explain:
+        err.print((folder / run.ENGINE).read_text(), end="", markup=False, highlight=False)
     _show(folder, "table", as_json)
 
 
@@ -94,23 +114,18 @@ def resume(
 ) -> None:
     """Continue a run that was stopped; it ends as if it had never been."""
     with Display(err, quiet) as display:
-
-        def go() -> Path:
-            if not run.resume(folder, display):
-                display.note(f"{folder}: finished already")
-            return folder
-
-        _watched(go, display)
+        if not run.resume(folder, display):
+            display.note(f"{folder}: finished already", always=True)
     _show(folder, "table", as_json)
 
 
-def _watched(work: Callable[[], Path], display: Display) -> Path:
-    """Do the work; when it is interrupted, say where it stands."""
-    try:
-        return work()
-    except run.Interrupted:
-        display.note("stopped; everything finished is saved. `fedme resume` with the run directory continues.")
-        raise
+@app.command()
+def config(file: FileArgument = None, overrides: Overrides = None) -> None:
+    """Print an experiment as TOML, every default filled in, and check it. Nothing is run."""
+    experiment, notes = load(*_source(file, overrides))
+    for note in [*notes, *_hints(experiment)]:
+        err.print(f"note: {note}", markup=False, highlight=False)
+    print(to_toml(experiment.plain()), end="")
 
 
 def _hints(experiment: Any) -> list[str]:
@@ -129,47 +144,95 @@ def _hints(experiment: Any) -> list[str]:
 
 @app.command()
 def show(
-    folder: Annotated[Path, typer.Argument(help="A run directory.")], style: Style = "table", as_json: Json = False
+    folder: Annotated[Path, typer.Argument(help="A run directory, finished or not.")],
+    clients: Annotated[bool, typer.Option("--clients", "-c", help="Every client's personal model.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="All metrics, however wide the terminal is.")] = False,
+    style: Style = "table",
+    as_json: Json = False,
 ) -> None:
     """Show the results of a run."""
-    _show(folder, style, as_json)
+    if clients:
+        _show_clients(folder, style, as_json)
+    else:
+        _show(folder, style, as_json, everything)
 
 
-def _show(folder: Path, style: Format, as_json: bool) -> None:
-    result = summary.read(folder)
+def _show(folder: Path, style: Format, as_json: bool, everything: bool = False) -> None:
+    result = summary.so_far(folder)
     if as_json:
         print(json.dumps(result, indent=2))
         return
-    header = (
-        "model",
-        "stage",
-        "split",
-        "round",
-        "accuracy %",
-        "std",
-        "pooled %",
-        "balanced %",
-        "macro F1",
-        "AUROC",
-        "ECE",
-        "loss",
-    )
+    wide = everything or style != "table" or out.width >= 110
+    header = ["model", "split", "round", "accuracy %", "std", "pooled %"]
+    header += ["balanced %", "macro F1", "AUROC", "ECE", "loss"] if wide else []
     rows = []
-    for r in result["results"]:
-        t = f"{r['round'] + 1} ({'last' if r['selection'] == 'last round' else 'best by validation'})"
-        about = [r["model"], r["stage"], r["split"], t]
+    for r in _distinct(result["results"]):
+        label = r["model"] if r["stage"] == "round" else f"{r['model']}, fine-tuned"
+        t = f"{r['round']} {'last' if r['selection'] == 'last round' else 'best'}"
         percents = [r["accuracy"]["client_mean"], r["accuracy"]["client_std"], r["accuracy"]["pooled"]]
-        percents.append(r["balanced_accuracy"]["client_mean"])
-        others = [r[name]["client_mean"] for name in ("macro_f1", "auroc", "ece", "loss")]
-        rows.append(about + [_number(p, 100, 2) for p in percents] + [_number(o, 1, 3) for o in others])
-    clients = max((r["clients"] for r in result["results"]), default=0)
-    title = f"{result['name']}: {result['method']}, seed {result['seed']}, {clients} clients, in {folder}"
-    render(title, header, rows, style, out)
+        percents += [r["balanced_accuracy"]["client_mean"]] if wide else []
+        others = [r[name]["client_mean"] for name in ("macro_f1", "auroc", "ece", "loss")] if wide else []
+        rows.append([label, r["split"], t] + [_number(p, 100, 2) for p in percents] + [_number(o, 1, 3) for o in others])
+    count = max((r["clients"] for r in result["results"]), default=0)
+    state = f", UNFINISHED: {result['unfinished']}" if "unfinished" in result else ""
+    render(
+        f"{result['name']}: {result['method']}, seed {result['seed']}, {count} clients, in {folder}{state}",
+        header,
+        rows,
+        style,
+        out,
+    )
     if style == "table":
         mega = (result["bytes_up"] + result["bytes_down"]) / 1e6
-        out.print("Means over clients (accuracy with its standard deviation); pooled counts every sample the same.")
+        out.print(
+            "Means over clients, with the standard deviation (ddof = 1) of accuracy; pooled counts every sample the same."
+        )
+        out.print("Rounds count from 0; best is the best round by validation accuracy.")
         seconds = f"{result['client_seconds']:.1f} s at clients, {result['server_seconds']:.1f} s at the server"
         out.print(f"Sent {mega:.1f} MB in all; {seconds}.")
+
+
+def _distinct(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without a best round that is the last one, and with a global model that is everybody's personal model said once."""
+
+    def numbers(r: dict[str, Any]) -> Any:
+        return r["stage"], r["split"], r["selection"], r["round"], r["accuracy"], r["loss"]
+
+    personal = [numbers(r) for r in results if r["model"] == "personal"]
+    last = {(r["model"], r["stage"], r["split"]): r["round"] for r in results if r["selection"] == "last round"}
+    found = []
+    for r in results:
+        if r["selection"] != "last round" and last[r["model"], r["stage"], r["split"]] == r["round"]:
+            continue
+        if r["model"] == "global" and numbers(r) in personal:
+            continue
+        twin = r["model"] == "personal" and any(o["model"] == "global" and numbers(o) == numbers(r) for o in results)
+        found.append(r | {"model": "personal = global"} if twin else r)
+    return found
+
+
+def _show_clients(folder: Path, style: Format, as_json: bool) -> None:
+    """The personal model of every client after the last evaluated round."""
+    rows = [r for r in records.read(folder) if r["model"] == "personal"]
+    last = max((r["round"] for r in rows), default=-1)
+    clients: dict[str, dict[str, Any]] = {}
+    for r in rows:
+        if r["round"] == last:
+            mine = clients.setdefault(r["client"], {"client": r["client"], "arch": r["arch"]})
+            key = f"{r['split']}{', fine-tuned' if r['stage'] == 'finetuned' else ''}"
+            mine[key] = r["accuracy"]
+            if r["split"] == "test":
+                mine["samples"] = r["samples"]
+    if as_json:
+        print(json.dumps(list(clients.values()), indent=2))
+        return
+    header = list(dict.fromkeys(key for each in clients.values() for key in each))
+    cells = [[_cell(each.get(key), key) for key in header] for each in clients.values()]
+    render(f"personal models after round {last}, accuracy in %, in {folder}", header, cells, style, out)
+
+
+def _cell(value: Any, key: str) -> str:
+    return str(value) if isinstance(value, str) or key.endswith("samples") else _number(value, 100, 2)
 
 
 def _number(value: float | None, factor: float, digits: int) -> str:
@@ -178,37 +241,75 @@ def _number(value: float | None, factor: float, digits: int) -> str:
 
 @app.command()
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Run directories.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Run directories.")],
     style: Style = "table",
-    split: Annotated[str, typer.Option(help="test or val")] = "test",
+    split: Annotated[Literal["test", "val"], typer.Option(help="Which part.")] = "test",
     best: Annotated[bool, typer.Option("--best", help="The best round by validation instead of the last round.")] = False,
     as_json: Json = False,
 ) -> None:
     """Compare runs; those that differ only in their seed become one line, mean ± std (ddof = 1) over seeds."""
-    if split not in ("test", "val"):
-        raise ConfigError(f"--split: '{split}' is neither test nor val")
     selection = "best round by validation" if best else "last round"
-    lines = summary.compare([summary.read(folder) for folder in folders], split, selection)
+    lines = summary.compare(folders, split, selection)
     if not lines:
         raise RunError(f"no results for {split}, {selection}: settings without a validation part have the last round only")
     if as_json:
         print(json.dumps([dataclasses.asdict(line) for line in lines], indent=2))
         return
-    header = ("run", "method", "model", "accuracy %", "pooled %", "seeds", "MB sent")
+    if style == "csv":
+        words = ["run", "method", "model", "stage", "split", "selection", "differs", "seeds"]
+        numbers = ["accuracy_mean", "accuracy_std", "pooled_mean", "pooled_std", "bytes"]
+        render("", [*words, *numbers], [_record(line) for line in lines], "csv", out)
+        return
+    names = _run_names(lines)
+    header = ["run", "method", "model", "accuracy %", "pooled %", "seeds", "MB sent"]
     rows = [
-        (
-            line.name,
+        [
+            names[line.config],
             line.method,
             label,
-            summary.spread(line.client_mean),
-            summary.spread(line.pooled),
+            _spread(line.client_mean),
+            _spread(line.pooled),
             str(len(line.seeds)),
-            f"{line.megabytes:.1f}",
-        )
+            f"{line.bytes / 1e6:.1f}",
+        ]
         for line, label in _labelled(lines)
     ]
-    title = f"{split} accuracy of the {selection}: mean over clients, and pooled over samples; ± is over seeds"
+    if style == "table" and out.width < 100:  # the run's name has to do for the method
+        header, rows = [header[0], *header[2:6]], [[row[0], *row[2:6]] for row in rows]
+    title = f"{split} accuracy of the {selection}: mean over clients, and pooled over samples; ± is over seeds (ddof = 1)"
     render(title, header, rows, style, out)
+    if style == "table":
+        for config, name in names.items():
+            if "#" in name:
+                differs = next(line.differs for line in lines if line.config == config)
+                out.print(f"{name}: {_settings(differs)}", highlight=False, markup=False)
+
+
+def _run_names(lines: list[summary.Line]) -> dict[str, str]:
+    """A name for every family of runs; those of the same name and method are numbered."""
+    families = {line.config: (line.name, line.method) for line in lines}
+    names = {}
+    for config, family in families.items():
+        twins = [each for each, other in families.items() if other == family]
+        names[config] = family[0] if len(twins) == 1 else f"{family[0]} #{twins.index(config) + 1}"
+    return names
+
+
+def _spread(values: tuple[float, ...]) -> str:
+    mean, std = summary.spread([100 * value for value in values])
+    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+
+
+def _record(line: summary.Line) -> list[str]:
+    numbers = [*summary.spread(line.client_mean), *summary.spread(line.pooled), line.bytes]
+    words = [line.name, line.method, line.model, line.stage, line.split, line.selection, _settings(line.differs)]
+    return [*words, str(len(line.seeds)), *("" if number is None else repr(number) for number in numbers)]
+
+
+def _settings(differs: Mapping[str, Any]) -> str:
+    """The settings in which a run differs from the others; paths of many are cut."""
+    text = ", ".join(f"{key}={json.dumps(value)}" for key, value in differs.items())
+    return text if len(text) <= 120 else text[:117] + "..."
 
 
 def _labelled(lines: list[summary.Line]) -> list[tuple[summary.Line, str]]:
@@ -237,49 +338,49 @@ def demo(quiet: Quiet = False) -> None:
         experiment, _ = load(name)
         with Display(err, quiet) as display:
             display.note(f"{name} ({list(DEMO).index(name) + 1} of {len(DEMO)})")
-            folders.append(_watched(lambda: run.start(experiment, display), display))  # noqa: B023
+            folders.append(run.start(experiment, display))
     compare(folders, "table", "test", False, False)
     out.print(f"The runs are in {', '.join(str(folder) for folder in folders)}; `fedme show` looks into one.")
 
 
 @app.command("list")
 def list_command(
-    what: Annotated[str, typer.Argument(help="methods, datasets, models, partitions or presets")], as_json: Json = False
+    what: Annotated[Literal["methods", "datasets", "models", "partitions", "presets"], typer.Argument(help="What to list.")],
+    name: Annotated[str | None, typer.Argument(help="Only this one, with every setting explained.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """List what there is."""
-    listings: Mapping[str, Callable[[], tuple[tuple[str, ...], list[tuple[str, ...]]]]] = {
-        "methods": lambda: _classes(METHODS),
-        "datasets": lambda: _classes(DATASETS),
-        "partitions": lambda: _classes(PARTITIONS),
-        "models": lambda: (("name", "what it is", "from", "options"), [tuple(map(_text, row)) for row in zoo.describe()]),
-        "presets": lambda: (("name", "what it is"), list(presets().items())),
-    }
-    if what not in listings:
-        raise ConfigError(f"'{what}' cannot be listed; known: {', '.join(listings)}")
-    header, rows = listings[what]()
+    """List what there is; with a name, its settings one by one."""
+    tables: Mapping[str, Mapping[str, type[Any]]] = {"methods": METHODS, "datasets": DATASETS, "partitions": PARTITIONS}
+    if name is not None and what in tables:
+        if name not in tables[what]:
+            raise ConfigError(f"there is no '{name}' among the {what}{nearest(name, tables[what])}")
+        kind = tables[what][name]
+        header: tuple[str, ...] = ("setting", "default", "about")
+        rows: list[tuple[str, ...]] = [tuple(setting) for setting in settings_of(kind)]
+        title = f"{name}: {(kind.__doc__ or '').splitlines()[0]}"
+    else:
+        header, rows = _listing(what, tables)
+        title = f"{what} (`fedme list {what} NAME` explains one)" if what in tables else what
     if as_json:
         print(json.dumps([dict(zip(header, row, strict=True)) for row in rows], indent=2))
     else:
-        render(what, header, [tuple(_literal(cell) for cell in row) for row in rows], "table", out)
+        render(title, header, rows, "table", out)
+
+
+def _listing(what: str, tables: Mapping[str, Mapping[str, type[Any]]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    if what == "models":
+        return ("name", "about", "source", "options"), [tuple(map(_text, row)) for row in zoo.describe()]
+    if what == "presets":
+        return ("name", "about"), list(presets().items())
+    rows: list[tuple[str, ...]] = []
+    for name, kind in tables[what].items():
+        options = ", ".join(f"{s.name} = {s.default}" if s.default else s.name for s in settings_of(kind))
+        rows.append((name, (kind.__doc__ or "").splitlines()[0], options))
+    return ("name", "about", "settings"), rows
 
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
-
-
-def _classes(table: Mapping[str, type[Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    rows: list[tuple[str, ...]] = []
-    for name, kind in table.items():
-        fields = [field for field in dataclasses.fields(kind) if field.init and field.name != "train"]
-        options = ", ".join(f"{field.name}{_default(field)}" for field in fields)
-        rows.append((name, (kind.__doc__ or "").splitlines()[0], options))
-    return ("name", "what it is", "options"), rows
-
-
-def _default(field: "dataclasses.Field[Any]") -> str:
-    if field.default is not dataclasses.MISSING:
-        return f" = {json.dumps(field.default)}" if field.default is not None else ""
-    return " = {}" if field.default_factory is not dataclasses.MISSING else " (required)"
 
 
 @data_app.command("show")
@@ -312,9 +413,3 @@ def _division(federation: Federation) -> dict[str, Any]:
         sizes = {part: len(getattr(data, part)) for part in ("train", "val", "test")}
         clients[client] = sizes | {"labels": dict(zip(classes, row, strict=True))}
     return {"digest": federation.partition.digest(), "clients": clients, "notes": list(federation.notes)}
-
-
-@app.command()
-def version() -> None:
-    """Print the version."""
-    print(fedme.__version__)

@@ -314,7 +314,7 @@ def test_fml_clients_with_other_classes_share_a_part_and_keep_an_adaptor():
 def test_fml_refuses_to_share_what_depends_on_the_classes():
     setting = task((LINEAR, LINEAR), shared=DENSE, labels={"1": "xy"}, resolve=resolve)
     with pytest.raises(TaskError, match="client 1 cannot share '2.' of dense: 2.weight depends on its number of classes"):
-        FML(TRAIN, shared="2.").init_server(setting, Key(0))
+        FML(TRAIN, shared="2.").check(setting)
     with pytest.raises(TaskError, match="no weight of dense has a name starting with 'conv'; it has 0., 2."):
         FML(TRAIN, shared="conv").init_server(task(shared=DENSE), Key(0))
 
@@ -323,12 +323,12 @@ def test_fml_refuses_to_share_what_depends_on_the_classes():
 def test_another_label_space_of_the_same_size_is_refused_by_name(name):
     setting = task(labels={"1": "abdc"}, public=8, unlabeled=split(10, Key(9)))
     with pytest.raises(TaskError, match=r"these differ: 1 \(4\)"):
-        METHODS[name](train=TRAIN).init_server(setting, Key(0))
+        METHODS[name](train=TRAIN).check(setting)
 
 
 def test_adopt_by_names_must_be_clients():
     with pytest.raises(TaskError, match="adopt_by names nobody"):
-        FedMe(TRAIN, adopt_by={"nobody": "size"}).init_server(task(), Key(0))
+        FedMe(TRAIN, adopt_by={"nobody": "size"}).check(task())
 
 
 def test_a_client_may_have_a_criterion_of_its_own():

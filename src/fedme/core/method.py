@@ -124,8 +124,12 @@ class Method(Protocol[S, C, D, U]):
         """Whether clients have models of their own architecture; otherwise `task.shared` is everybody's."""
         ...
 
+    def check(self, task: Task) -> None:
+        """Refuse, with a TaskError, a task that the method cannot do. Called before anything expensive is done."""
+        ...
+
     def init_server(self, task: Task, key: Key) -> S:
-        """The server's state before the first round; refuses a task that the method cannot do."""
+        """The server's state before the first round."""
         ...
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[C]:

@@ -45,8 +45,8 @@ CIFAR100_REMOTE = Archive(
 class Cifar10:
     """Small photographs: 50,000 + 10,000 colour images of 32 x 32, 10 classes."""
 
-    scaling: ColourScaling = "standard"
-    augment: int = 0
+    scaling: ColourScaling = "standard"  # by mean and deviation of every colour; half: -1 to 1
+    augment: int = 0  # training images are padded by so much, cropped and mirrored at random
 
     def __post_init__(self) -> None:
         _check("cifar10", self.scaling, self.augment)
@@ -72,9 +72,9 @@ class Cifar10:
 class Cifar100:
     """Small photographs: 50,000 + 10,000 colour images of 32 x 32, 100 classes in 20 coarse ones."""
 
-    labels: Labels = "fine"
-    scaling: ColourScaling = "standard"
-    augment: int = 0
+    labels: Labels = "fine"  # 100 classes; coarse: 20
+    scaling: ColourScaling = "standard"  # by mean and deviation of every colour; half: -1 to 1
+    augment: int = 0  # training images are padded by so much, cropped and mirrored at random
 
     def __post_init__(self) -> None:
         check_choice("cifar100", "labels", self.labels, get_args(Labels))

@@ -85,8 +85,8 @@ EMNIST_REMOTE = Archive(
 class Mnist:
     """Handwritten digits: 60,000 + 10,000 grey images of 28 x 28, 10 classes."""
 
-    scaling: GreyScaling = "unit"
-    pad: int = 0
+    scaling: GreyScaling = "unit"  # unit: 0 to 1; standard: by mean and deviation; per-pixel: of every pixel
+    pad: int = 0  # pixels added at every edge
 
     def __post_init__(self) -> None:
         _check("mnist", self.scaling, self.pad)
@@ -101,8 +101,8 @@ class Mnist:
 class FashionMnist:
     """Clothes: 60,000 + 10,000 grey images of 28 x 28, 10 classes; harder than MNIST, same format."""
 
-    scaling: GreyScaling = "unit"
-    pad: int = 0
+    scaling: GreyScaling = "unit"  # unit: 0 to 1; standard: by mean and deviation; per-pixel: of every pixel
+    pad: int = 0  # pixels added at every edge
 
     def __post_init__(self) -> None:
         _check("fashion-mnist", self.scaling, self.pad)
@@ -118,9 +118,9 @@ class FashionMnist:
 class Emnist:
     """Handwritten characters: up to 814,255 grey images of 28 x 28 in 10 to 62 classes, by the split chosen."""
 
-    split: EmnistSplit = "balanced"
-    scaling: GreyScaling = "unit"
-    pad: int = 0
+    split: EmnistSplit = "balanced"  # or byclass, bymerge, letters, digits
+    scaling: GreyScaling = "unit"  # unit: 0 to 1; standard: by mean and deviation; per-pixel: of every pixel
+    pad: int = 0  # pixels added at every edge
 
     def __post_init__(self) -> None:
         check_choice("emnist", "split", self.split, get_args(EmnistSplit))

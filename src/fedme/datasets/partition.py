@@ -72,8 +72,8 @@ class Partitioner(Protocol):
 class Iid:
     """Equal random parts: every client has the same amount of data with the same distribution."""
 
-    clients: int = 10
-    min_samples: int = 2
+    clients: int = 10  # how many
+    min_samples: int = 2  # training samples that every client has at least
 
     def __post_init__(self) -> None:
         _check_clients("iid", self.clients, self.min_samples)
@@ -98,11 +98,11 @@ class Dirichlet:
     Deviations: FedMe's notebooks ask for training rows only; a client without a test row could not be scored.
     """
 
-    clients: int = 10
-    alpha_label: float = 0.5
-    alpha_size: float | None = 10.0
-    min_samples: int = 10
-    tries: int = 100
+    clients: int = 10  # how many
+    alpha_label: float = 0.5  # small: few classes a client
+    alpha_size: float | None = 10.0  # small: very unequal sizes; none: sizes follow from the labels
+    min_samples: int = 10  # training samples that every client has at least
+    tries: int = 100  # draws before it gives up
 
     def __post_init__(self) -> None:
         _check_clients("dirichlet", self.clients, self.min_samples)
@@ -158,9 +158,9 @@ class Shards:
     into an equal number of pieces (classes with more samples into one more, if the number of pieces asks for it).
     """
 
-    clients: int = 10
-    shards_per_client: int = 2
-    min_samples: int = 2
+    clients: int = 10  # how many
+    shards_per_client: int = 2  # pieces of one class each
+    min_samples: int = 2  # training samples that every client has at least
 
     def __post_init__(self) -> None:
         _check_clients("shards", self.clients, self.min_samples)
@@ -199,10 +199,10 @@ class Pathological:
     Deviations: pFedMe adds 300 to 600 samples, which is 5 to 10 % of a class of CIFAR-10; as fractions they suit any amount.
     """
 
-    clients: int = 10
-    classes_per_client: int = 2
-    layout: Layout = "disjoint"
-    min_samples: int = 2
+    clients: int = 10  # how many
+    classes_per_client: int = 2  # exactly so many
+    layout: Layout = "disjoint"  # or ring: neighbours share classes
+    min_samples: int = 2  # training samples that every client has at least
 
     def __post_init__(self) -> None:
         _check_clients("pathological", self.clients, self.min_samples)
@@ -273,9 +273,9 @@ class Natural:
     than `min_samples` training samples are left out, and so are those without test samples where others have some.
     """
 
-    clients: int | None = None
-    fraction: float | None = None
-    min_samples: int = 2
+    clients: int | None = None  # so many owners, drawn at random; all by default
+    fraction: float | None = None  # or as many as hold this share of the samples
+    min_samples: int = 2  # training samples that every client has at least
 
     def __post_init__(self) -> None:
         _check_clients("natural", 1 if self.clients is None else self.clients, self.min_samples)

@@ -44,7 +44,7 @@ def encode(text: str) -> np.ndarray:
 class Shakespeare:
     """Lines of Shakespeare by role (LEAF): predict the character after 80 others, 90 symbols; every role is a client."""
 
-    length: int = LEAF_LENGTH
+    length: int = LEAF_LENGTH  # characters before the one to be predicted
 
     def __post_init__(self) -> None:
         if self.length < 1:

@@ -25,10 +25,10 @@ CLASSES = 10
 class Synthetic:
     """Made-up data of pFedMe and PFML: 60 features, 10 classes, 100 users who each have a classifier of their own."""
 
-    users: int = 100
+    users: int = 100  # how many clients
     alpha: float = 0.5  # standard deviation of the users' classifiers around a common one
     beta: float = 0.5  # standard deviation of the users' inputs around a common mean
-    seed: int = 0
+    seed: int = 0  # of the generator; 0 gives the data of the papers
 
     def __post_init__(self) -> None:
         if self.users < 1:

@@ -58,24 +58,32 @@ def prepare(
     for classes in sorted(set(federation.classes.values())):
         for spec in [*models.pool, shared.name]:
             zoo.check(fitted(spec, classes), schema, classes)
+    if len(pool) < len(models.pool):
+        raise ConfigError("models.pool: names an architecture twice")
+    room = _room(models.max_parameters, federation)
+    public = len(federation.public) if federation.public is not None else 0
+
+    def task_of(chosen: Mapping[ClientId, Arch]) -> Task:
+        members = {
+            client: Member(client, chosen[client], label_space(experiment, schema, client), room.get(client))
+            for client in federation.clients
+        }
+        return Task(schema, members, shared, fitted, federation.unlabeled, public, dtype)
+
+    same = {client: fitted(shared.name, federation.classes[client]) for client in federation.clients}
+    experiment.method.check(task_of(same))  # before anything is trained
     selection: dict[ClientId, dict[str, float]] = {}
     if assigned is not None:
         chosen = {client: archs[name] for client, name in assigned.items()}
     elif not experiment.method.own_architectures:
-        chosen = {client: fitted(shared.name, federation.classes[client]) for client in federation.clients}
+        chosen = same
     elif models.assign == "best-local":
-        room = _room(models.max_parameters, federation)
         chosen, selection = _by_best_local(experiment, federation, pool, fitted, execute, choosing, dtype, room)
     else:
         names = _assigned(models.assign, list(pool), list(federation.clients))
         chosen = {client: fitted(pool[name], federation.classes[client]) for client, name in names.items()}
-    room = _room(models.max_parameters, federation)
-    members = {
-        client: Member(client, chosen[client], label_space(experiment, schema, client), room.get(client))
-        for client in federation.clients
-    }
-    public = len(federation.public) if federation.public is not None else 0
-    task = Task(schema, members, shared, fitted, federation.unlabeled, public, dtype)
+    task = task_of(chosen)
+    experiment.method.check(task)
     return Prepared(federation, task, archs, selection)
 
 

@@ -56,7 +56,7 @@ def save(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any]) -> Non
         "server": pack(checkpoint.server, tensors, "server"),
         "clients": pack(checkpoint.clients, tensors, "clients"),
     }
-    write_tensors(folder / NAME, tensors, {"format": FORMAT, "config": digest(config), "body": json.dumps(body)})
+    write_tensors(folder / NAME, tensors, {"format": FORMAT, "config": digest(config), "body": body})
 
 
 def load_header(folder: Path, config: Mapping[str, Any]) -> tuple[Header, Any, dict[str, Tensor]] | None:
@@ -64,13 +64,16 @@ def load_header(folder: Path, config: Mapping[str, Any]) -> tuple[Header, Any, d
     path = folder / NAME
     if not path.exists():
         return None
-    tensors, metadata = read_tensors(path)
+    try:
+        tensors, metadata = read_tensors(path)
+    except RunError as error:
+        raise RunError(f"{error}; delete it to begin again: finished rounds are computed again to the same numbers") from error
     if metadata.get("format") != FORMAT:
         raise RunError(f"{path}: this version reads {FORMAT}, the file is {metadata.get('format', 'something else')}")
     if metadata.get("config") != digest(config):
         raise RunError(f"{path}: was made with another configuration than config.toml beside it; restore that file")
     try:
-        body = json.loads(metadata.get("body", ""))
+        body = metadata["body"]
         return build(Header, body["header"], "header"), body, tensors
     except (TypedError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path}: damaged: {error}") from error

@@ -17,12 +17,15 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import tomli_w
 
+from fedme.core.client import Score
 from fedme.core.data import ClientId
+from fedme.core.method import Method
 from fedme.core.typed import TypedError, build, nearest
 from fedme.datasets import DATASETS
 from fedme.datasets.federation import DataOptions
 from fedme.datasets.partition import PARTITIONS
 from fedme.engines.client import AnyMethod
+from fedme.learn.criteria import Candidate, Criterion
 from fedme.learn.training import Training, require
 from fedme.methods import METHODS
 
@@ -99,7 +102,7 @@ class Settings:
         require(self.rounds >= 1, "rounds", f"must be at least 1, not {self.rounds}")
         require(self.evaluate_every >= 1, "evaluate_every", f"must be at least 1, not {self.evaluate_every}")
         require(self.checkpoint_every >= 1, "checkpoint_every", f"must be at least 1, not {self.checkpoint_every}")
-        require(bool(self.name), "name", "must not be empty")
+        require(bool(self.name) and "/" not in self.name and self.name[0] != ".", "name", "must do as the name of a directory")
 
 
 @dataclass(frozen=True)
@@ -165,8 +168,11 @@ def _pick(
     name = given.get("name", default)
     if table == "method" and isinstance(name, str) and ":" in name:  # a method of one's own, in this local file
         found = imported(name, "method.name")
-        if not dataclasses.is_dataclass(found) or not hasattr(found, "client_round"):
-            raise TypedError("method.name", f"'{name}' is not a method: a frozen dataclass as in fedme.methods")
+        wanted = [each for each in vars(Method) if not each.startswith("_")]
+        lacking = [each for each in wanted if not hasattr(found, each)]
+        if not dataclasses.is_dataclass(found) or lacking:
+            what = f"it lacks {', '.join(lacking)}" if len(lacking) < len(wanted) else "it is something else"
+            raise TypedError("method.name", f"'{name}' is not a method, a frozen dataclass as in fedme.methods: {what}")
         known = {**known, name: found}
     if name not in known:
         raise TypedError(f"{table}.name", f"unknown {table} '{name}'{nearest(str(name), known)}")
@@ -189,7 +195,23 @@ def _function(kind: Any, value: Any, at: str) -> Any:
     """A setting that may be a function can name it, as "module:function", in this local file."""
     options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     wants = any(get_origin(option) is collections.abc.Callable for option in options)
-    return imported(value, at) if wants and isinstance(value, str) and ":" in value else NotImplemented
+    if not wants or not isinstance(value, str) or ":" not in value:
+        return NotImplemented
+    function = imported(value, at)
+    if Criterion in options:
+        _try_criterion(function, value, at)
+    return function
+
+
+def _try_criterion(function: Callable[..., Any], name: str, at: str) -> None:
+    """A criterion that cannot work is refused before anything is trained."""
+    try:
+        cost = function(Candidate(Score(10, 0.5, 0.5, 0.001), 1000))
+    except Exception as error:  # whatever a user's function raises
+        wanted = "it must take one fedme.learn.criteria.Candidate and return a cost, where smaller is better"
+        raise TypedError(at, f"'{name}' fails ({type(error).__name__}: {error}); {wanted}") from error
+    if not isinstance(cost, int | float):
+        raise TypedError(at, f"'{name}' returns a {type(cost).__name__}; it must return a number, where smaller is better")
 
 
 def imported(path: str, at: str) -> Callable[..., Any]:
@@ -229,7 +251,7 @@ def load(source: str | Path | None, overrides: Sequence[str] = ()) -> tuple[Expe
     else:
         raw, origin = _read_preset(str(source) if source is not None else DEMO)
     notes = override(raw, overrides)
-    return parse(raw, origin), notes
+    return parse(raw, f"{origin} with {' '.join(overrides)}" if overrides else origin), notes
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -295,6 +317,8 @@ def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
+        if text[:1] in ("[", "{"):
+            raise ConfigError(f"'{text}' is not TOML; text in lists and tables needs quotes, as in '[\"mlr\"]'") from None
         return text
 
 

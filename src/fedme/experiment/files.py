@@ -24,12 +24,19 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.partial")
     try:
         yield temporary
+        temporary.chmod(0o666 & ~_umask())  # some writers make files for the owner only
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         temporary.replace(path)
         _sync_directory(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _sync_directory(folder: Path) -> None:
@@ -62,7 +69,7 @@ def finite(value: Any) -> Any:
     return value
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """Write a safetensors file atomically. Tensors that are views are copied, as the format has no shared memory."""
     seen: set[int] = set()
     own = {}
@@ -72,18 +79,20 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         own[name] = tensor if whole and address not in seen else tensor.contiguous().clone()
         seen.add(address)
     with replacing(path) as temporary:
-        save_file(own, temporary, dict(metadata))
+        # One entry: the order of several changes from run to run, and equal runs shall leave equal files.
+        save_file(own, temporary, {"fedme": json.dumps(metadata, sort_keys=True)})
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the metadata of a safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+            metadata = json.loads((file.metadata() or {}).get("fedme", "{}"))
+            return {name: file.get_tensor(name) for name in file.keys()}, dict(metadata)  # noqa: SIM118
     except FileNotFoundError:
         raise RunError(f"{path}: no such file") from None
     except (SafetensorError, OSError, ValueError) as error:
-        raise RunError(f"{path}: cannot be read: {error}") from error
+        raise RunError(f"{path}: damaged ({error})") from error
 
 
 @contextmanager

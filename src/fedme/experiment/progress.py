@@ -7,7 +7,8 @@ import time
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 PAUSE = 2.0  # seconds between plain lines
 
@@ -20,11 +21,11 @@ class Display:
         self.live = console.is_terminal and not quiet
         self.bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
             MofNCompleteColumn(),
-            TimeElapsedColumn(),
+            BarColumn(16),
+            TextColumn("left"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[info]}"),
+            TextColumn("{task.fields[info]}", table_column=Column(no_wrap=True)),
             console=console,
             transient=True,
             disable=not self.live,
@@ -42,10 +43,10 @@ class Display:
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def note(self, text: str) -> None:
-        """A line that stays."""
-        if not self.quiet:
-            self.console.print(text, highlight=False, soft_wrap=True)
+    def note(self, text: str, always: bool = False) -> None:
+        """A line that stays; what bears on the results is said `always`, even to the quiet."""
+        if always or not self.quiet:
+            self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def start(self, label: str, total: int, done: int = 0, by_operation: bool = False) -> None:
         """Begin a piece of work of `total` parts, of which some may be done already; a part may be a single operation."""
@@ -70,7 +71,7 @@ class Display:
             return self.advance()
         self.inside += 1
         if self.live and self.task is not None:
-            self.bar.update(self.task, info=f"{self.info}  operation {self.inside}".strip())
+            self.bar.update(self.task, info=f"{self.info} {'.' * (1 + self.inside // 20 % 3)}".strip())
         self._speak()
 
     def _speak(self, force: bool = False) -> None:
@@ -80,6 +81,6 @@ class Display:
         self.spoke = now
         made = self.done - self.first
         left = f", about {(now - self.began) / made * (self.total - self.done):.0f} s left" if made and not force else ""
-        inside = f" (+ {self.inside} operations)" if self.inside and not force else ""
+        inside = f" and {self.inside} tasks of the next" if self.inside and not force else ""
         info = f", {self.info}" if self.info else ""
         self.console.print(f"{self.label} {self.done}/{self.total}{inside}{left}{info}", highlight=False, soft_wrap=True)

@@ -5,11 +5,12 @@ States are values, so a run can stop anywhere: what is saved is always a whole n
 
 import os
 import platform
+import shlex
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +22,7 @@ import fedme
 from fedme.core.data import ClientId
 from fedme.core.key import Key
 from fedme.core.method import Round
+from fedme.datasets.federation import Federation
 from fedme.engines.batched import Batched
 from fedme.engines.client import AnyMethod, Assessment, Finetune
 from fedme.engines.drive import Done
@@ -28,27 +30,30 @@ from fedme.engines.inprocess import InProcess, one_by_one
 from fedme.engines.round import play
 from fedme.experiment import assemble, checkpoint, records, saved, summary
 from fedme.experiment.config import Experiment, load, to_toml
-from fedme.experiment.files import RunError, locked, write_json, write_text
+from fedme.experiment.files import RunError, locked, replacing, write_json, write_text
 from fedme.experiment.progress import Display
 
 CONFIG = "config.toml"
+ENGINE = "engine.log"
+FEW = 10  # test samples
 
 
 class Interrupted(Exception):
-    """Somebody asked the run to stop; what was finished is saved."""
+    """Somebody asked the run to stop; what was finished is saved. The text says where, and how to go on."""
 
 
-def start(experiment: Experiment, display: Display) -> Path:
-    """Run an experiment in a directory of its own, which is returned."""
+def start(experiment: Experiment, display: Display, notes: Sequence[str] = ()) -> Path:
+    """Run an experiment in a directory of its own, which is returned; `notes` are kept with the results."""
     folder = _new_folder(experiment)
+    display.note(f"run directory: {folder}")
     with locked(folder):
-        write_json(folder / "environment.json", environment())
+        write_json(folder / "environment.json", environment() | {"notes": list(notes)})
         config = experiment.plain() | {"output": str(folder)}
         write_text(folder / CONFIG, to_toml(config))
         try:
             _run(folder, display)
-        except ValueError:  # the experiment cannot be done; once it is mended, the same command must work
-            if not (folder / checkpoint.NAME).exists():
+        except Exception as error:  # no round was finished: once the cause is mended, the same command must work
+            if not isinstance(error, Interrupted) and not (folder / records.NAME).exists():
                 shutil.rmtree(folder)
             raise
     return folder
@@ -60,6 +65,9 @@ def resume(folder: Path, display: Display) -> bool:
         raise RunError(f"{folder}: not a run directory (no {CONFIG}); `fedme run` starts one")
     with locked(folder):
         if (folder / summary.NAME).exists():
+            config = load(folder / CONFIG)[0].plain()
+            if summary.read(folder)["config"] != checkpoint.digest({k: v for k, v in config.items() if k != "seed"}):
+                raise RunError(f"{folder}: finished, but with another configuration than config.toml now says; start a new run")
             return False
         _run(folder, display)
     return True
@@ -117,9 +125,10 @@ def _run(folder: Path, display: Display) -> None:
         execute = batched if settings.engine.path == "auto" else one_by_one(tick)
         display.note(f"loading {experiment.data_name} ...")
         federation = assemble.gather(experiment)
-        for note in federation.notes:
-            display.note(f"note: {note}")
-        federation.partition.save(folder / "partition.safetensors")
+        for note in [*federation.notes, *_cautions(experiment, federation)]:
+            display.note(f"note: {note}", always=True)
+        with replacing(folder / "partition.safetensors") as temporary:
+            federation.partition.save(temporary)
         found = checkpoint.load_header(folder, config)
         header = found[0] if found else None
         prepared = assemble.prepare(
@@ -141,8 +150,21 @@ def _run(folder: Path, display: Display) -> None:
             checkpoint.save(folder, at, config)
         engine = InProcess(method, prepared.task, federation.clients, root, execute)
         Loop(folder, experiment, prepared, engine, display).run(at, config)
-        write_text(folder / "engine.log", "".join(f"{line}\n" for line in batched.explain()))
+        write_text(folder / ENGINE, "".join(f"{line}\n" for line in batched.explain()))
     summary.write(folder, config)
+
+
+def _cautions(experiment: Experiment, federation: Federation) -> list[str]:
+    """What a reader of the results should know about the data."""
+    notes = []
+    few = [client for client, data in federation.clients.items() if len(data.test) < FEW]
+    if few:
+        many = f"{len(few)} of {len(federation.clients)} clients have fewer than {FEW} test samples"
+        notes.append(f"{many}; in means over clients they weigh like the others")
+    cohort = experiment.settings.train.cohort
+    if cohort is not None and cohort > len(federation.clients):
+        notes.append(f"train.cohort is {cohort}, but there are only {len(federation.clients)} clients: all take part")
+    return notes
 
 
 class Loop:
@@ -177,7 +199,10 @@ class Loop:
         except Interrupted:
             if saved_round != at.header.round:
                 checkpoint.save(self.folder, at, config)
-            raise
+            again = shlex.quote(str(self.folder))
+            raise Interrupted(
+                f"stopped after {at.header.round} of {settings.rounds} rounds; `fedme resume {again}` goes on"
+            ) from None
         finally:
             book.close()
 
@@ -227,7 +252,7 @@ def _headline(scored: Mapping[ClientId, Done[Assessment]]) -> str:
             if s.model == "personal" and s.stage == "round" and s.split == split and s.metrics.accuracy is not None
         ]
         if found:
-            return f"{word} accuracy {100 * sum(found) / len(found):.2f} % (personal models, client mean)"
+            return f"{word} {100 * sum(found) / len(found):.2f} %"
     return ""
 
 
@@ -243,7 +268,7 @@ def stopping() -> Iterator[Any]:
 
     def stop() -> None:
         if asked:
-            raise Interrupted
+            raise Interrupted("stopped before the first round; `fedme resume` with the run directory begins again")
 
     try:
         before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}

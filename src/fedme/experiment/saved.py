@@ -8,8 +8,7 @@ from urllib.parse import quote
 import torch
 from torch import Tensor, nn
 
-import fedme
-from fedme import zoo
+from fedme import __version__, zoo
 from fedme.core.data import ClientId, Schema
 from fedme.core.key import Key
 from fedme.core.model import Model, load
@@ -31,7 +30,7 @@ def save(folder: Path, name: str, model: Model, schema: Schema, classes: list[st
     write_tensors(folder / f"{name}.safetensors", weights, {"format": FORMAT, "arch": model.arch.name})
     description = {
         "format": FORMAT,
-        "fedme": fedme.__version__,
+        "fedme": __version__,
         "arch": model.arch.name,
         "factory": f"{model.arch.factory.__module__}:{model.arch.factory.__qualname__}",
         "options": dict(model.arch.options),
@@ -54,11 +53,17 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def read(folder: Path, name: str = "model", *, imports: bool = False) -> tuple[nn.Module, dict[str, Any]]:
-    """A saved model as an ordinary `nn.Module`, and its description.
+def load_model(folder: Path | str, name: str = "model", *, imports: bool = False) -> nn.Module:
+    """A client's saved personal model as an ordinary `nn.Module`: ``load_model("runs/first/clients/3")``.
 
-    A network that was given by import path is only imported with ``imports=True``: say so if you trust the folder.
+    `name` is "model", or "finetuned" for the model after fine-tuning. A network of one's own, given by import path, is only
+    imported with ``imports=True``: say so if you trust the folder.
     """
+    return read(Path(folder), name, imports=imports)[0]
+
+
+def read(folder: Path, name: str = "model", *, imports: bool = False) -> tuple[nn.Module, dict[str, Any]]:
+    """A saved model and its description."""
     path = folder / f"{name}.json"
     try:
         about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -69,7 +74,8 @@ def read(folder: Path, name: str = "model", *, imports: bool = False) -> tuple[n
     except FileNotFoundError:
         raise RunError(f"{path}: no such file") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, TypedError) as error:
-        raise RunError(f"{path}: cannot be read: {error}") from error
+        trust = "" if imports else " (a network of one's own is only imported with imports=True)"
+        raise RunError(f"{path}: cannot be read: {error}{trust}") from error
     weights, _ = read_tensors(folder / f"{name}.safetensors")
     try:
         return load(module, weights).eval(), about

@@ -2,7 +2,9 @@
 
 import json
 import math
+import shlex
 import statistics
+import tomllib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from fedme.experiment.checkpoint import digest
 from fedme.experiment.files import RunError, write_json
 
 NAME = "summary.json"
+CONFIG = "config.toml"
 MEANS = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "auroc", "ece")
 
 Group = tuple[int, str, str, str]  # round, model, stage, split
@@ -84,58 +87,105 @@ def read(folder: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
     except FileNotFoundError:
-        started = (folder / "config.toml").exists()
-        hint = f"the run is not finished; `fedme resume {folder}` continues it" if started else "not a run directory"
-        raise RunError(f"{folder}: {hint}") from None
+        raise RunError(f"{folder}: {_why_not(folder)}") from None
     except (OSError, ValueError) as error:
         raise RunError(f"{path}: cannot be read: {error}") from error
 
 
+def so_far(folder: Path) -> dict[str, Any]:
+    """The summary of a finished run, or of the rounds that an unfinished one has behind it."""
+    if (folder / NAME).exists():
+        return read(folder)
+    if not (folder / CONFIG).exists() or not (folder / records.NAME).exists():
+        raise RunError(f"{folder}: {_why_not(folder)}")
+    result = summarise(records.read(folder), config_of(folder))
+    done = 1 + max((r["round"] for r in records.read(folder)), default=-1)
+    return result | {"unfinished": f"{done} of {result['rounds']} rounds"}
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """The configuration of a run."""
+    try:
+        return tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder / CONFIG}: cannot be read: {error}") from error
+
+
+def _why_not(folder: Path) -> str:
+    if (folder / CONFIG).exists():
+        return f"the run is not finished; `fedme resume {shlex.quote(str(folder))}` continues it"
+    inside = sorted(path.parent.name for path in folder.glob(f"*/{CONFIG}")) if folder.is_dir() else []
+    return f"not a run directory; it holds {len(inside)}: {', '.join(inside[:5])}" if inside else "not a run directory"
+
+
 @dataclass(frozen=True)
 class Line:
-    """One line of a comparison: a method's model over seeds."""
+    """One line of a comparison: a model of runs that differ only in their seed. Accuracies are fractions, one a seed."""
 
     name: str
     method: str
+    differs: Mapping[str, Any]  # settings that are not the same in all runs compared
+    folders: tuple[str, ...]
     config: str  # fingerprint of everything but the seed
     model: str
     stage: str
+    split: str
     selection: str
     seeds: tuple[int, ...]
-    client_mean: tuple[float, ...]  # accuracy, one value a seed
+    client_mean: tuple[float, ...]
     pooled: tuple[float, ...]
-    megabytes: float  # both ways, all clients and rounds, mean over seeds
+    bytes: float  # both ways, all clients and rounds, mean over seeds
 
 
-def compare(summaries: Sequence[Mapping[str, Any]], split: str = "test", selection: str = "last round") -> list[Line]:
+def compare(folders: Sequence[Path], split: str = "test", selection: str = "last round") -> list[Line]:
     """Runs that differ only in their seed become one line a model and stage."""
-    families: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for each in summaries:
-        families[each["config"]].append(each)
+    families: dict[str, dict[int, Path]] = defaultdict(dict)
+    runs = {folder: read(folder) for folder in dict.fromkeys(folder.resolve() for folder in folders)}
+    for folder, run in runs.items():
+        other = families[run["config"]].setdefault(run["seed"], folder)
+        if other != folder:
+            raise RunError(f"{other} and {folder} are the same experiment with the same seed; compare one of them")
+    differing = _differing([config_of(next(iter(family.values()))) for family in families.values()])
     lines = []
-    for runs in families.values():
-        kinds = [(r["model"], r["stage"]) for r in runs[0]["results"] if r["split"] == split and r["selection"] == selection]
+    for family, differs in zip(families.values(), differing, strict=True):
+        mine = [runs[folder] for folder in family.values()]
+        kinds = [(r["model"], r["stage"]) for r in mine[0]["results"] if (r["split"], r["selection"]) == (split, selection)]
         for model, stage in kinds:
             wanted = {"model": model, "stage": stage, "split": split, "selection": selection}
-            found = [r for run in runs for r in run["results"] if wanted.items() <= r.items()]
+            found = [r for run in mine for r in run["results"] if wanted.items() <= r.items()]
             lines.append(
                 Line(
-                    name=runs[0]["name"],
-                    method=runs[0]["method"],
-                    config=runs[0]["config"],
-                    model=model,
-                    stage=stage,
-                    selection=selection,
-                    seeds=tuple(run["seed"] for run in runs),
-                    client_mean=tuple(100 * r["accuracy"]["client_mean"] for r in found),
-                    pooled=tuple(100 * r["accuracy"]["pooled"] for r in found),
-                    megabytes=statistics.fmean((run["bytes_up"] + run["bytes_down"]) / 1e6 for run in runs),
+                    name=mine[0]["name"],
+                    method=mine[0]["method"],
+                    differs=differs,
+                    folders=tuple(str(folder) for folder in family.values()),
+                    config=mine[0]["config"],
+                    **wanted,
+                    seeds=tuple(family),
+                    client_mean=tuple(r["accuracy"]["client_mean"] for r in found),
+                    pooled=tuple(r["accuracy"]["pooled"] for r in found),
+                    bytes=statistics.fmean(run["bytes_up"] + run["bytes_down"] for run in mine),
                 )
             )
     return lines
 
 
-def spread(values: Sequence[float]) -> str:
-    """Mean ± standard deviation (ddof = 1) over seeds."""
-    mean = statistics.fmean(values)
-    return f"{mean:.2f} ± {statistics.stdev(values):.2f}" if len(values) > 1 else f"{mean:.2f}"
+def _differing(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """For every configuration, the settings in which they are not all the same; what only one method has does not count."""
+    flat = [_flat(config) for config in configs]
+    skip = ("seed", "output", "name", "method.name")
+    keys = [key for key in dict.fromkeys(key for each in flat for key in each) if key not in skip]
+    odd = [key for key in keys if len({repr(each[key]) for each in flat if key in each}) > 1]
+    return [{key: each[key] for key in odd if key in each} for each in flat]
+
+
+def _flat(value: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        found |= _flat(item, f"{at}{key}.") if isinstance(item, Mapping) else {f"{at}{key}": item}
+    return found
+
+
+def spread(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and standard deviation (ddof = 1) over seeds."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None

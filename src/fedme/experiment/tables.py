@@ -5,21 +5,25 @@ import io
 from collections.abc import Sequence
 from typing import Literal
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 Format = Literal["table", "markdown", "csv", "latex"]
 
 
 def render(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], style: Format, console: Console) -> None:
-    """Print a table; the first column is text, the others are aligned to the right when all their cells are numbers."""
-    right = [all(row[i][:1].isdigit() or not row[i] or row[i][:1] == "-" for row in rows) for i in range(len(header))]
+    """Print a table; columns whose cells are all numbers are aligned to the right, and numbers are never broken."""
+    right = [all(row[i][:1].isdigit() or row[i][:1] in ("", "-") for row in rows) for i in range(len(header))]
     if style == "table":
-        table = Table(title=title, title_justify="left")
+        console.print(title, highlight=False, markup=False)
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for name, align in zip(header, right, strict=True):
-            table.add_column(name, justify="right" if align else "left", overflow="fold")
+            short = all(len(row[header.index(name)]) <= 30 for row in rows)
+            table.add_column(name, justify="right" if align else "left", no_wrap=short, overflow="fold")
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*(Text(cell) for cell in row))
         console.print(table)
     else:
         print({"markdown": _markdown, "csv": _csv, "latex": _latex}[style](header, rows, right), end="")

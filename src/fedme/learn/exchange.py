@@ -1,11 +1,11 @@
-"""Who lends a model to whom: a random other member of one's cluster, or of the whole cohort if one is alone in it."""
+"""Who lends a model to whom (a random other member of one's cluster, else of the cohort), and what comes back of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from fedme.core.data import ClientId
 from fedme.core.key import Key
 from fedme.core.method import Task
-from fedme.core.model import Model
+from fedme.core.model import Model, average
 
 Fits = Callable[[ClientId, ClientId], bool]
 
@@ -31,3 +31,15 @@ def lenders(clusters: Mapping[ClientId, int], fits: Fits, key: Key) -> dict[Clie
         near = [other for other in others if clusters[other] == cluster] or others
         chosen[me] = near[int(key.at("lender", me).numpy().integers(len(near)))] if near else None
     return chosen
+
+
+def merged(models: Mapping[ClientId, Model], copies: Iterable[tuple[ClientId, Model]]) -> dict[ClientId, Model]:
+    """Every model as the mean of the copies of it that came back (FedMe Eq. 8, 9: each counts the same).
+
+    Copies that diverged are left out; a model of which no copy came back stays as it was.
+    """
+    mine: dict[ClientId, list[Model]] = {}
+    for owner, copy in copies:
+        if copy.finite:
+            mine.setdefault(owner, []).append(copy)
+    return {client: average(mine[client]) if client in mine else model for client, model in models.items()}

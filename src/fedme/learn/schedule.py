@@ -22,3 +22,8 @@ def since(value: int | Mapping[int, int], t: int) -> int:
         return value
     reached = [start for start in value if start <= t]
     return value[max(reached)] if reached else 1
+
+
+def most(value: int | Mapping[int, int]) -> int:
+    """The largest number that `since` gives."""
+    return max(value.values(), default=1) if isinstance(value, Mapping) else value

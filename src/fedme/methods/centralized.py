@@ -47,8 +47,10 @@ class Centralized:
     def __post_init__(self) -> None:
         require(self.patience is None or self.patience >= 1, "patience", f"must be at least 1, not {self.patience}")
 
-    def init_server(self, task: Task, key: Key) -> Shared:
+    def check(self, task: Task) -> None:
         task.require_common_classes("centralized")
+
+    def init_server(self, task: Task, key: Key) -> Shared:
         return Shared(Model.init(task.shared, key.at("shared"), task.dtype))
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[Trainer]:

@@ -45,8 +45,10 @@ class FedAvg:
     pooled = False
     own_architectures = False
 
-    def init_server(self, task: Task, key: Key) -> Shared:
+    def check(self, task: Task) -> None:
         task.require_common_classes(type(self).__name__.lower())
+
+    def init_server(self, task: Task, key: Key) -> Shared:
         return Shared(Model.init(task.shared, key.at("shared"), task.dtype))
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[Nothing]:

@@ -62,8 +62,8 @@ class FedMD:
     public_samples: int = 5000  # public samples a round (all of them if there are fewer)
     public_epochs: int = 20  # before the first round, on the public data
     private_epochs: int = 2  # before the first round, on the client's data
-    digest_epochs: int = 1
-    digest_batch: int = 256
+    digest_epochs: int = 1  # on the public data, each round
+    digest_batch: int = 256  # its batch size
     digest_loss: Literal["mae", "mse", "kl"] = "mae"
 
     phases = ("outputs", "digest")
@@ -74,10 +74,12 @@ class FedMD:
         for name in ("public_samples", "public_epochs", "private_epochs", "digest_epochs", "digest_batch"):
             require(getattr(self, name) >= 1, name, f"must be at least 1, not {getattr(self, name)}")
 
-    def init_server(self, task: Task, key: Key) -> Server:
+    def check(self, task: Task) -> None:
         task.require_common_classes("fedmd")
         if not task.public:
-            raise TaskError("method 'fedmd' needs labelled public data: set `public` in [data] to a number of samples")
+            raise TaskError("method 'fedmd' needs labelled public data: set data.public to a number of samples")
+
+    def init_server(self, task: Task, key: Key) -> Server:
         return Server()
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[State]:

@@ -1,9 +1,8 @@
 """FedMe: clients exchange models through the server, train their own and the guest together, and keep the better one.
 
-"FedMe: Federated Learning via Model Exchange", Algorithm 1, Eq. 3 to 9. A round: the server groups the clients' models
-by their outputs on unlabeled data and lends every client a model of its group; the client trains both by deep mutual
-learning and adopts the guest if it does better on its validation part; the server averages all trained copies of each
-model.
+"FedMe: Federated Learning via Model Exchange", Algorithm 1, Eq. 3 to 9. A round: the server groups the clients' models by their
+outputs on unlabeled data and lends every client a model of its group; the client trains both by deep mutual learning and adopts
+the guest if it does better on its validation part; the server averages all trained copies of each model.
 
 Deviations: adoption compares losses on the validation part, as in the authors' code (Eq. 7 says the local data);
 k-means re-seeds empty clusters; copies that diverged are not averaged, so that one client cannot spoil the others; a
@@ -22,12 +21,12 @@ from fedme.core.client import Models, Steps, at_once, evaluate, together, train
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Nothing, Plan, Report, Round, Task, TaskError
-from fedme.core.model import Model, average
+from fedme.core.model import Model
 from fedme.learn.cluster import clustered
 from fedme.learn.criteria import Candidate, Criterion, needs_time, prefers_guest, require_criteria
-from fedme.learn.exchange import lenders, room_for
+from fedme.learn.exchange import lenders, merged, room_for
 from fedme.learn.objectives import CrossEntropy, Mutual
-from fedme.learn.schedule import since
+from fedme.learn.schedule import most, since
 from fedme.learn.training import Training, require
 
 
@@ -81,13 +80,16 @@ class FedMe:
         require(all(t >= 0 and k >= 1 for t, k in table.items()), "clusters", "rounds count from 0, clusters from 1")
         require_criteria({"adopt": self.adopt} | {f"adopt_by.{client}": each for client, each in self.adopt_by.items()})
 
-    def init_server(self, task: Task, key: Key) -> Server:
+    def check(self, task: Task) -> None:
         task.require_common_classes("fedme")
-        most = max(self.clusters.values(), default=1) if isinstance(self.clusters, Mapping) else self.clusters
-        if self.clustering and most > 1 and task.unlabeled is None:
-            raise TaskError("method 'fedme' with more than one cluster needs unlabeled data: set `unlabeled` in [data]")
+        if self.clustering and most(self.clusters) > 1 and task.unlabeled is None:
+            raise TaskError(
+                "method 'fedme' with more than one cluster needs unlabeled data: set data.unlabeled, or clusters = 1"
+            )
         if unknown := sorted(self.adopt_by.keys() - task.members.keys()):
             raise TaskError(f"method 'fedme': adopt_by names {', '.join(unknown)}, but there is no such client")
+
+    def init_server(self, task: Task, key: Key) -> Server:
         return Server({m.id: Model.init(m.arch, key.at("client", m.id), task.dtype) for m in task.members.values()})
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[Nothing]:
@@ -124,16 +126,14 @@ class FedMe:
             both = yield from together([evaluate(own, data.val, timed), evaluate(guest, data.val, timed)])
             scores = {"own": both[0], "guest": both[1]}
             adopts = prefers_guest(criterion, Candidate(both[0], own.parameters), Candidate(both[1], guest.parameters))
-        notes: dict[str, str | int | float | bool] = {"lender": down.lender or "", "cluster": down.cluster, "adopts": adopts}
+        lent: dict[str, str | int | float | bool] = {"lender": down.lender or "", "guest": guest.arch.name if guest else ""}
+        notes = lent | {"own": own.arch.name, "cluster": down.cluster, "adopts": adopts}
         return state, Up(own, guest, down.lender, adopts), Report(trained.losses, scores, notes)
 
     def aggregate(self, server: Server, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Server:
         copies = [(client, up.own) for client, up in replies.items()]
         copies += [(up.lender, up.guest) for up in replies.values() if up.lender is not None and up.guest is not None]
-        models = dict(server.models)  # a model of which no copy came back stays as it was
-        for client in models:
-            mine = [copy for owner, copy in copies if owner == client and copy.finite]
-            models[client] = average(mine) if mine else models[client]  # Eq. 8, 9: every copy counts the same
+        models = merged(server.models, copies)
         adopted = {client: up.lender for client, up in replies.items() if up.adopts and up.lender is not None}
         return Server({client: models[adopted.get(client, client)] for client in models})
 

@@ -16,7 +16,7 @@ from fedme.methods.fedavg import FedAvg
 class FedProx(FedAvg):
     """FedAvg whose clients are pulled back to the model they received."""
 
-    mu: float = 0.01
+    mu: float = 0.01  # strength of the pull
 
     def __post_init__(self) -> None:
         require(self.mu >= 0, "mu", f"must not be negative, not {self.mu}")

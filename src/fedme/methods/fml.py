@@ -68,11 +68,13 @@ class FML:
             ends = value if isinstance(value, tuple) else (value, value)
             require(all(0 <= end <= 1 for end in ends), name, f"must lie in [0, 1], not {value}")
 
-    def init_server(self, task: Task, key: Key) -> Part:
+    def check(self, task: Task) -> None:
         if not self.shared:
             task.require_common_classes("fml")
         memes = {m.id: self._meme(task, m.id) for m in task.members.values()}
         require_same_part(memes, task.shared, self.shared)
+
+    def init_server(self, task: Task, key: Key) -> Part:
         return cut(Model.init(task.shared, key.at("shared"), task.dtype), self.shared)
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[State]:

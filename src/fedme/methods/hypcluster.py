@@ -39,7 +39,7 @@ class HypCluster:
     """Several global models; each client trains the one that fits it best."""
 
     train: Training = field(default_factory=Training)
-    clusters: int = 2
+    clusters: int = 2  # global models
 
     phases = ("round",)
     pooled = False
@@ -48,8 +48,10 @@ class HypCluster:
     def __post_init__(self) -> None:
         require(self.clusters >= 1, "clusters", f"must be at least 1, not {self.clusters}")
 
-    def init_server(self, task: Task, key: Key) -> Hypotheses:
+    def check(self, task: Task) -> None:
         task.require_common_classes("hypcluster")
+
+    def init_server(self, task: Task, key: Key) -> Hypotheses:
         # The first model starts as FedAvg's does, so that one cluster is FedAvg.
         keys = [key.at("shared")] + [key.at("shared", k) for k in range(1, self.clusters)]
         return Hypotheses(tuple(Model.init(task.shared, each, task.dtype) for each in keys))

@@ -38,8 +38,8 @@ class Mapper:
     """Every client mixes a local and a global model in its own proportion."""
 
     train: Training = field(default_factory=Training)
-    lambdas: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-    scale_global: bool = False
+    lambdas: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # shares of the local model
+    scale_global: bool = False  # multiply the step of the global model by 1 - lambda
 
     phases = ("round",)
     pooled = False
@@ -48,8 +48,10 @@ class Mapper:
     def __post_init__(self) -> None:
         require(bool(self.lambdas) and all(0 <= each <= 1 for each in self.lambdas), "lambdas", "must lie in [0, 1]")
 
-    def init_server(self, task: Task, key: Key) -> Shared:
+    def check(self, task: Task) -> None:
         task.require_common_classes("mapper")
+
+    def init_server(self, task: Task, key: Key) -> Shared:
         return Shared(Model.init(task.shared, key.at("shared"), task.dtype))
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[State]:

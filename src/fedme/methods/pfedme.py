@@ -61,8 +61,10 @@ class PFedMe:
         require(self.inner_lr is None or self.inner_lr > 0, "inner_lr", f"must be positive, not {self.inner_lr}")
         require(self.beta > 0, "beta", f"must be positive, not {self.beta}")
 
-    def init_server(self, task: Task, key: Key) -> Shared:
+    def check(self, task: Task) -> None:
         task.require_common_classes("pfedme")
+
+    def init_server(self, task: Task, key: Key) -> Shared:
         return Shared(Model.init(task.shared, key.at("shared"), task.dtype))
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[State]:

@@ -65,7 +65,7 @@ class PFML:
         require(self.inner_lr is None or self.inner_lr > 0, "inner_lr", f"must be positive, not {self.inner_lr}")
         require(self.beta > 0, "beta", f"must be positive, not {self.beta}")
 
-    def init_server(self, task: Task, key: Key) -> Shared:
+    def check(self, task: Task) -> None:
         task.require_common_classes("pfml")
         odd = sorted(m.id for m in task.members.values() if m.arch != task.shared)
         if odd and self.aux != "persistent":
@@ -73,6 +73,8 @@ class PFML:
                 f"method 'pfml' with aux = '{self.aux}' starts the auxiliary model from the global one ({task.shared.name}), "
                 f"but these clients have another architecture: {', '.join(odd)}. Use aux = 'persistent'."
             )
+
+    def init_server(self, task: Task, key: Key) -> Shared:
         return Shared(Model.init(task.shared, key.at("shared"), task.dtype))
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[State]:

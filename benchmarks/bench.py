@@ -1,0 +1,110 @@
+"""Measure this library against its peers and against itself: every row of the table that must be reached, in one run.
+
+    python benchmarks/bench.py [--quick] [--only NAME ...] [--no-peers] [--out DIR]
+
+Each side is a process of its own, one at a time; ours runs before and after the others, so that a machine that changes its
+speed is noticed. MNIST and FEMNIST are looked for in $FEDME_DATA. The first run installs the peers, each in an environment
+of its own under benchmarks/.venvs.
+"""
+
+import argparse
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import report
+import sides
+from rows import BATCH, CORES, LR, Against, Row, table
+
+
+def measure(row: Row, folder: Path, peers: bool, quick: bool) -> list[dict[str, Any]]:
+    """All comparisons of a row."""
+
+    def ours(config: Mapping[str, Any], whole: bool = False) -> dict[str, Any]:
+        job = {"work": row.work, "config": {**config, "rounds": row.total}, "warm": row.warm, "rounds": row.rounds}
+        return sides.run("whole.py" if whole else "ours.py", job)
+
+    def theirs(against: Against) -> dict[str, Any]:
+        if against.kind == "ours":
+            return ours(against.config)
+        if against.kind == "peak":
+            return sides.run("peak.py", {"work": row.work, **matrices(quick)})
+        if not peers:
+            raise sides.Failed("peers were left out")
+        job = {"work": row.work, "model": row.model, "data": str(folder / "data.npz"), "weights": str(folder / "weights.npz")}
+        if not Path(job["data"]).exists():
+            sides.run("export.py", {"config": dict(row.config), "data": job["data"], "weights": job["weights"]})
+        settings = {"batch": BATCH, "lr": LR, "warm": row.warm, "rounds": row.rounds}
+        return sides.run(f"peer_{against.peer}.py", job | settings, against.peer)
+
+    def attempt(side: Any, *arguments: Any) -> dict[str, Any] | str:
+        try:
+            return side(*arguments)
+        except (sides.Failed, OSError) as error:
+            return str(error)
+
+    first = attempt(ours, row.config, row.whole)
+    if isinstance(first, str):
+        return [report.empty(row, against, f"our side failed: {first}") for against in row.against]
+    answers = [attempt(theirs, against) for against in row.against]
+    second = attempt(ours, row.config, row.whole) if not quick else ""
+    if not isinstance(second, str):
+        first["seconds_per_round"] += second["seconds_per_round"]
+    return [
+        report.unanswered(row, against, first, answer) if isinstance(answer, str) else report.judge(row, against, first, answer)
+        for against, answer in zip(row.against, answers, strict=True)
+    ]
+
+
+def matrices(quick: bool) -> dict[str, int]:
+    """How the peak is measured."""
+    return {"size": 256 if quick else 2048, "times": 20, "threads": CORES}
+
+
+def versions() -> dict[str, str]:
+    """Of ourselves, of what we stand on, and of the peers."""
+    found = {"python": sys.version.split()[0]} | {name: metadata.version(name) for name in ("fedme", "torch", "numpy")}
+    for peer in sides.PEERS:
+        pinned = dict(re.findall(r"^([\w-]+)==(\S+)$", (sides.HERE / "requirements" / f"{peer}.txt").read_text(), re.M))
+        found |= {name: pinned[name] for name in ("fedjax", "jax", "flwr", "ray", "pfl") if name in pinned}
+    return found
+
+
+def main() -> None:
+    """Run, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="tiny work: shows that everything runs, its numbers mean nothing")
+    parser.add_argument("--only", action="append", metavar="NAME", help="rows whose name begins so; may be given again")
+    parser.add_argument("--no-peers", action="store_true", help="compare with ourselves and the machine only")
+    parser.add_argument("--out", type=Path, default=sides.HERE / "results", help="where results.json and results.md go")
+    asked = parser.parse_args()
+    rows = table(asked.quick)
+    names = [row.name for row in rows]
+    if unknown := [name for name in asked.only or [] if not any(each.startswith(name) for each in names)]:
+        parser.error(f"no row is called {', '.join(unknown)}; there are {', '.join(names)}")
+    rows = [row for row in rows if not asked.only or row.name.startswith(tuple(asked.only))]
+
+    began, started = time.perf_counter(), report.now()
+    try:
+        gemm = sides.run("peak.py", {"work": "", **matrices(asked.quick)})["gflops"]
+    except sides.Failed as error:
+        gemm = {}
+        print(error, file=sys.stderr)
+    results: dict[str, Any] = {"machine": report.machine(), "versions": versions(), "gemm": gemm, "quick": asked.quick}
+    results |= {"started": started, "minutes": 0.0, "rows": []}
+    for row in rows:
+        print(f"{row.name} ...", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            results["rows"] += measure(row, Path(folder), not asked.no_peers, asked.quick)
+        results["minutes"] = (time.perf_counter() - began) / 60
+        report.write(results, asked.out)  # what is measured is not lost if something stops the rest
+    print(report.markdown(results))
+
+
+if __name__ == "__main__":
+    main()

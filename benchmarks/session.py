@@ -1,0 +1,108 @@
+"""A federation that is ready to play rounds: from a configuration, through the library's public functions only."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import division
+import torch
+
+from fedme.core.client import Op, Train
+from fedme.core.key import Key
+from fedme.core.method import Round, Task
+from fedme.datasets import Federation
+from fedme.engines.batched import Batched
+from fedme.engines.inprocess import InProcess
+from fedme.engines.round import play
+from fedme.experiment import assemble, config
+from fedme.experiment.config import Experiment
+
+sys.path.insert(0, str(Path(__file__).parent))  # `networks:cnn` is found wherever the benchmark is started
+
+
+@dataclass
+class Count:
+    """What an engine was asked to train."""
+
+    steps: int = 0
+    samples: int = 0
+
+    def add(self, operations: Sequence[Op]) -> None:
+        """Count these operations."""
+        for op in operations:
+            if isinstance(op, Train):
+                batches = op.local.batches(len(op.data), op.key.at("batches"))
+                self.steps += len(batches)
+                self.samples += sum(map(len, batches))
+
+
+class Session:
+    """One experiment in memory, round by round."""
+
+    def __init__(self, experiment: Experiment, federation: Federation) -> None:
+        self.experiment, self.federation = experiment, federation
+        torch.set_num_threads(experiment.settings.engine.threads)
+        self.root, self.method = Key(experiment.settings.seed), experiment.method
+        self.batched = executor(experiment)
+        self.task: Task = assemble.prepare(experiment, federation, self.batched).task
+        self.engine = InProcess(self.method, self.task, federation.clients, self.root, self.batched)
+        self.server = self.method.init_server(self.task, self.root.at("init"))
+        self.t = 0
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any]) -> "Session":
+        """The session that plain data describes."""
+        experiment = parse(raw)
+        return cls(experiment, assemble.gather(experiment))
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.batched.close()
+
+    def play(self) -> None:
+        """One round."""
+        self.server = play(self.method, self.task, self.engine, self.server, self.t, self.rounds, self.root).server
+        self.t += 1
+
+    def counted(self) -> Count:
+        """One round, and what was trained in it."""
+        count, execute = Count(), self.engine.execute
+
+        def watching(operations: Sequence[Op]) -> Sequence[tuple[Any, float]]:
+            count.add(operations)
+            return execute(operations)
+
+        self.engine.execute = watching
+        try:
+            self.play()
+        finally:
+            self.engine.execute = execute
+        return count
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds the experiment has."""
+        return self.experiment.settings.rounds
+
+    def accuracy(self) -> float:
+        """The share of right answers of the personal models (with FedAvg: the global one) on all test samples."""
+        deliveries = {client: self.method.deliver(self.server, client) for client in self.task.members}
+        done = self.engine.assess(deliveries, Round(self.t - 1, self.rounds))
+        tested = [s.metrics for each in done.values() for s in each.value.scores if (s.model, s.split) == ("personal", "test")]
+        return sum(each.correct for each in tested) / sum(each.samples for each in tested)
+
+
+def executor(experiment: Experiment) -> Batched:
+    """What `fedme run` executes operations with."""
+    return Batched(workers=experiment.settings.engine.workers or os.cpu_count() or 1)
+
+
+def parse(raw: Mapping[str, Any]) -> Experiment:
+    """The experiment that plain data describes; the divisions of the benchmark are known in it."""
+    division.register()
+    return config.parse(raw, "benchmark")

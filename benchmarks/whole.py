@@ -1,0 +1,54 @@
+"""A whole run as `fedme run` does it: data, rounds, evaluation, checkpoints, records, models, summary."""
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import protocol
+from rich.console import Console
+from session import parse
+
+from fedme.experiment import run, summary
+from fedme.experiment.progress import Display
+
+
+class Watch(Display):
+    """A silent display that notices when the rounds begin."""
+
+    began = 0.0
+
+    def start(self, label: str, total: int, done: int = 0, by_operation: bool = False) -> None:
+        """Remember the time."""
+        self.began = time.perf_counter()
+        super().start(label, total, done, by_operation)
+
+
+def main() -> None:
+    """Do the job on the command line; a round's seconds are those of the whole run divided by its rounds.
+
+    `startup` is the part before the first round: reading data and dividing it.
+    """
+    job = json.loads(sys.argv[1])
+    with tempfile.TemporaryDirectory() as folder:
+        experiment = parse(job["config"] | {"output": str(Path(folder) / "run")})
+        with Watch(Console(stderr=True), quiet=True) as display:
+            began = time.perf_counter()
+            where = run.start(experiment, display)
+            ended = time.perf_counter()
+        accuracy = pooled_accuracy(summary.read(where)["results"])
+    rounds = experiment.settings.rounds
+    seconds = [(ended - began) / rounds]
+    protocol.answer("fedme", job["work"], seconds, None, None, accuracy, startup=round(display.began - began, 4))
+
+
+def pooled_accuracy(results: list[dict[str, Any]]) -> float:
+    """The accuracy of the personal models over all test samples after the last round."""
+    wanted = {"model": "personal", "stage": "round", "split": "test", "selection": "last round"}
+    return float(next(each["accuracy"]["pooled"] for each in results if wanted.items() <= each.items()))
+
+
+if __name__ == "__main__":
+    main()
