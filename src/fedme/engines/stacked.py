@@ -48,7 +48,13 @@ class Lane:
         seeds = [mask_seeds({unit.role: ops[unit.rank].models[unit.role]}, ops[unit.rank].key)[unit.role] for unit in units]
         names = [layer.name for layer in self.chain.layers if isinstance(layer, Dropout)]
         self._count, self._first = len(units), self.weights
+        self._regular = units == [Unit(rank, role) for rank, op in enumerate(ops) for role in op.models]
         self.seeds = {name: torch.stack([seed[name] for seed in seeds]) for name in names}
+
+    @property
+    def regular(self) -> bool:
+        """Whether every client has all its models in this lane: client by client, roles in order."""
+        return self._regular
 
     def active(self, clients: int) -> int:
         """How many units belong to the first `clients` clients."""
@@ -200,8 +206,9 @@ def _add(w: Tensor, grad: Tensor | tuple[Tensor, Tensor], factor: float) -> None
 
 def _by_role(roles: Sequence[Role], lanes: Sequence[Lane], outputs: Sequence[Tensor], active: int) -> dict[Role, Tensor]:
     """The logits of every role, client by client, from those of every lane."""
-    if len(lanes) == 1 and len(roles) == 1:
-        return {roles[0]: outputs[0]}
+    if lanes[0].regular:
+        each = outputs[0].view(active, len(roles), *outputs[0].shape[1:])
+        return {role: each[:, i] for i, role in enumerate(roles)}
     found = {role: outputs[0].new_empty((active, *outputs[0].shape[1:])) for role in roles}
     for lane, z in zip(lanes, outputs, strict=True):
         for role in roles:
@@ -213,8 +220,8 @@ def _by_role(roles: Sequence[Role], lanes: Sequence[Lane], outputs: Sequence[Ten
 
 def _by_lane(lane: Lane, values: Mapping[Role, Tensor], like: Tensor, active: int) -> Tensor:
     """The reverse: one tensor for the units of a lane."""
-    if len(values) == 1 and len(like) == active:
-        return next(iter(values.values()))
+    if lane.regular:
+        return torch.stack(list(values.values()), 1).view(like.shape) if len(values) > 1 else next(iter(values.values()))
     found = torch.empty_like(like)
     for role, value in values.items():
         places = lane.places[role][lane.places[role] < len(like)]

@@ -62,18 +62,20 @@ class Mutual:
         }
 
     def slopes(self, logits: Mapping[Role, Tensor], y: Tensor) -> tuple[Mapping[Role, Tensor], Mapping[Role, Tensor]]:
-        label = y.unsqueeze(-1)
-        logs = {role: F.log_softmax(logits[role], dim=-1) for role in (self.first, self.second)}
-        probabilities = {role: log.exp() for role, log in logs.items()}
-        minus = _minus_one(label, logs[self.first].dtype)
-        losses, slopes = {}, {}
-        for i, (role, other) in enumerate(((self.first, self.second), (self.second, self.first))):
-            p, q = probabilities[role], probabilities[other]
-            imitation = (q * (logs[other] - logs[role])).sum(-1)
-            losses[role] = self.peer[i] * imitation - self.labels[i] * logs[role].gather(-1, label).squeeze(-1)
-            slope = torch.sub(p * (self.labels[i] + self.peer[i]), q, alpha=self.peer[i])
-            slopes[role] = slope.scatter_add_(-1, label, minus * self.labels[i])
-        return losses, slopes
+        both = torch.stack((logits[self.first], logits[self.second]))
+        logs = F.log_softmax(both, dim=-1)
+        p, label = logs.exp(), y.unsqueeze(-1).expand(2, *y.shape, 1)
+        shape = (2,) + (1,) * y.dim()
+        labels, peer = (
+            torch.tensor(pair, dtype=both.dtype, device=both.device).view(shape) for pair in (self.labels, self.peer)
+        )
+        imitation = (p.flip(0) * (logs.flip(0) - logs)).sum(-1)
+        losses = peer * imitation - labels * logs.gather(-1, label).squeeze(-1)
+        labels, peer = labels.unsqueeze(-1), peer.unsqueeze(-1)
+        slopes = (p * (labels + peer) - peer * p.flip(0)).scatter_add_(-1, label, -labels.expand(label.shape))
+        return dict(zip((self.first, self.second), losses, strict=True)), dict(
+            zip((self.first, self.second), slopes, strict=True)
+        )
 
 
 def _minus_one(label: Tensor, dtype: torch.dtype) -> Tensor:
