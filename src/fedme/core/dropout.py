@@ -1,7 +1,7 @@
 """Dropout whose mask is a pure function of a seed and a position.
 
-The mask is made by integer hashing (the finaliser of splitmix64), so it needs no generator state: a stack of clients with a
-seed each gets, in one operation, exactly the masks that each client would get alone.
+The mask is made by integer hashing (the finalisers of splitmix64 for seeds and of a 32-bit hash for positions), so it needs no
+generator state: a stack of clients with a seed each gets, in one operation, exactly the masks that each client would get alone.
 """
 
 import torch
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number
 _FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _SECOND = -7723592293110705685  # 0x94D049BB133111EB
+_THIRD = 0x7FEB352D
+_FOURTH = -2073254261  # 0x846CA68B as a signed 32-bit number
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
@@ -30,9 +32,20 @@ def at_draw(seed: Tensor, draw: int) -> Tensor:
 
 
 def uniform(seed: Tensor, count: int) -> Tensor:
-    """`count` numbers in [0, 1) for each seed: shape ``seed.shape + (count,)``."""
-    counter = torch.arange(1, count + 1, dtype=torch.int64, device=seed.device) * _GOLDEN
-    return _shift(mixed(seed.unsqueeze(-1) + counter), 40).to(torch.float32) * 2.0**-24
+    """`count` numbers in [0, 1) for each seed: shape ``seed.shape + (count,)``.
+
+    Positions are hashed in 32 bits, which processors multiply many at a time; both halves of the seed go in.
+    """
+    low, high = seed.to(torch.int32).unsqueeze(-1), (seed >> 32).to(torch.int32).unsqueeze(-1)
+    x = torch.arange(1, count + 1, dtype=torch.int32, device=seed.device) ^ low
+    x = (x ^ _shift32(x, 16)) * _THIRD
+    x = (x ^ _shift32(x, 15) ^ high) * _FOURTH
+    return _shift32(x ^ _shift32(x, 16), 8).to(torch.float32) * 2.0**-24
+
+
+def _shift32(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of signed 32-bit numbers."""
+    return (x >> bits) & ((1 << (32 - bits)) - 1)
 
 
 class KeyedDropout(nn.Module):

@@ -36,7 +36,7 @@ def run(op: Op) -> Any:
 
 def train(op: Train) -> Trained:
     """Go through the batches and let the rule take a step on each."""
-    models: Models = dict(op.models)
+    models: Models = {role: arranged(model) for role, model in op.models.items()}
     fresh = op.rule.init(models)
     opt = {role: op.opt.get(role, state) for role, state in fresh.items()}
     gradient = Autograd(op.rule.objective, mask_seeds(models, op.key))
@@ -44,9 +44,11 @@ def train(op: Train) -> Trained:
     with own_randomness(op.key.at("dropout")):
         for step, positions in enumerate(op.local.batches(len(op.data), op.key.at("batches"))):
             augment = op.key.at("augment", step) if op.local.augment else None
-            batch = Batch(op.data.inputs(positions, augment), y[positions], step)
+            batch = Batch(_arranged(op.data.inputs(positions, augment)), y[positions], step)
             models, opt = op.rule(gradient, models, opt, op.frozen, batch)  # type: ignore[assignment]
-    return Trained(models, opt, gradient.mean_losses())
+    opt = {role: {name: value.contiguous() for name, value in state.items()} for role, state in opt.items()}
+    done = {role: m.with_params({name: p.contiguous() for name, p in m.params.items()}) for role, m in models.items()}
+    return Trained(done, opt, gradient.mean_losses())
 
 
 def evaluate(op: Evaluate) -> Score:
@@ -75,14 +77,30 @@ def predict(op: Predict) -> Tensor:
     """Logits, in evaluation mode."""
     if not len(op.data):
         return torch.empty(0, 0)
+    model = arranged(op.model)
     with torch.inference_mode():
-        parts = [op.model(cast(x, op.model.dtype)) for x in _chunks(op.data)]
+        parts = [model(cast(_arranged(x), model.dtype)) for x in _chunks(op.data)]
     return torch.cat(parts).clone()
 
 
 def _chunks(data: Split) -> Iterator[Inputs]:
     for positions in torch.arange(len(data)).split(EVALUATION_BATCH):
         yield data.inputs(positions)
+
+
+def arranged(model: Model) -> Model:
+    """The weights of convolutions with their channels last in memory, which is faster; the numbers are the same."""
+    if not any(p.dim() == 4 for p in model.params.values()):
+        return model
+    return model.with_params({name: _arranged(p) for name, p in model.params.items()})
+
+
+def _arranged(x: Inputs) -> Inputs:
+    if not isinstance(x, Tensor) or x.dim() != 4:
+        return x
+    if x.shape[1] == 1 and x.is_contiguous():  # both orders at once: say which one is meant
+        return x.as_strided(x.shape, (x.shape[2] * x.shape[3], 1, x.shape[3], 1))
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 def cast(x: Inputs, dtype: torch.dtype) -> Inputs:

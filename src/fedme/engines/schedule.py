@@ -18,6 +18,12 @@ class Schedule:
     share: Tensor  # clients x steps x batch: 1 / batch size, 0 for padding
     active: list[int]  # at each step, how many clients have a batch
 
+    def packed(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """For every step, the targets and the shares (with an axis for classes) of the clients at work."""
+        at_work = torch.arange(len(self.rows)) < torch.tensor(self.active)[:, None]
+        targets, share = (each.transpose(0, 1)[at_work].split(self.active) for each in (self.targets, self.share.unsqueeze(-1)))
+        return targets, share
+
 
 def schedule(ops: Sequence[Train], dtype: torch.dtype) -> tuple[list[int], Schedule]:
     """The order of the operations, and their batches side by side."""
@@ -57,20 +63,23 @@ def slopes(
 class Losses:
     """Training losses of all clients, step by step; means are taken when everything is over."""
 
-    def __init__(self, share: Tensor) -> None:
-        self.share = share  # clients x steps x batch; 0 for padding
-        self.seen: dict[Role, Tensor] = {}
+    def __init__(self, plan: Schedule) -> None:
+        self.plan = plan
+        self.seen: dict[Role, list[Tensor]] = {}
 
-    def add(self, losses: Mapping[Role, Tensor], step: int) -> None:
-        """Note the losses of the clients at work in a step."""
+    def add(self, losses: Mapping[Role, Tensor]) -> None:
+        """Note the losses of the clients at work in the next step."""
         for role, loss in losses.items():
-            if role not in self.seen:
-                self.seen[role] = torch.zeros_like(self.share)
-            self.seen[role][: len(loss), step] = loss
+            self.seen.setdefault(role, []).append(loss)
 
     def means(self) -> list[dict[Role, float]]:
         """The mean over the samples seen, for every client and role."""
-        counts = self.share > 0
-        totals = counts.sum((1, 2))
-        sums = {role: torch.where(counts, loss, 0.0).sum((1, 2)) / totals for role, loss in self.seen.items()}
+        counts = self.plan.share.transpose(0, 1) > 0  # steps x clients x batch
+        totals = counts.sum((0, 2))
+        at_work = torch.arange(counts.shape[1]) < torch.tensor(self.plan.active)[:, None]
+        sums = {}
+        for role, losses in self.seen.items():
+            whole = torch.zeros(counts.shape, dtype=losses[0].dtype)
+            whole[at_work] = torch.cat(losses)
+            sums[role] = torch.where(counts, whole, 0.0).sum((0, 2)) / totals
         return [{role: float(mean[rank]) for role, mean in sums.items()} for rank in range(len(totals))]

@@ -41,38 +41,68 @@ class Lane:
         assert found is not None
         self.chain: Chain = found
         self.order = [unit.rank for unit in units]
-        self.ranks = torch.tensor(self.order)
         models = [ops[unit.rank].models[unit.role] for unit in units]
         self.weights = {name: torch.stack([model.params[name] for model in models]) for name in models[0].params}
-        self.places = {role: torch.tensor([i for i, unit in enumerate(units) if unit.role == role]) for role in ops[0].models}
-        seeds = [mask_seeds({unit.role: ops[unit.rank].models[unit.role]}, ops[unit.rank].key)[unit.role] for unit in units]
         names = [layer.name for layer in self.chain.layers if isinstance(layer, Dropout)]
-        self._count, self._first = len(units), self.weights
-        self._regular = units == [Unit(rank, role) for rank, op in enumerate(ops) for role in op.models]
+        seeds = [mask_seeds({u.role: ops[u.rank].models[u.role]}, ops[u.rank].key)[u.role] for u in units] if names else []
         self.seeds = {name: torch.stack([seed[name] for seed in seeds]) for name in names}
-
-    @property
-    def regular(self) -> bool:
-        """Whether every client has all its models in this lane: client by client, roles in order."""
-        return self._regular
+        self._first: dict[int, Mapping[str, Tensor]] = {}
 
     def active(self, clients: int) -> int:
         """How many units belong to the first `clients` clients."""
         return bisect_left(self.order, clients)
 
     def first(self, count: int) -> Mapping[str, Tensor]:
-        """The weights of the first `count` units."""
-        if count != self._count:
-            self._count, self._first = count, {name: w[:count] for name, w in self.weights.items()}
-        return self._first
+        """The weights of the first `count` units: views, so they are kept."""
+        if count not in self._first:
+            self._first[count] = {name: w[:count] for name, w in self.weights.items()}
+        return self._first[count]
 
-    def every_client_once(self, clients: int) -> bool:
-        """Whether the lane holds exactly one model of each client."""
-        return len(self.units) == clients and len({unit.rank for unit in self.units}) == clients
+    def rows(self, plan: Schedule) -> tuple[Tensor, ...]:
+        """For every step, the samples of the units at work, one after another."""
+        mine = plan.rows[torch.tensor(self.order)].transpose(0, 1)  # steps x units x batch
+        counts = [self.active(clients) for clients in plan.active]
+        at_work = torch.arange(len(self.order)) < torch.tensor(counts)[:, None]
+        width = mine.shape[2]
+        return tuple(mine[at_work].reshape(-1).split([count * width for count in counts]))
 
     def seeds_at(self, count: int, number: int) -> dict[str, Tensor]:
         """Seeds of the dropout masks of one gradient."""
         return {name: at_draw(seed[:count], number) for name, seed in self.seeds.items()}
+
+
+class Crossing:
+    """From units, lane by lane, to roles, client by client, and back: where the models of a client meet."""
+
+    def __init__(self, lanes: Sequence[Lane], roles: Sequence[Role]) -> None:
+        self.lanes, self.roles = lanes, list(roles)
+        self.straight = len(lanes) == 1 and len(self.roles) == 1
+        self._ways: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def _way(self, active: int) -> tuple[Tensor, Tensor]:
+        """Where each role of each client stands among the units at work, and the reverse."""
+        if active not in self._ways:
+            units = [unit for lane in self.lanes for unit in lane.units[: lane.active(active)]]
+            to_units = torch.tensor([self.roles.index(unit.role) * active + unit.rank for unit in units])
+            to_roles = torch.empty_like(to_units)
+            to_roles[to_units] = torch.arange(len(units))
+            self._ways[active] = to_roles, to_units
+        return self._ways[active]
+
+    def logits(self, outputs: Sequence[Tensor], active: int) -> dict[Role, Tensor]:
+        """The logits of every role, client by client."""
+        if self.straight:
+            return {self.roles[0]: outputs[0]}
+        whole = torch.cat(list(outputs)) if len(outputs) > 1 else outputs[0]
+        each = whole.index_select(0, self._way(active)[0]).view(len(self.roles), active, *whole.shape[1:])
+        return dict(zip(self.roles, each, strict=True))
+
+    def slopes(self, values: Mapping[Role, Tensor], share: Tensor, counts: Sequence[int], active: int) -> Sequence[Tensor]:
+        """The slope of the mean loss for the units of every lane at work."""
+        if self.straight:
+            return [next(iter(values.values())).mul_(share)]
+        whole = torch.stack([values[role] for role in self.roles]).mul_(share)
+        return list(whole.flatten(0, 1).index_select(0, self._way(active)[1]).split(list(counts)))
 
 
 def train_sgd(ops: Sequence[Train], plan: Schedule, fetch: Fetch) -> list[Trained]:
@@ -116,31 +146,23 @@ class _InPlace:
         return {name: torch.stack([model.params[name] for model in frozen if model]) for name in lane.weights}
 
     def run(self) -> list[Trained]:
-        losses = Losses(self.plan.share)
-        roles = list(self.ops[0].models)
-        for step, active in enumerate(self.plan.active):
-            share = self.plan.share[:active, step]
-            y = self.plan.targets[:active, step]
-            rows = self.plan.rows[:active, step]
-            at_work = [i for i, lane in enumerate(self.lanes) if lane.active(active)]
-            lanes = [self.lanes[i] for i in at_work]
-            passes = [self._forward(lane, rows, active, step) for lane in lanes]
-            logits = _by_role(roles, lanes, [z for z, _, _ in passes], active)
-            step_losses, step_slopes = slopes(self.rule.objective, logits, y)
-            losses.add(step_losses, step)
-            weighted = {role: slope * share.unsqueeze(-1) for role, slope in step_slopes.items()}
-            for i, (z, kept, count) in zip(at_work, passes, strict=True):
-                slope = _by_lane(self.lanes[i], weighted, z, active)
-                self._backward(self.lanes[i], self.speeds[i], self.anchors[i], slope, kept, count)
+        losses = Losses(self.plan)
+        crossing = Crossing(self.lanes, list(self.ops[0].models))
+        rows = [lane.rows(self.plan) for lane in self.lanes]
+        for step, (active, y, share) in enumerate(zip(self.plan.active, *self.plan.packed(), strict=True)):
+            counts = [lane.active(active) for lane in self.lanes]
+            at_work = [i for i, count in enumerate(counts) if count]
+            passes = [self._forward(self.lanes[i], rows[i][step], counts[i], step) for i in at_work]
+            step_losses, values = slopes(self.rule.objective, crossing.logits([z for z, _ in passes], active), y)
+            losses.add(step_losses)
+            ready = crossing.slopes(values, share, [counts[i] for i in at_work], active)
+            for i, slope, (_, kept) in zip(at_work, ready, passes, strict=True):
+                self._backward(self.lanes[i], self.speeds[i], self.anchors[i], slope, kept, counts[i])
         return [self._result(rank, means) for rank, means in enumerate(losses.means())]
 
-    def _forward(self, lane: Lane, rows: Tensor, active: int, step: int) -> tuple[Tensor, list[Tensor], int]:
-        count = lane.active(active)
-        mine = rows if lane.every_client_once(len(self.ops)) else rows[lane.ranks[:count]]
-        x = self.fetch.flat(mine)
-        seeds = lane.seeds_at(count, step * DRAWS_A_STEP)
-        z, kept = forward(lane.chain, lane.first(count), x, seeds)
-        return z, kept, count
+    def _forward(self, lane: Lane, rows: Tensor, count: int, step: int) -> tuple[Tensor, list[Tensor]]:
+        x = self.fetch.flat(rows).view(count, self.plan.rows.shape[2], -1)
+        return forward(lane.chain, lane.first(count), x, lane.seeds_at(count, step * DRAWS_A_STEP))
 
     def _backward(
         self, lane: Lane, speed: dict[str, Tensor], anchor: dict[str, Tensor], slope: Tensor, kept: list[Tensor], count: int
@@ -202,29 +224,3 @@ def _add(w: Tensor, grad: Tensor | tuple[Tensor, Tensor], factor: float) -> None
         w.baddbmm_(slope.transpose(1, 2), x, alpha=factor)
     else:
         w.add_(grad, alpha=factor)
-
-
-def _by_role(roles: Sequence[Role], lanes: Sequence[Lane], outputs: Sequence[Tensor], active: int) -> dict[Role, Tensor]:
-    """The logits of every role, client by client, from those of every lane."""
-    if lanes[0].regular:
-        each = outputs[0].view(active, len(roles), *outputs[0].shape[1:])
-        return {role: each[:, i] for i, role in enumerate(roles)}
-    found = {role: outputs[0].new_empty((active, *outputs[0].shape[1:])) for role in roles}
-    for lane, z in zip(lanes, outputs, strict=True):
-        for role in roles:
-            places = lane.places[role][lane.places[role] < len(z)]
-            if len(places):
-                found[role].index_copy_(0, lane.ranks[places], z[places])
-    return found
-
-
-def _by_lane(lane: Lane, values: Mapping[Role, Tensor], like: Tensor, active: int) -> Tensor:
-    """The reverse: one tensor for the units of a lane."""
-    if lane.regular:
-        return torch.stack(list(values.values()), 1).view(like.shape) if len(values) > 1 else next(iter(values.values()))
-    found = torch.empty_like(like)
-    for role, value in values.items():
-        places = lane.places[role][lane.places[role] < len(like)]
-        if len(places):
-            found.index_copy_(0, places, value[lane.ranks[places]])
-    return found

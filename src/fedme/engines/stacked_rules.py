@@ -100,7 +100,7 @@ class StackedGradient:
 
     def __init__(self, ops: Sequence[Train], layouts: Mapping[Role, Layout], plan: Schedule, fetch: Fetch) -> None:
         self.objective, self.layouts, self.plan, self.fetch = ops[0].rule.objective, layouts, plan, fetch
-        self.losses = Losses(plan.share)
+        self.losses = Losses(plan)
         self.seeds = {
             (role, name): _seeds([mask_seeds({role: ops[r].models[role]}, ops[r].key)[role] for r in ranks.tolist()])
             for role, layout in layouts.items()
@@ -134,7 +134,7 @@ class StackedGradient:
         share = self.plan.share[:active, batch.step]
         losses, slope = slopes(self.objective, logits, batch.y)
         if draw == 0:
-            self.losses.add(losses, batch.step)
+            self.losses.add(losses)
         grads: dict[Role, dict[str, Tensor]] = {role: {} for role in models}
         for role, name, ranks, differentiate in passes:
             found = differentiate((slope[role] * share.unsqueeze(-1))[ranks])

@@ -5,6 +5,7 @@ model learns from its peer, it never pushes the peer. `slopes` gives, beside the
 logits in closed form: (p - y) for cross-entropy, (p - q) for the divergence from a peer q.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -35,11 +36,20 @@ class CrossEntropy:
         return {role: cross_entropy(z, y) for role, z in logits.items()}
 
     def slopes(self, logits: Mapping[Role, Tensor], y: Tensor) -> tuple[Mapping[Role, Tensor], Mapping[Role, Tensor]]:
-        label = y.unsqueeze(-1)
-        logs = {role: F.log_softmax(z, dim=-1) for role, z in logits.items()}
-        losses = {role: -log.gather(-1, label).squeeze(-1) for role, log in logs.items()}
-        minus = _minus_one(label, next(iter(logs.values())).dtype)
-        return losses, {role: log.exp().scatter_add_(-1, label, minus) for role, log in logs.items()}
+        label, losses, found = y.unsqueeze(-1), {}, {}
+        for role, z in logits.items():
+            losses[role], found[role] = _label_slope(z, label)
+        return losses, found
+
+
+def _label_slope(z: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+    """-log p(y) and p - y. Written out, because log_softmax is slow for few classes."""
+    shifted = z - z.amax(-1, keepdim=True)
+    right = shifted.gather(-1, label)
+    p = shifted.exp_()
+    total = p.sum(-1, keepdim=True)
+    losses = total.log().sub_(right).squeeze(-1)
+    return losses, p.div_(total).scatter_add_(-1, label, _minus_one(label.shape, z.dtype, z.device))
 
 
 @dataclass(frozen=True)
@@ -63,8 +73,11 @@ class Mutual:
 
     def slopes(self, logits: Mapping[Role, Tensor], y: Tensor) -> tuple[Mapping[Role, Tensor], Mapping[Role, Tensor]]:
         both = torch.stack((logits[self.first], logits[self.second]))
-        logs = F.log_softmax(both, dim=-1)
-        p, label = logs.exp(), y.unsqueeze(-1).expand(2, *y.shape, 1)
+        shifted = both - both.amax(-1, keepdim=True)
+        p = shifted.exp()
+        total = p.sum(-1, keepdim=True)
+        logs, p = shifted.sub_(total.log()), p.div_(total)
+        label = y.unsqueeze(-1).expand(2, *y.shape, 1)
         shape = (2,) + (1,) * y.dim()
         labels, peer = (
             torch.tensor(pair, dtype=both.dtype, device=both.device).view(shape) for pair in (self.labels, self.peer)
@@ -78,8 +91,9 @@ class Mutual:
         )
 
 
-def _minus_one(label: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.tensor(-1.0, dtype=dtype, device=label.device).expand(label.shape)
+@functools.lru_cache(maxsize=64)
+def _minus_one(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.full(shape, -1.0, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
