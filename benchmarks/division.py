@@ -1,10 +1,10 @@
 """How the samples of a benchmark are divided: sizes that are chosen once, so that all sides do exactly the same work.
 
-Published measurements (PFLlib's MNIST division) have 20 clients with 374 to 4641 samples and drop the last, incomplete batch
-of every client: 5,240 steps on 52,400 samples a round at batch size 10. Frameworks disagree on incomplete batches (some drop
-them, some pad or refill them), so here every client has whole batches only: 380 to 4640 samples, the same 5,240 steps and
-52,400 samples, nothing left over. The smallest and the largest client are as given, the others follow a smooth curve between
-them. Rows are drawn at random, labels are not skewed: labels do not change the time of a step.
+The usual division of MNIST (PFLlib's) has 20 clients with 374 to 4641 samples, and measurements on it count 5,240 steps and
+52,400 samples a round at batch size 10. Frameworks disagree on incomplete batches (some drop them, some pad or refill
+them), so here every client has whole batches only: 380 to 4640 samples, the same 5,240 steps and 52,400 samples, nothing
+left over. The smallest and the largest client are as given, the others follow a smooth curve between them. Rows are drawn
+at random, labels are not skewed: labels do not change the time of a step.
 """
 
 from dataclasses import dataclass

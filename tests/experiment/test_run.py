@@ -73,6 +73,7 @@ def identical(a, b):
         timeless(a) == timeless(b)
         and first.keys() == second.keys()
         and all(torch.equal(first[name], second[name]) for name in first)
+        and all(path.read_bytes() == (b / path.relative_to(a)).read_bytes() for path in a.glob("clients/*/*.safetensors"))
     )
 
 
@@ -308,8 +309,8 @@ def wait_for_rows(process, folder, count):
 
 
 def test_kill_minus_nine_and_resume(tmp_path):
-    whole = do(tmp_path / "whole", "rounds=40")
-    process = start(tmp_path / "cut", "rounds=40")
+    whole = do(tmp_path / "whole", "rounds=120")
+    process = start(tmp_path / "cut", "rounds=120")
     wait_for_rows(process, tmp_path / "cut", 60)
     process.kill()
     process.communicate()
@@ -320,7 +321,7 @@ def test_kill_minus_nine_and_resume(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, number):
-    process = start(tmp_path / "cut", "rounds=400", "checkpoint_every=400")
+    process = start(tmp_path / "cut", "rounds=2000", "checkpoint_every=2000")
     wait_for_rows(process, tmp_path / "cut", 60)
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
