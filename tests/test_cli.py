@@ -194,7 +194,6 @@ def test_resume_of_a_finished_run_says_so(fedme, runs):
         (("run", "digits-local", "models.assign={0='mlr'}"), "models.assign"),
         (("run", "digits-fedavg", "partition.clients=5000"), "5000"),
         (("run", "digits-fedme", "data.val=0"), "data.val"),
-        (("run", "digits-fedme", "data.unlabeled=0", "models.assign=mlr"), "needs unlabeled data"),
         (("run", "digits-fedavg", "method.name=fedmd"), "needs labelled public data"),
         (("run", "digits-fedavg", "models.max_parameters={77=5}"), "there is no such client"),
         (("show", "nowhere"), "not a run directory"),
@@ -263,7 +262,15 @@ def test_a_criterion_that_cannot_work_is_refused_at_once(fedme, code, said, monk
 
 
 def test_requirements_are_checked_before_architectures_are_chosen(fedme):
-    code, _, err = fedme("run", "digits-fedme", "data.unlabeled=0")
+    code, _, err = fedme("run", "digits-fedme", "method.name=fedmd")
     assert code == 2
-    assert "needs unlabeled data" in err
+    assert "needs labelled public data" in err
     assert "choosing" not in err
+
+
+def test_fedme_without_unlabeled_data_works_with_one_cluster_and_says_so(fedme):
+    code, _, err = fedme("run", "digits-fedme", *QUICK, "data.unlabeled=0", "method.clusters=2", "output=one", "-q")
+    assert code == 0
+    assert "all models are in one cluster" in err
+    notes = [json.loads(line).get("notes", {}) for line in Path("one/metrics.jsonl").read_text().splitlines()]
+    assert {note["cluster"] for note in notes if "cluster" in note} == {0}

@@ -25,7 +25,9 @@ from fedme.experiment.explain import settings_of
 from fedme.experiment.files import RunError
 from fedme.experiment.progress import Display
 from fedme.experiment.tables import Format, render
+from fedme.learn.schedule import most
 from fedme.methods import METHODS
+from fedme.methods.fedme import FedMe
 
 app = typer.Typer(
     help="Personalised federated learning where every client keeps its own model, of its own architecture.",
@@ -134,6 +136,8 @@ def _hints(experiment: Any) -> list[str]:
     settings = experiment.settings
     if experiment.method_name in ("pfedme", "pfml") and (settings.train.momentum or settings.train.clip):
         hints.append(f"{experiment.method_name} takes plain gradient steps: train.momentum and train.clip are not used")
+    if isinstance(experiment.method, FedMe) and most(experiment.method.clusters) > 1 and not experiment.data.unlabeled:
+        hints.append("without unlabeled data all models are in one cluster, whatever method.clusters says; set data.unlabeled")
     shares = experiment.method_name not in ("local", "fedme", "fedmd")
     if shares and settings.models.shared is None and len(settings.models.pool) > 1:
         hints.append(f"the shared model is {settings.models.pool[0]}, the first of the pool; models.shared chooses another")

@@ -4,13 +4,13 @@
 outputs on unlabeled data and lends every client a model of its group; the client trains both by deep mutual learning and adopts
 the guest if it does better on its validation part; the server averages all trained copies of each model.
 
-Deviations: adoption compares losses on the validation part, as in the authors' code (Eq. 7 says the local data);
-k-means re-seeds empty clusters; copies that diverged are not averaged, so that one client cannot spoil the others; a
-client whose cluster has no model within its `max_parameters` borrows from another. Clients missing from a round: the
-copies that came back are averaged, an absent client keeps its model. Choices by measured time (`adopt`) cannot be
-repeated exactly. Partial participation (`train.cohort`) with ``tuning = false`` and a fixed number of clusters is the
-first version of the paper. The server keeps the personal models between rounds, so each is uploaded once a round, not
-twice.
+Deviations: adoption compares losses on the validation part, as in the authors' code (Eq. 7 says the local data); k-means
+re-seeds empty clusters; copies that diverged are not averaged, so that one client cannot spoil the others; a client whose
+cluster has no model within its `max_parameters` borrows from another. Clients missing from a round: the copies that came
+back are averaged, an absent client keeps its model. Choices by measured time (`adopt`) cannot be repeated exactly. Without
+unlabeled data all models are in one cluster. Partial participation (`train.cohort`) with ``tuning = false`` and a fixed
+number of clusters is the first version of the paper. The server keeps the personal models between rounds, so each is
+uploaded once a round, not twice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from fedme.learn.cluster import clustered
 from fedme.learn.criteria import Candidate, Criterion, needs_time, prefers_guest, require_criteria
 from fedme.learn.exchange import lenders, merged, room_for
 from fedme.learn.objectives import CrossEntropy, Mutual
-from fedme.learn.schedule import most, since
+from fedme.learn.schedule import since
 from fedme.learn.training import Training, require
 
 
@@ -82,10 +82,6 @@ class FedMe:
 
     def check(self, task: Task) -> None:
         task.require_common_classes("fedme")
-        if self.clustering and most(self.clusters) > 1 and task.unlabeled is None:
-            raise TaskError(
-                "method 'fedme' with more than one cluster needs unlabeled data: set data.unlabeled, or clusters = 1"
-            )
         if unknown := sorted(self.adopt_by.keys() - task.members.keys()):
             raise TaskError(f"method 'fedme': adopt_by names {', '.join(unknown)}, but there is no such client")
 
