@@ -292,3 +292,45 @@ def test_a_network_that_draws_its_own_random_numbers_runs_alone():
     b = personal(method, *federate(method, task((WILD,) * 5), clients(SIZES), rounds=2, execute=batched))
     assert all(near(a[c], b[c], 0.0) for c in a)
     assert any("alone: wild cannot be batched" in line for line in batched.explain())
+
+
+def agree(ops):
+    batched = Batched()
+    for want, (got, _) in zip([alone.run(op) for op in ops], batched(ops), strict=True):
+        assert all(near(want.models[r], got.models[r]) for r in want.models)
+        assert want.losses == pytest.approx(got.losses)
+    return batched
+
+
+def two_roles(rule, frozen=()):
+    ops = []
+    for i, data in enumerate(clients(SIZES).values()):
+        models = {r: Model.init(DENSE, Key(i).at(r), torch.float64) for r in "ab"}
+        anchors = {r: Model.init(DENSE, Key(i).at("f", r), torch.float64) for r in frozen}
+        ops.append(Train(models, rule, data.train, Local(2, 4), Key(7).at(i), {}, anchors))
+    return ops
+
+
+@pytest.mark.parametrize("frozen", ["", "a", "ab"])
+def test_only_models_with_an_anchor_are_pulled(frozen):
+    agree(two_roles(Sgd(CrossEntropy(), 0.1, prox=0.5, weight_decay=0.1), frozen))
+
+
+class Smoothed:
+    """A loss of one's own that knows samples x classes only, and has no closed form."""
+
+    def __call__(self, logits, y):
+        return {role: nn.functional.cross_entropy(z, y, reduction="none", label_smoothing=0.1) for role, z in logits.items()}
+
+
+def test_a_loss_that_expects_samples_by_classes_can_be_stacked():
+    batched = agree(two_roles(Sgd(Smoothed(), 0.1)))
+    assert batched.paths == {("train", "stacked"): len(SIZES)}
+
+
+def test_a_rule_that_cannot_be_compared_runs_alone():
+    class Unhashable(Smoothed):
+        __hash__ = None
+
+    batched = agree(two_roles(Sgd(Unhashable(), 0.1)))
+    assert batched.explain() == ["train: 5 operations alone: its rule cannot be compared with others"]

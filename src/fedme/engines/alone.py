@@ -55,10 +55,14 @@ def evaluate(op: Evaluate) -> Score:
     """Mean cross-entropy and accuracy."""
     if not len(op.data):
         return Score(0, float("nan"), float("nan"))
-    logits, y = predict(Predict(op.model, op.data)), op.data.y
-    loss = cross_entropy(logits, y).mean().item()
+    seconds = seconds_a_sample(op.model, op.data) if op.timed else 0.0
+    return score(predict(Predict(op.model, op.data)), op.data.y, seconds)
+
+
+def score(logits: Tensor, y: Tensor, seconds: float = 0.0) -> Score:
+    """How good logits are for these labels."""
     right = (logits.argmax(-1) == y) & ~logits.isnan().any(-1)  # no prediction is a wrong one
-    return Score(len(op.data), loss, right.double().mean().item(), seconds_a_sample(op.model, op.data) if op.timed else 0.0)
+    return Score(len(y), cross_entropy(logits, y).mean().item(), right.double().mean().item(), seconds)
 
 
 def seconds_a_sample(model: Model, data: Split, times: int = 7) -> float:

@@ -8,19 +8,16 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from torch import Tensor
-
-from fedme.core.client import Evaluate, Op, Score, Train
-from fedme.core.data import Split
+from fedme.core.client import Evaluate, Op, Train
 from fedme.engines import alone, vmapped
 from fedme.engines.dense import chain
 from fedme.engines.gather import Gather, sample
+from fedme.engines.inprocess import one_by_one
 from fedme.engines.schedule import schedule
 from fedme.engines.stacked import train_sgd
 from fedme.engines.stacked_predict import predict_stacked
 from fedme.engines.stacked_rules import train_rule
 from fedme.engines.workers import Workers
-from fedme.learn.objectives import cross_entropy
 from fedme.learn.rules import Sgd
 
 
@@ -29,6 +26,7 @@ class Batched:
 
     def __init__(self, tick: Callable[[], None] = lambda: None, workers: int = 1) -> None:
         self.tick = tick
+        self.one_by_one = one_by_one(tick)
         self.gather = Gather()
         self.workers = Workers(workers, tick) if workers > 1 else None
         self.paths: Counter[tuple[str, str]] = Counter()  # (what, path and reason) -> operations
@@ -49,7 +47,7 @@ class Batched:
         for index in rest:
             self._took(operations[index], f"{'in workers' if afar else 'alone'}: {reasons[index]}")
         work = [operations[index] for index in rest]
-        done = self.workers.run(work) if self.workers is not None and afar else [self._alone(op) for op in work]
+        done = self.workers.run(work) if self.workers is not None and afar else self.one_by_one(work)
         results.update(zip(rest, done, strict=True))
         return [results[index] for index in range(len(operations))]
 
@@ -61,13 +59,6 @@ class Batched:
             self.tick()
         weights = [len(op.data) for op in ops]
         return [(value, spent * weight / sum(weights)) for value, weight in zip(values, weights, strict=True)]
-
-    def _alone(self, op: Op) -> tuple[Any, float]:
-        start = time.perf_counter()
-        value = alone.run(op)
-        spent = time.perf_counter() - start
-        self.tick()
-        return value, spent
 
     def _took(self, op: Op, path: str) -> None:
         self.paths[type(op).__name__.lower(), path] += 1
@@ -92,18 +83,20 @@ class Batched:
             return "its speed is to be measured"
         if not len(op.data):
             return "no data"
+        if isinstance(op, Train) and not _hashable(op.rule):
+            return "its rule cannot be compared with others"
         if self.gather.table(op.data.source, models[0].dtype) is None:
             return "the inputs are too many for one table, or change at random"
         first = sample(op.data)
         if first is None:
             return "the inputs are more than one tensor"
         for model in models:
+            if model.buffers:  # statistics, or weights that are not trained
+                return f"{model.arch.name} has buffers"
             network = chain(model.arch)
             dense = network is not None and first.is_floating_point() and (network.flattens or first.dim() == 1)
             if not dense and (reason := "it does not flatten its inputs" if network else vmapped.obstacle(model.arch, first)):
                 return reason
-            if model.buffers:
-                return f"{model.arch.name} has buffers"
         return ""
 
     def _together(self, ops: list[Op]) -> list[Any]:
@@ -113,19 +106,25 @@ class Batched:
         looks = [op for op in ops if not isinstance(op, Train)]
         fetch = self.gather.fetch(first.data, first.model.dtype)
         logits = predict_stacked([(op.model, op.data) for op in looks], fetch)
-        return [_score(z, op.data) if isinstance(op, Evaluate) else z for op, z in zip(looks, logits, strict=True)]
+        return [alone.score(z, op.data.y) if isinstance(op, Evaluate) else z for op, z in zip(looks, logits, strict=True)]
 
     def _train(self, ops: list[Train]) -> list[Any]:
         dtype = next(iter(ops[0].models.values())).dtype
         fetch = self.gather.fetch(ops[0].data, dtype)
         order, plan = schedule(ops, dtype)
         in_order = [ops[index] for index in order]
-        plain = type(ops[0].rule) is Sgd and not ops[0].rule.alternating and all(self._is_dense(op) for op in ops)
-        trained = (train_sgd if plain else train_rule)(in_order, plan, fetch)
+        trained = (train_sgd if self._is_plain(ops[0]) else train_rule)(in_order, plan, fetch)
         results: list[Any] = [None] * len(ops)
         for index, result in zip(order, trained, strict=True):
             results[index] = result
         return results
+
+    def _is_plain(self, op: Train) -> bool:
+        """Whether it is SGD that can be done in place: on dense networks, every one with its anchor if there is a pull."""
+        rule = op.rule
+        if type(rule) is not Sgd or rule.alternating or not self._is_dense(op):
+            return False
+        return not rule.prox or op.frozen.keys() >= op.models.keys()
 
     def explain(self) -> list[str]:
         """One line for every path that operations took."""
@@ -137,7 +136,9 @@ class Batched:
             self.workers.close()
 
 
-def _score(logits: Tensor, data: Split) -> Score:
-    y = data.y
-    right = (logits.argmax(-1) == y) & ~logits.isnan().any(-1)
-    return Score(len(data), cross_entropy(logits, y).mean().item(), right.double().mean().item())
+def _hashable(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

@@ -157,9 +157,3 @@ def gradients(chain: Chain, weights: Weights, kept: list[Tensor], slope: Tensor)
 
     backward(chain, weights, kept, slope, use)
     return {name: grads[name] for name in weights}
-
-
-def clip_factor(grads: Weights, limit: float) -> Tensor:
-    """What every client's gradient is multiplied with so that its norm is at most `limit`."""
-    squares = [g.square().flatten(1).sum(-1) for g in grads.values()]
-    return (limit / (torch.stack(squares).sum(0).sqrt() + 1e-6)).clamp(max=1.0)

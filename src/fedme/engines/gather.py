@@ -15,7 +15,6 @@ LARGEST = 2 << 30  # bytes that one source may take when it is turned into numbe
 class Fetch:
     """The inputs of a source by row numbers of any shape."""
 
-    source: Source
     table: Tensor
     shape: tuple[int, ...]  # of one input
 
@@ -53,7 +52,7 @@ class Gather:
         table, first = self.table(split.source, dtype), sample(split)
         assert table is not None
         assert first is not None
-        return Fetch(split.source, table, tuple(first.shape))
+        return Fetch(table, tuple(first.shape))
 
     def _fits(self, source: Source) -> bool:
         if not isinstance(source, Arrays) or not isinstance(source.x, Tensor) or source.augmentation is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedme.core.client import Objective, Role, Train
+from fedme.core.client import Role, Train
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,6 @@ def schedule(ops: Sequence[Train], dtype: torch.dtype) -> tuple[list[int], Sched
             share[place, :count] = (inside < sizes[:, None]).to(dtype) / sizes[:, None].to(dtype)
     active = (torch.tensor(steps)[:, None] > torch.arange(longest)).sum(0).tolist()
     return order, Schedule(rows, targets, share, active)
-
-
-def slopes(
-    objective: Objective, logits: Mapping[Role, Tensor], y: Tensor
-) -> tuple[Mapping[Role, Tensor], Mapping[Role, Tensor]]:
-    """Losses and their derivatives by the logits: the objective's own closed form, or by autograd."""
-    closed = getattr(objective, "slopes", None)
-    if closed is not None:
-        return closed(logits, y)  # type: ignore[no-any-return]
-    leaves = {role: z.detach().requires_grad_() for role, z in logits.items()}
-    losses = objective(leaves, y)
-    grads = torch.autograd.grad(torch.stack([loss.sum() for loss in losses.values()]).sum(), list(leaves.values()))
-    return {role: loss.detach() for role, loss in losses.items()}, dict(zip(leaves, grads, strict=True))
 
 
 class Losses:

@@ -14,13 +14,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedme.core import tree
 from fedme.core.client import Role, Train, Trained
 from fedme.core.dropout import at_draw
 from fedme.core.model import Arch, Model
 from fedme.engines.alone import DRAWS_A_STEP, mask_seeds
-from fedme.engines.dense import Chain, Dropout, Linear, backward, chain, clip_factor, forward, gradients
+from fedme.engines.dense import Chain, Dropout, Linear, backward, chain, forward, gradients
 from fedme.engines.gather import Fetch
-from fedme.engines.schedule import Losses, Schedule, slopes
+from fedme.engines.schedule import Losses, Schedule
+from fedme.learn.objectives import slopes
 from fedme.learn.rules import Sgd
 
 
@@ -140,10 +142,8 @@ class _InPlace:
     def _anchors(self, lane: Lane) -> dict[str, Tensor]:
         if not self.rule.prox:
             return {}
-        frozen = [self.ops[unit.rank].frozen.get(unit.role) for unit in lane.units]
-        if any(model is None for model in frozen):
-            raise ValueError("a proximal pull needs an anchor for every model")
-        return {name: torch.stack([model.params[name] for model in frozen if model]) for name in lane.weights}
+        frozen = [self.ops[unit.rank].frozen[unit.role] for unit in lane.units]
+        return {name: torch.stack([model.params[name] for model in frozen]) for name in lane.weights}
 
     def run(self) -> list[Trained]:
         losses = Losses(self.plan)
@@ -181,10 +181,8 @@ class _InPlace:
         grads = gradients(lane.chain, weights, kept, slope)
         if rule.prox:
             grads = {name: g + rule.prox * (weights[name] - anchor[name][:count]) for name, g in grads.items()}
-        factor = clip_factor(grads, rule.clip)
-        for name, grad in grads.items():
-            scaled = grad * factor.view(-1, *(1,) * (grad.dim() - 1))
-            self._change(weights[name], speed.get(name), None, scaled, count)
+        for name, grad in tree.clip(grads, rule.clip, lead=1).items():
+            self._change(weights[name], speed.get(name), None, grad, count)
 
     def _change(
         self, w: Tensor, speed: Tensor | None, anchor: Tensor | None, grad: Tensor | tuple[Tensor, Tensor], count: int

@@ -11,15 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedme.core import tree
 from fedme.core.client import Batch, Models, Role, Train, Trained
 from fedme.core.dropout import at_draw
 from fedme.core.model import Arch, Model
 from fedme.core.tree import Params
 from fedme.engines import vmapped
 from fedme.engines.alone import DRAWS_A_STEP, mask_seeds
-from fedme.engines.dense import chain, clip_factor, forward, gradients
+from fedme.engines.dense import chain, forward, gradients
 from fedme.engines.gather import Fetch
-from fedme.engines.schedule import Losses, Schedule, slopes
+from fedme.engines.schedule import Losses, Schedule
+from fedme.learn.objectives import slopes
 
 Slope = Callable[[Tensor], Mapping[str, Tensor]]  # from the slope of logits to gradients
 
@@ -108,12 +110,9 @@ class StackedGradient:
         }
 
     def clip(self, grads: Params, limit: float) -> Params:
-        layout = next(each for each in self.layouts.values() if _prefixes(grads) == set(each.groups))
         found: dict[str, Tensor] = {}
-        for name in layout.groups:
-            mine = {key: g for key, g in grads.items() if key.rpartition(":")[0] == name}
-            factor = clip_factor(mine, limit)
-            found |= {key: g * factor.view(-1, *(1,) * (g.dim() - 1)) for key, g in mine.items()}
+        for name in dict.fromkeys(key.rpartition(":")[0] for key in grads):
+            found |= tree.clip({key: g for key, g in grads.items() if key.rpartition(":")[0] == name}, limit, lead=1)
         return {key: found[key] for key in grads}
 
     def __call__(self, models: Models, batch: Batch, draw: int = 0) -> tuple[dict[Role, Params], dict[Role, Params]]:
@@ -141,7 +140,7 @@ class StackedGradient:
             grads[role] |= {f"{name}:{key}": g for key, g in found.items()}
         # A stack whose clients have all finished has nothing to say, and nobody asks.
         whole = {role: {k: grads[role].get(k, torch.zeros_like(w)) for k, w in m.params.items()} for role, m in models.items()}
-        return {role: dict(each) for role, each in whole.items()}, {role: {} for role in models}
+        return whole, {role: {} for role in models}  # type: ignore[return-value]
 
     def _forward(self, arch: Arch, weights: Params, rows: Tensor, seeds: Mapping[str, Tensor]) -> tuple[Tensor, Slope]:
         """Logits, and what turns their slope into gradients: by hand for chains, by vmap and autograd for the rest."""
@@ -157,10 +156,6 @@ class StackedGradient:
             return dict(zip(leaves, found, strict=True))
 
         return out.detach(), differentiate
-
-
-def _prefixes(tree: Params) -> set[str]:
-    return {key.rpartition(":")[0] for key in tree}
 
 
 def _seeds(each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

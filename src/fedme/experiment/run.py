@@ -32,8 +32,8 @@ from fedme.experiment import assemble, checkpoint, records, saved, summary
 from fedme.experiment.config import Experiment, load, to_toml
 from fedme.experiment.files import RunError, locked, replacing, write_json, write_text
 from fedme.experiment.progress import Display
+from fedme.experiment.summary import CONFIG
 
-CONFIG = "config.toml"
 ENGINE = "engine.log"
 FEW = 10  # test samples
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedme.core.client import Role
+from fedme.core.client import Objective, Role
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -110,3 +110,18 @@ class Imitate:
             return divergence(target, logits)
         error = logits - target
         return error.abs().mean(-1) if self.loss == "mae" else error.square().mean(-1)
+
+
+def slopes(
+    objective: Objective, logits: Mapping[Role, Tensor], y: Tensor
+) -> tuple[Mapping[Role, Tensor], Mapping[Role, Tensor]]:
+    """Losses and their derivatives by the logits (clients x samples x classes): in closed form, or by autograd."""
+    closed = getattr(objective, "slopes", None)
+    if closed is not None:
+        return closed(logits, y)  # type: ignore[no-any-return]
+    shape = y.shape[:2]  # an objective may expect samples x classes, so clients and samples become one axis
+    leaves = {role: z.detach().flatten(0, 1).requires_grad_() for role, z in logits.items()}
+    losses = objective(leaves, y.flatten(0, 1))
+    grads = torch.autograd.grad(torch.stack([loss.sum() for loss in losses.values()]).sum(), list(leaves.values()))
+    found = {role: grad.view(logits[role].shape) for role, grad in zip(leaves, grads, strict=True)}
+    return {role: loss.detach().view(shape) for role, loss in losses.items()}, found
