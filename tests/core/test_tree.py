@@ -141,3 +141,9 @@ def test_an_architecture_travels_as_its_name() -> None:
 def test_nbytes_refuses_what_cannot_be_sent() -> None:
     with pytest.raises(TypeError, match="cannot hold a object"):
         tree.nbytes([object()])
+
+
+def test_the_norm_of_a_stack_without_clients() -> None:
+    empty = {"w": torch.zeros(0, 3, 2), "b": torch.zeros(0)}
+    assert tree.norm(empty, lead=1).shape == (0,)
+    assert {name: value.shape for name, value in tree.clip(empty, 1.0, lead=1).items()} == {"w": (0, 3, 2), "b": (0,)}

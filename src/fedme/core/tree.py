@@ -43,7 +43,8 @@ def mix(a: Params, b: Params, share: float) -> dict[str, Tensor]:
 
 def norm(a: Params, lead: int = 0) -> Tensor:
     """The L2 norm of all of `a` together: one number, or one a client when a leading axis counts clients."""
-    squares = [value.square().reshape(*value.shape[:lead], -1).sum(-1) for value in a.values()]
+    # A weight may be a single number, and a stack may have no client left.
+    squares = [v.square().flatten(lead).sum(-1) if v.dim() > lead else v.square() for v in a.values()]
     return torch.stack(squares).sum(0).sqrt() if squares else torch.zeros(())
 
 
