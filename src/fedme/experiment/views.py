@@ -1,0 +1,172 @@
+"""What results look like: tables of one run, of its clients, and of several runs beside each other."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedme.experiment import records, summary
+from fedme.experiment.tables import Format, render
+
+
+def results(folder: Path, style: Format, out: Console, as_json: bool = False, everything: bool = False) -> None:
+    """The results of a run, finished or not."""
+    result = summary.so_far(folder)
+    if as_json:
+        print(json.dumps(result, indent=2))
+        return
+    wide = everything or style != "table" or out.width >= 110
+    header = ["model", "split", "round", "accuracy %", "std", "pooled %"]
+    header += ["balanced %", "macro F1", "AUROC", "ECE", "loss"] if wide else []
+    rows = []
+    for r in _distinct(result["results"]):
+        label = r["model"] if r["stage"] == "round" else f"{r['model']}, fine-tuned"
+        t = f"{r['round']} {'last' if r['selection'] == 'last round' else 'best'}"
+        percents = [r["accuracy"]["client_mean"], r["accuracy"]["client_std"], r["accuracy"]["pooled"]]
+        percents += [r["balanced_accuracy"]["client_mean"]] if wide else []
+        others = [r[name]["client_mean"] for name in ("macro_f1", "auroc", "ece", "loss")] if wide else []
+        rows.append([label, r["split"], t] + [_number(p, 100, 2) for p in percents] + [_number(o, 1, 3) for o in others])
+    count = max((r["clients"] for r in result["results"]), default=0)
+    state = f", UNFINISHED: {result['unfinished']}" if "unfinished" in result else ""
+    render(
+        f"{result['name']}: {result['method']}, seed {result['seed']}, {count} clients, in {folder}{state}",
+        header,
+        rows,
+        style,
+        out,
+    )
+    if style == "table":
+        mega = (result["bytes_up"] + result["bytes_down"]) / 1e6
+        out.print(
+            "Means over clients, with the standard deviation (ddof = 1) of accuracy; pooled counts every sample the same."
+        )
+        out.print("Rounds count from 0; best is the best round by validation accuracy.")
+        seconds = f"{result['client_seconds']:.1f} s at clients, {result['server_seconds']:.1f} s at the server"
+        out.print(f"Sent {mega:.1f} MB in all; {seconds}.")
+
+
+def _distinct(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without a best round that is the last one, and with a global model that is everybody's personal model said once."""
+
+    def numbers(r: dict[str, Any]) -> Any:
+        return r["stage"], r["split"], r["selection"], r["round"], r["accuracy"], r["loss"]
+
+    personal = [numbers(r) for r in results if r["model"] == "personal"]
+    last = {(r["model"], r["stage"], r["split"]): r["round"] for r in results if r["selection"] == "last round"}
+    found = []
+    for r in results:
+        if r["selection"] != "last round" and last[r["model"], r["stage"], r["split"]] == r["round"]:
+            continue
+        if r["model"] == "global" and numbers(r) in personal:
+            continue
+        twin = r["model"] == "personal" and any(o["model"] == "global" and numbers(o) == numbers(r) for o in results)
+        found.append(r | {"model": "personal = global"} if twin else r)
+    return found
+
+
+def clients(folder: Path, style: Format, out: Console, as_json: bool = False) -> None:
+    """The personal model of every client after the last evaluated round."""
+    rows = [r for r in records.read(folder) if r["model"] == "personal"]
+    last = max((r["round"] for r in rows), default=-1)
+    found: dict[str, dict[str, Any]] = {}
+    for r in rows:
+        if r["round"] == last:
+            mine = found.setdefault(r["client"], {"client": r["client"], "arch": r["arch"]})
+            key = f"{r['split']}{', fine-tuned' if r['stage'] == 'finetuned' else ''}"
+            mine[key] = r["accuracy"]
+            if r["split"] == "test":
+                mine["samples"] = r["samples"]
+    if as_json:
+        print(json.dumps(list(found.values()), indent=2))
+        return
+    header = list(dict.fromkeys(key for each in found.values() for key in each))
+    cells = [[_cell(each.get(key), key) for key in header] for each in found.values()]
+    render(f"personal models after round {last}, accuracy in %, in {folder}", header, cells, style, out)
+
+
+def _cell(value: Any, key: str) -> str:
+    return str(value) if isinstance(value, str) or key.endswith("samples") else _number(value, 100, 2)
+
+
+def _number(value: float | None, factor: float, digits: int) -> str:
+    return "-" if value is None else f"{factor * value:.{digits}f}"
+
+
+def comparison(lines: list[summary.Line], style: Format, out: Console) -> None:
+    """Runs beside each other; as CSV every number has a column of its own."""
+    if style == "csv":
+        words = ["run", "method", "model", "stage", "split", "selection", "differs", "seeds"]
+        numbers = ["accuracy_mean", "accuracy_std", "pooled_mean", "pooled_std", "bytes"]
+        render("", [*words, *numbers], [_record(line) for line in lines], "csv", out)
+        return
+    names = _run_names(lines)
+    header = ["run", "method", "model", "accuracy %", "pooled %", "seeds", "MB sent"]
+    rows = [
+        [
+            names[line.config],
+            line.method,
+            label,
+            _spread(line.client_mean),
+            _spread(line.pooled),
+            str(len(line.seeds)),
+            f"{line.bytes / 1e6:.1f}",
+        ]
+        for line, label in _labelled(lines)
+    ]
+    if style == "table" and out.width < 100:  # the run's name has to do for the method
+        header, rows = [header[0], *header[2:6]], [[row[0], *row[2:6]] for row in rows]
+    what = f"{lines[0].split} accuracy of the {lines[0].selection}"
+    title = f"{what}: mean over clients, and pooled over samples; ± is over seeds (ddof = 1)"
+    render(title, header, rows, style, out)
+    if style == "table":
+        for config, name in names.items():
+            if "#" in name:
+                differs = next(line.differs for line in lines if line.config == config)
+                out.print(f"{name}: {_settings(differs)}", highlight=False, markup=False)
+
+
+def _run_names(lines: list[summary.Line]) -> dict[str, str]:
+    """A name for every family of runs; those of the same name and method are numbered."""
+    families = {line.config: (line.name, line.method) for line in lines}
+    names = {}
+    for config, family in families.items():
+        twins = [each for each, other in families.items() if other == family]
+        names[config] = family[0] if len(twins) == 1 else f"{family[0]} #{twins.index(config) + 1}"
+    return names
+
+
+def _spread(values: tuple[float, ...]) -> str:
+    mean, std = summary.spread([100 * value for value in values])
+    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+
+
+def _record(line: summary.Line) -> list[str]:
+    numbers = [*summary.spread(line.client_mean), *summary.spread(line.pooled), line.bytes]
+    words = [line.name, line.method, line.model, line.stage, line.split, line.selection, _settings(line.differs)]
+    return [*words, str(len(line.seeds)), *("" if number is None else repr(number) for number in numbers)]
+
+
+def _settings(differs: Mapping[str, Any]) -> str:
+    """The settings in which a run differs from the others; paths of many are cut."""
+    text = ", ".join(f"{key}={json.dumps(value)}" for key, value in differs.items())
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _labelled(lines: list[summary.Line]) -> list[tuple[summary.Line, str]]:
+    """What each line is about; a global model that is everybody's personal model is said once."""
+    rounds = {(line.config, line.model): line for line in lines if line.stage == "round"}
+
+    def twin(line: summary.Line, model: str) -> bool:
+        other = rounds.get((line.config, model))
+        same = other is not None and (other.client_mean, other.pooled) == (line.client_mean, line.pooled)
+        return line.stage == "round" and same
+
+    found = []
+    for line in lines:
+        if line.model == "global" and twin(line, "personal"):
+            continue
+        label = "personal = global" if line.model == "personal" and twin(line, "global") else line.model
+        found.append((line, label if line.stage == "round" else f"{label}, fine-tuned"))
+    return found
