@@ -77,7 +77,7 @@ def test_show_and_compare_in_all_formats(fedme, runs):
 
 
 def test_tables_fit_narrow_terminals(fedme, runs, monkeypatch):
-    monkeypatch.setattr(cli, "out", Console(width=80))
+    monkeypatch.setattr("fedme.cli.results.out", Console(width=80))
     for words in (("show", "r0"), ("compare", *runs), ("show", "r0", "-c")):
         lines = fedme(*words)[1].splitlines()
         assert max(map(len, lines)) <= 80
@@ -219,7 +219,9 @@ def test_errors_are_one_line_that_helps(fedme, words, said, monkeypatch, tmp_pat
 
 def test_demo_runs_and_compares(fedme, monkeypatch):
     real = config.load
-    monkeypatch.setattr(cli, "load", lambda name: real(name, ["rounds=1", "models.pool=['mlr','dnn-8']", "models.assign=mlr"]))
+    monkeypatch.setattr(
+        "fedme.cli.demo.load", lambda name: real(name, ["rounds=1", "models.pool=['mlr','dnn-8']", "models.assign=mlr"])
+    )
     code, out, _ = fedme("demo", "--quiet")
     assert code == 0
     assert all(name in out for name in ("digits-local", "digits-fedavg", "digits-fedme", "personal, fine-tuned"))
