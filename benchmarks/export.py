@@ -31,7 +31,7 @@ def save_data(federation: Federation, path: Path) -> None:
 
 def save_weights(session: Session, path: Path) -> None:
     """The global model before the first round."""
-    model = session.method.deliver(session.server, next(iter(session.task.members))).model
+    model = session.method.deliver(session.task, session.server, next(iter(session.task.members))).model
     np.savez(path, **{f"w{index}": value.numpy() for index, value in enumerate(model.params.values())})
 
 

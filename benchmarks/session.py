@@ -91,7 +91,7 @@ class Session:
 
     def accuracy(self) -> float:
         """The share of right answers of the personal models (with FedAvg: the global one) on all test samples."""
-        deliveries = {client: self.method.deliver(self.server, client) for client in self.task.members}
+        deliveries = {client: self.method.deliver(self.task, self.server, client) for client in self.task.members}
         done = self.engine.assess(deliveries, Round(self.t - 1, self.rounds))
         tested = [s.metrics for each in done.values() for s in each.value.scores if (s.model, s.split) == ("personal", "test")]
         return sum(each.correct for each in tested) / sum(each.samples for each in tested)

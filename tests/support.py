@@ -104,7 +104,7 @@ def federate(
 
 def personal(method: Any, server: Any, engine: InProcess, rounds: int = 3) -> dict[ClientId, Model]:
     """Every client's personal model."""
-    deliveries = {client: method.deliver(server, client) for client in engine.task.members}
+    deliveries = {client: method.deliver(engine.task, server, client) for client in engine.task.members}
     done = engine.assess(deliveries, Round(rounds - 1, rounds))
     return {client: each.value.models["personal"] for client, each in done.items()}
 

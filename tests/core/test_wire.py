@@ -81,7 +81,7 @@ def played(name: str):
         server = play(method, setting, engine, server, t, 2, root).server
         values.append(("server", server))
     values += engine.heard + [("state", state) for state in engine.states.values()]
-    values += [("down", method.deliver(server, client)) for client in setting.members]
+    values += [("down", method.deliver(setting, server, client)) for client in setting.members]
     declared = kinds(method)
     return [(declared[what], what, value) for what, value in values]
 

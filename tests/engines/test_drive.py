@@ -113,7 +113,7 @@ def everything(kind, name):
     server = method.init_server(setting, root.at("init"))
     for t in range(2):
         server = play(method, setting, engine, server, t, 2, root).server
-    deliveries = {client: method.deliver(server, client) for client in setting.members}
+    deliveries = {client: method.deliver(setting, server, client) for client in setting.members}
     done = engine.assess(deliveries, Round(1, 2), Finetune(TRAIN, 1))
     return {client: each.value for client, each in done.items()}
 
@@ -163,7 +163,7 @@ def test_a_state_is_made_once_at_the_first_participation(monkeypatch):
         play(method, setting, engine, server, t, 2, root)
     assert made == [(str(i), Key(0).at("init")) for i in range(3)]
     late = InProcess(method, setting, clients(), root)  # looked at before it ever took part: keeps that state
-    late.assess({"1": method.deliver(server, "1")}, Round(0, 2))
+    late.assess({"1": method.deliver(setting, server, "1")}, Round(0, 2))
     assert list(late.states) == ["1"]
     assert len(made) == 4
 
@@ -176,7 +176,7 @@ def test_assessment_scores_every_model_on_every_part_that_is_there():
     data["0"] = client_work.ClientData("0", data["0"].train, none, data["0"].test)
     engine = InProcess(method, setting, data, root)
     server = method.init_server(setting, root.at("init"))
-    done = engine.assess({c: method.deliver(server, c) for c in data}, Round(0, 1), Finetune(TRAIN, 1))
+    done = engine.assess({c: method.deliver(setting, server, c) for c in data}, Round(0, 1), Finetune(TRAIN, 1))
     shown = [(s.model, s.arch, s.stage, s.split) for s in done["1"].value.scores]
     assert shown == [
         (model, arch, stage, part)
@@ -191,7 +191,7 @@ def test_assessment_scores_every_model_on_every_part_that_is_there():
     assert list(done["1"].value.models) == ["personal", "finetuned"]
     state = engine.states["1"]
     assert done["1"].value.models["personal"] is state.own  # fine-tuning leaves the model of the rounds alone
-    without = engine.assess({"1": method.deliver(server, "1")}, Round(0, 1))["1"].value
+    without = engine.assess({"1": method.deliver(setting, server, "1")}, Round(0, 1))["1"].value
     assert list(without.models) == ["personal"]
 
 
@@ -207,7 +207,9 @@ def test_finetuning_is_a_fresh_optimiser_on_the_training_part():
     setting, root, data = task((LINEAR,) * 3), Key(0), clients()
     engine = InProcess(method, setting, data, root, execute)
     engine.assess(
-        {"1": method.deliver(None, "1")}, Round(1, 2), Finetune(Training(lr=0.7, batch=2, decay=0.1, decay_at=(0.5,)), 3)
+        {"1": method.deliver(setting, None, "1")},
+        Round(1, 2),
+        Finetune(Training(lr=0.7, batch=2, decay=0.1, decay_at=(0.5,)), 3),
     )
     (op,) = asked
     assert op.data is data["1"].train
@@ -228,7 +230,7 @@ def test_a_model_with_two_roles_is_run_once():
     setting, root, data = task(), Key(0), clients()
     engine = InProcess(method, setting, data, root, execute)
     server = method.init_server(setting, root.at("init"))
-    done = engine.assess({"1": method.deliver(server, "1")}, Round(0, 1))
+    done = engine.assess({"1": method.deliver(setting, server, "1")}, Round(0, 1))
     assert len(asked) == 2  # validation and test
     assert [(s.model, s.split) for s in done["1"].value.scores] == [
         (model, part) for model in ("personal", "global") for part in ("val", "test")

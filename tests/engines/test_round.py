@@ -154,7 +154,7 @@ def test_missing_replies_are_left_out_and_nobody_is_normal():
     assert {c: each.answered for c, each in first.traffic.items()} == {"0": True, "1": False, "2": True}
     silent = first.traffic["1"]
     assert (silent.bytes_down, silent.bytes_up) == (first.traffic["0"].bytes_down, 0)  # it was sent its message
-    alone = {c: engine.exchange({c: method.deliver(server, c)}, Round(0, 2))[c].up.model for c in ("0", "2")}
+    alone = {c: engine.exchange({c: method.deliver(setting, server, c)}, Round(0, 2))[c].up.model for c in ("0", "2")}
     for name, value in first.server.model.params.items():
         expected = (7 * alone["0"].params[name] + 4 * alone["2"].params[name]) / 11
         assert torch.allclose(value, expected, rtol=0, atol=1e-14)

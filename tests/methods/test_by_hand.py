@@ -103,7 +103,7 @@ def test_local_patience_stops_a_client_that_does_not_improve():
 
 
 def up_to_date():
-    return Local(ONE).deliver(None, "0")
+    return Local(ONE).deliver(task(), None, "0")
 
 
 def test_centralized_steps_on_all_data_at_once():

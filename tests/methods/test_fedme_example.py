@@ -6,7 +6,7 @@ written down; validation losses are given, so that the choices are the paper's.
 
 import pytest
 import torch
-from support import LINEAR, clients, task
+from support import LINEAR, clients, same, task
 
 from fedme.core.client import Evaluate, Score, Train, Trained
 from fedme.core.data import ClientData
@@ -122,3 +122,17 @@ def test_a_round_with_missing_clients(monkeypatch, setting):
     alone = FedMe().aggregate(server, {"1": up(model(1.1), None, None, adopts=False)}, Round(0, 1), Key(0)).models
     assert [number(alone[c]) for c in CLIENTS] == pytest.approx([1.1, 2, 3, 4, 5])
     assert FedMe().aggregate(server, {}, Round(0, 1), Key(0)).models == server.models
+
+
+def test_models_are_drawn_when_they_are_first_needed(setting):
+    _, task_ = setting
+    method = FedMe()
+    server = method.init_server(task_, Key(7))
+    assert not server.models
+    first = method.deliver(task_, server, "2").own
+    assert same(first, Model.init(LINEAR, Key(7).at("client", "2"), task_.dtype))
+    up = fedme.Up(model(float("nan")), model(3.0), "3", adopts=True)  # diverged, and prefers the guest
+    after = method.aggregate(server, {"2": up}, Round(0, 1), Key(0))
+    assert after.models.keys() == {"2", "3"}
+    assert number(after.models["2"]) == 3.0
+    assert same(method.deliver(task_, after, "1").own, method.deliver(task_, server, "1").own)

@@ -260,7 +260,7 @@ def test_every_method_learns(name):
     archs = (DENSE, LINEAR, LINEAR, LINEAR) if name in ("local", "fedmd", "fml", "fedme") else (LINEAR,) * 4
     task_, data = task(archs, public=40, unlabeled=split(10, Key(9))), clients((60, 60, 60, 60), public=40)
     server, engine = federate(method, task_, data, rounds=8)
-    deliveries = {client: method.deliver(server, client) for client in data}
+    deliveries = {client: method.deliver(task_, server, client) for client in data}
     done = engine.assess(deliveries, Round(7, 8))
     accuracy = [s.metrics.accuracy for d in done.values() for s in d.value.scores if (s.model, s.split) == ("personal", "val")]
     assert sum(accuracy) / len(accuracy) > 2 / CLASSES
@@ -302,7 +302,7 @@ def test_fml_clients_with_other_classes_share_a_part_and_keep_an_adaptor():
     server, engine = federate(method, setting, data, rounds=3)
     assert set(server.params) == {"0.weight", "0.bias"}
     models = [
-        engine.serve(method.models(engine.states[c], method.deliver(server, c), data[c], Round(2, 3), Key(0))).value
+        engine.serve(method.models(engine.states[c], method.deliver(setting, server, c), data[c], Round(2, 3), Key(0))).value
         for c in data
     ]
     assert [m["global"].params["2.bias"].shape[0] for m in models] == [CLASSES, 2]

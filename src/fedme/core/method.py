@@ -7,7 +7,7 @@ One round of any method, as every engine runs it::
     state, up, report = method.client_round(state, down, data, when, key)   # at the client, next to its data
     server    = method.aggregate(server, ups of plan.count, when, key)  # any client may be missing
 
-and, whenever models are wanted, ``method.models(state, method.deliver(server, client), data, when, key)`` at the client.
+and, whenever models are wanted, ``method.models(state, method.deliver(task, server, client), data, when, key)`` at the client.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -152,7 +152,7 @@ class Method(Protocol[S, C, D, U]):
         """The server's new state. Replies come in the order of the members; any may be missing, even all."""
         ...
 
-    def deliver(self, server: S, client: ClientId) -> D:
+    def deliver(self, task: Task, server: S, client: ClientId) -> D:
         """What the client is handed when its models are wanted."""
         ...
 

@@ -214,7 +214,7 @@ class Loop:
         if last or (t + 1) % settings.evaluate_every == 0:
             tune = settings.finetune.epochs and (last or settings.finetune.when == "always")
             finetune = Finetune(settings.train, settings.finetune.epochs) if tune else None
-            deliveries = {client: self.method.deliver(played.server, client) for client in self.members}
+            deliveries = {client: self.method.deliver(self.prepared.task, played.server, client) for client in self.members}
             scored = self.engine.assess(deliveries, Round(t, settings.rounds), finetune)
             self.shown = _headline(scored)
         scores = {client: done.value.scores for client, done in scored.items()}

@@ -42,4 +42,4 @@ def merged(models: Mapping[ClientId, Model], copies: Iterable[tuple[ClientId, Mo
     for owner, copy in copies:
         if copy.finite:
             mine.setdefault(owner, []).append(copy)
-    return {client: average(mine[client]) if client in mine else model for client, model in models.items()}
+    return {**models, **{client: average(found) for client, found in mine.items()}}

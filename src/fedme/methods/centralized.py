@@ -76,7 +76,7 @@ class Centralized:
     def aggregate(self, server: Shared, replies: Mapping[ClientId, Shared], when: Round, key: Key) -> Shared:
         return replies.get(POOL, server)
 
-    def deliver(self, server: Shared, client: ClientId) -> Shared:
+    def deliver(self, task: Task, server: Shared, client: ClientId) -> Shared:
         return server
 
     def models(self, state: Trainer, delivery: Shared, data: ClientData, when: Round, key: Key) -> Steps[Models]:

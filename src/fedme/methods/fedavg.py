@@ -79,7 +79,7 @@ class FedAvg:
         shares = [up.samples for up in replies.values()] if self.weighting == "samples" else None
         return Shared(average([up.model for up in replies.values()], shares))
 
-    def deliver(self, server: Shared, client: ClientId) -> Shared:
+    def deliver(self, task: Task, server: Shared, client: ClientId) -> Shared:
         return server
 
     def models(self, state: Nothing, delivery: Shared, data: ClientData, when: Round, key: Key) -> Steps[Models]:

@@ -119,7 +119,7 @@ class FedMD:
         logits = [up.logits for up in replies.values() if up.logits is not None and bool(up.logits.isfinite().all())]
         return Server(torch.stack(logits).mean(0) if logits else None)
 
-    def deliver(self, server: Server, client: ClientId) -> Down:
+    def deliver(self, task: Task, server: Server, client: ClientId) -> Down:
         return Down(torch.empty(0, dtype=torch.int64))
 
     def models(self, state: State, delivery: Down, data: ClientData, when: Round, key: Key) -> Steps[Models]:

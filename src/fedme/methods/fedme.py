@@ -32,9 +32,15 @@ from fedme.learn.training import Training, require
 
 @dataclass(frozen=True)
 class Server:
-    """The personal model of every client."""
+    """The personal models that have been trained; the others are still as they are drawn from `key`."""
 
     models: Mapping[ClientId, Model]
+    key: Key = Key(0)
+
+    def model_of(self, client: ClientId, task: Task) -> Model:
+        """A client's personal model."""
+        fresh = self.key.at("client", client)
+        return self.models.get(client) or Model.init(task.members[client].arch, fresh, task.dtype)
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ class FedMe:
             raise TaskError(f"method 'fedme': adopt_by names {', '.join(unknown)}, but there is no such client")
 
     def init_server(self, task: Task, key: Key) -> Server:
-        return Server({m.id: Model.init(m.arch, key.at("client", m.id), task.dtype) for m in task.members.values()})
+        return Server({}, key)
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[Nothing]:
         if self.tuning and not len(data.val):
@@ -98,13 +104,10 @@ class FedMe:
 
     def dispatch(self, task: Task, server: Server, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Down]]:
         count = since(self.clusters, when.t) if self.clustering else 1  # K^t
-        cohort = {me: server.models[me] for me in plan.train}
+        cohort = {me: server.model_of(me, task) for me in plan.train}
         clusters = yield from clustered(cohort, task.unlabeled, count, self.cluster_on, key.at("cluster"))
-        chosen = lenders(clusters, room_for(task, server.models), key.at("exchange"))
-        return {
-            me: Down(server.models[me], server.models[lender] if lender else None, lender, clusters[me])
-            for me, lender in chosen.items()
-        }
+        chosen = lenders(clusters, room_for(task, cohort), key.at("exchange"))
+        return {me: Down(cohort[me], cohort[lender] if lender else None, lender, clusters[me]) for me, lender in chosen.items()}
 
     def client_round(
         self, state: Nothing, down: Down, data: ClientData, when: Round, key: Key
@@ -130,11 +133,11 @@ class FedMe:
         copies = [(client, up.own) for client, up in replies.items()]
         copies += [(up.lender, up.guest) for up in replies.values() if up.lender is not None and up.guest is not None]
         models = merged(server.models, copies)
-        adopted = {client: up.lender for client, up in replies.items() if up.adopts and up.lender is not None}
-        return Server({client: models[adopted.get(client, client)] for client in models})
+        adopted = {client: models[up.lender] for client, up in replies.items() if up.adopts and up.lender in models}
+        return Server({**models, **adopted}, server.key)
 
-    def deliver(self, server: Server, client: ClientId) -> Down:
-        return Down(server.models[client])
+    def deliver(self, task: Task, server: Server, client: ClientId) -> Down:
+        return Down(server.model_of(client, task))
 
     def models(self, state: Nothing, delivery: Down, data: ClientData, when: Round, key: Key) -> Steps[Models]:
         return at_once({"personal": delivery.own})

@@ -120,7 +120,7 @@ class FML:
         shares = [up.samples if self.weighting == "samples" else 1.0 for up in replies.values()]
         return merge([up.part for up in replies.values()], shares)
 
-    def deliver(self, server: Part, client: ClientId) -> Part:
+    def deliver(self, task: Task, server: Part, client: ClientId) -> Part:
         return server
 
     def models(self, state: State, delivery: Part, data: ClientData, when: Round, key: Key) -> Steps[Models]:

@@ -86,7 +86,7 @@ class HypCluster:
                 models[k] = average([up.model for up in members], [up.samples for up in members])
         return Hypotheses(tuple(models))
 
-    def deliver(self, server: Hypotheses, client: ClientId) -> Hypotheses:
+    def deliver(self, task: Task, server: Hypotheses, client: ClientId) -> Hypotheses:
         return server
 
     def models(self, state: Nothing, delivery: Hypotheses, data: ClientData, when: Round, key: Key) -> Steps[Models]:

@@ -73,7 +73,7 @@ class Local:
     def aggregate(self, server: Nothing, replies: Mapping[ClientId, Nothing], when: Round, key: Key) -> Nothing:
         return server
 
-    def deliver(self, server: Nothing, client: ClientId) -> Nothing:
+    def deliver(self, task: Task, server: Nothing, client: ClientId) -> Nothing:
         return Nothing()
 
     def models(self, state: State, delivery: Nothing, data: ClientData, when: Round, key: Key) -> Steps[Models]:

@@ -102,7 +102,7 @@ class Mapper:
             return server
         return Shared(average([up.model for up in replies.values()], [up.samples for up in replies.values()]))
 
-    def deliver(self, server: Shared, client: ClientId) -> Shared:
+    def deliver(self, task: Task, server: Shared, client: ClientId) -> Shared:
         return server
 
     def models(self, state: State, delivery: Shared, data: ClientData, when: Round, key: Key) -> Steps[Models]:

@@ -112,7 +112,7 @@ class PFML:
         mean = average([up.model for up in replies.values()])
         return Shared(mean.with_params(tree.mix(mean.params, server.model.params, self.beta)))
 
-    def deliver(self, server: Shared, client: ClientId) -> Down:
+    def deliver(self, task: Task, server: Shared, client: ClientId) -> Down:
         return Down(server.model)
 
     def models(self, state: State, delivery: Down, data: ClientData, when: Round, key: Key) -> Steps[Models]:
