@@ -2,6 +2,8 @@
 
 import io
 import json
+import pydoc
+import re
 import signal
 import subprocess
 import sys
@@ -84,7 +86,15 @@ def finished(tmp_path_factory):
 
 def test_what_is_in_a_run_directory(finished):
     names = {path.name for path in finished.iterdir()}
-    assert {"config.toml", "environment.json", "metrics.jsonl", "summary.json", "checkpoint.safetensors", "clients"} <= names
+    assert {
+        "config.toml",
+        "environment.json",
+        "metrics.jsonl",
+        "summary.json",
+        "checkpoint.json",
+        "weights",
+        "clients",
+    } <= names
     assert sorted(path.name for path in (finished / "clients").iterdir()) == ["0", "1", "2", "3"]
     environment = json.loads((finished / "environment.json").read_text())
     assert environment["packages"]["torch"].startswith(torch.__version__.split("+")[0])
@@ -192,25 +202,47 @@ def test_killed_twice_and_with_rare_checkpoints(tmp_path):
     assert identical(whole, tmp_path / "cut")
 
 
-def test_killed_while_a_checkpoint_is_written(finished, tmp_path, monkeypatch):
-    from fedme.experiment import files
+def torn_segment(store, sets):
+    store.folder.mkdir(exist_ok=True)
+    (store.folder / ".000003.bin.partial").write_bytes(b"half of a")
+    raise Killed
 
-    real, count = files.save_file, []
 
-    def torn(tensors, path, metadata):
-        count.append(path)
-        if len(count) == 4:  # the partition, the start, the first round, then this one
-            path.write_bytes(b"half of a")
-            raise Killed
-        real(tensors, path, metadata)
+def torn_index(path, text):
+    path.with_name(f".{path.name}.partial").write_text(text[: len(text) // 2])
+    raise Killed
 
-    monkeypatch.setattr(files, "save_file", torn)
-    with pytest.raises(Killed):
-        do(tmp_path / "cut")
-    monkeypatch.setattr(files, "save_file", real)
+
+def no_sweep(store, needed):
+    raise Killed
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        ("fedme.experiment.store.Store.write", torn_segment),
+        ("fedme.experiment.checkpoint.write_text", torn_index),
+        ("fedme.experiment.store.Store.sweep", no_sweep),
+    ],
+    ids=["weights", "index", "sweeping"],
+)
+def test_killed_while_a_checkpoint_is_written(finished, tmp_path, monkeypatch, where, what, count):
+    real, calls = pydoc.locate(where), []
+
+    def dying(*arguments):
+        calls.append(arguments)
+        return what(*arguments) if len(calls) == count + 1 else real(*arguments)  # the first is the start
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, dying)
+        with pytest.raises(Killed):
+            do(tmp_path / "cut")
     run.resume(tmp_path / "cut", Watching())
     assert identical(finished, tmp_path / "cut")
     assert not list((tmp_path / "cut").rglob("*.partial"))
+    needed = set(re.findall('"segment": ([0-9]+)', (tmp_path / "cut" / checkpoint.NAME).read_text()))
+    assert {path.stem for path in (tmp_path / "cut" / "weights").glob("*.bin")} == {f"{int(n):06}" for n in needed}
 
 
 def test_other_seeds_differ(finished, tmp_path):
@@ -275,7 +307,7 @@ def test_a_checkpoint_of_another_configuration_or_version_is_refused(tmp_path):
     config.write_text(text)
     path = tmp_path / "run" / checkpoint.NAME
     whole = path.read_bytes()
-    path.write_bytes(whole.replace(b"fedme-checkpoint-1", b"fedme-checkpoint-9"))
+    path.write_bytes(whole.replace(b"fedme-checkpoint-2", b"fedme-checkpoint-9"))
     with pytest.raises(RunError, match="this version reads"):
         run.resume(tmp_path / "run", Watching())
     path.write_bytes(whole[: len(whole) // 2])
@@ -329,6 +361,4 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, number):
     assert out == ""
     assert "fedme resume" in err
     assert "Traceback" not in err
-    tensors, metadata = read_tensors(tmp_path / "cut" / checkpoint.NAME)
-    assert tensors
-    assert metadata["body"]["header"]["round"] >= 2
+    assert json.loads((tmp_path / "cut" / checkpoint.NAME).read_text())["header"]["round"] >= 2

@@ -5,24 +5,30 @@ Nothing that is read is ever unpickled, evaluated or imported.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 from torch import Tensor
 
 from fedme.core.model import Arch, Model, dropout_layers, template
-from fedme.core.typed import TypedError, build
+from fedme.core.typed import Leaf, TypedError, build
 
 T = TypeVar("T")
+Packed = Callable[[Any], Any]  # plain data for a value, or NotImplemented
 
 
-def pack(value: Any, tensors: dict[str, Tensor], at: str = "") -> Any:
-    """Plain data for `value`; its tensors are put in `tensors` under names made of their place. Equal objects once."""
-    return _pack(value, tensors, at, {id(tensor): name for name, tensor in tensors.items()})
+def pack(value: Any, tensors: dict[str, Tensor], at: str = "", leaf: Packed = lambda value: NotImplemented) -> Any:
+    """Plain data for `value`; its tensors are put in `tensors` under names made of their place. Equal objects once.
+
+    `leaf` may take over for values of its own kinds.
+    """
+    return _pack(value, tensors, at, {id(tensor): name for name, tensor in tensors.items()}, leaf)
 
 
-def _pack(value: Any, tensors: dict[str, Tensor], at: str, seen: dict[int, str]) -> Any:
+def _pack(value: Any, tensors: dict[str, Tensor], at: str, seen: dict[int, str], leaf: Packed) -> Any:
+    if (taken := leaf(value)) is not NotImplemented:
+        return taken
     if isinstance(value, Tensor):
         if id(value) not in seen:
             while at in tensors:  # keys may hold anything: "a/b" beside a table "a" with a key "b"
@@ -35,13 +41,22 @@ def _pack(value: Any, tensors: dict[str, Tensor], at: str, seen: dict[int, str])
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(k): _pack(v, tensors, f"{at}/{k}", seen) for k, v in value.items()}
+        return {str(k): _pack(v, tensors, f"{at}/{k}", seen, leaf) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_pack(item, tensors, f"{at}/{i}", seen) for i, item in enumerate(value)]
+        return [_pack(item, tensors, f"{at}/{i}", seen, leaf) for i, item in enumerate(value)]
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
-        return {name: _pack(getattr(value, name), tensors, f"{at}/{name}", seen) for name in names}
+        return {name: _pack(getattr(value, name), tensors, f"{at}/{name}", seen, leaf) for name in names}
     raise TypeError(f"{at}: cannot be written (a {type(value).__name__})")
+
+
+@runtime_checkable
+class Sketched(Protocol):
+    """Weights that are not in memory yet, but say what they look like."""
+
+    def sketch(self) -> Mapping[str, Tensor]:
+        """Tensors of the same types and shapes, without numbers."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -59,7 +74,8 @@ def fitting(plain: Plain, at: str) -> Model:
     seeds = {f"{layer}.seed" for layer in dropout_layers(plain.arch)}
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
     kept = {name: p for name, p in [*network.named_parameters(), *network.named_buffers()] if name not in {*trained, *seeds}}
-    for wanted, given in ((trained, plain.params), (kept, plain.buffers)):
+    for wanted, weights in ((trained, plain.params), (kept, plain.buffers)):
+        given = weights.sketch() if isinstance(weights, Sketched) else weights
         for name in [*wanted, *given]:
             expected, found = _looks(wanted.get(name)), _looks(given.get(name))
             if expected != found:
@@ -73,10 +89,19 @@ def _looks(tensor: Tensor | None) -> str:
     return f"shape {tuple(tensor.shape)}" + ("" if tensor.is_floating_point() else " of whole numbers")
 
 
-def unpack(kind: type[T], plain: Any, tensors: Mapping[str, Tensor], archs: Mapping[str, Arch], at: str = "") -> T:
-    """The value of type `kind` that `pack` turned into `plain` and `tensors`."""
+def unpack(
+    kind: type[T],
+    plain: Any,
+    tensors: Mapping[str, Tensor],
+    archs: Mapping[str, Arch],
+    at: str = "",
+    own: Leaf = lambda kind, value, at: NotImplemented,
+) -> T:
+    """The value of type `kind` that `pack` turned into `plain` and `tensors`; `own` reads what its `leaf` wrote."""
 
     def leaf(kind: Any, value: Any, at: str) -> Any:
+        if (taken := own(kind, value, at)) is not NotImplemented:
+            return taken
         if kind is Tensor:
             if not isinstance(value, str) or value not in tensors:
                 raise TypedError(at, f"names a tensor that is not there: {value!r}")

@@ -1,13 +1,14 @@
-"""Where a run stands: one file that is replaced atomically, holding every state as plain data and tensors.
+"""Where a run stands: one small file that is replaced atomically, and the weights it names, which are in the store.
 
-Randomness needs no place in it, because keys are derived. Reading trusts nothing: format, configuration and types are checked.
+A checkpoint writes only what is new since the last one. Randomness needs no place in it, because keys are derived. Reading
+trusts nothing: format, configuration and types are checked at once, the bytes of weights when they are first looked at.
 """
 
 import hashlib
 import json
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from fedme.core.model import Arch
 from fedme.core.typed import TypedError, build
 from fedme.core.wire import pack, unpack
 from fedme.engines.client import AnyMethod
-from fedme.experiment.files import RunError, read_tensors, write_tensors
+from fedme.experiment.files import RunError, write_text
+from fedme.experiment.store import Layout, Place, Store, Weights
 
-FORMAT = "fedme-checkpoint-1"
-NAME = "checkpoint.safetensors"
+FORMAT = "fedme-checkpoint-2"
+NAME = "checkpoint.json"
+AGAIN = "delete it to begin again: finished rounds are computed again to the same numbers"
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,32 @@ class Header:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run between two rounds."""
+    """A run between two rounds; the states are in the care of the store."""
 
     header: Header
     server: Any
     clients: Mapping[ClientId, Any]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A set of weights as the file names it: the number of its layout, and its place."""
+
+    layout: int
+    place: Place
+
+
+@dataclass(frozen=True)
+class File:
+    """What the file holds."""
+
+    format: str
+    config: str
+    header: Header
+    layouts: tuple[Layout, ...]
+    loose: Written | None  # tensors that are not part of a set
+    server: Any
+    clients: Any
 
 
 def digest(config: Mapping[str, Any]) -> str:
@@ -48,46 +72,79 @@ def digest(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
 
-def save(folder: Path, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
+def save(folder: Path, store: Store, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
     """Replace the checkpoint of a run directory."""
     tensors: dict[str, Tensor] = {}
+    sets: dict[int, Weights] = {}
+
+    def note(value: Any) -> Any:
+        if not isinstance(value, Weights):
+            return NotImplemented
+        sets[id(value)] = value
+        return value
+
     body = {
-        "header": pack(checkpoint.header, tensors),
-        "server": pack(checkpoint.server, tensors, "server"),
-        "clients": pack(checkpoint.clients, tensors, "clients"),
+        "server": pack(checkpoint.server, tensors, "server", note),
+        "clients": pack(checkpoint.clients, tensors, "clients", note),
+        "loose": pack(store.keep(tensors), {}, "", note) if tensors else None,
     }
-    write_tensors(folder / NAME, tensors, {"format": FORMAT, "config": digest(config), "body": body})
+    new = [weights for weights in sets.values() if weights.place is None]
+    store.write(new + store.scattered(sets.values()))
+    layouts = {layout: number for number, layout in enumerate(dict.fromkeys(each.layout for each in sets.values()))}
+
+    def plain(weights: Weights) -> dict[str, Any]:
+        assert weights.place is not None
+        return asdict(Written(layouts[weights.layout], weights.place))
+
+    head = {"format": FORMAT, "config": digest(config), "header": asdict(checkpoint.header), "layouts": list(layouts)}
+    write_text(folder / NAME, json.dumps(head | body, default=plain))
+    store.sweep(weights.place.segment for weights in sets.values() if weights.place is not None)
 
 
-def load_header(folder: Path, config: Mapping[str, Any]) -> tuple[Header, Any, dict[str, Tensor]] | None:
-    """The checked head of a checkpoint and its unread rest; None when there is no checkpoint yet."""
+def load(folder: Path, config: Mapping[str, Any]) -> File | None:
+    """The checked file with its states unread; None when there is no checkpoint yet."""
     path = folder / NAME
+    if not path.exists() and (folder / "checkpoint.safetensors").exists():
+        raise RunError(f"{folder}: begun by an earlier version, whose checkpoints this one does not read; start a new run")
     if not path.exists():
         return None
     try:
-        tensors, metadata = read_tensors(path)
-    except RunError as error:
-        raise RunError(f"{error}; delete it to begin again: finished rounds are computed again to the same numbers") from error
-    if metadata.get("format") != FORMAT:
-        raise RunError(f"{path}: this version reads {FORMAT}, the file is {metadata.get('format', 'something else')}")
-    if metadata.get("config") != digest(config):
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(plain, dict):
+            raise ValueError("not a table")
+    except (ValueError, OSError) as error:
+        raise RunError(f"{path}: damaged ({error}); {AGAIN}") from error
+    if plain.get("format") != FORMAT:
+        raise RunError(f"{path}: this version reads {FORMAT}, the file is {plain.get('format', 'something else')}")
+    if plain.get("config") != digest(config):
         raise RunError(f"{path}: was made with another configuration than config.toml beside it; restore that file")
     try:
-        body = metadata["body"]
-        return build(Header, body["header"], "header"), body, tensors
-    except (TypedError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path}: damaged: {error}") from error
+        return typing.cast(File, build(File, plain))
+    except (TypedError, ValueError) as error:
+        raise RunError(f"{path}: damaged ({error}); {AGAIN}") from error
 
 
-def load_states(
-    folder: Path, header: Header, body: Any, tensors: Mapping[str, Tensor], method: AnyMethod, archs: Mapping[str, Arch]
-) -> Checkpoint:
+def states(folder: Path, store: Store, file: File, method: AnyMethod, archs: Mapping[str, Arch]) -> Checkpoint:
     """The states, read as the types that the method declares."""
     server_type = typing.get_type_hints(method.init_server)["return"]
     state_type = typing.get_type_hints(method.client_round)["state"]
+    shared: dict[Place, Weights] = {}
+
+    def weights(written: Written) -> Weights:
+        if written.place not in shared:
+            shared[written.place] = store.at(file.layouts[written.layout], written.place)
+        return shared[written.place]
+
+    def leaf(kind: Any, value: Any, at: str) -> Any:
+        if kind == Mapping[str, Tensor] and isinstance(value, dict) and value.keys() == {"layout", "place"}:
+            return weights(build(Written, value, at))
+        return NotImplemented
+
     try:
-        server = unpack(server_type, body["server"], tensors, archs, "server")
-        clients = unpack(Mapping[str, state_type], body["clients"], tensors, archs, "clients")  # type: ignore[type-abstract, valid-type]
-    except (TypedError, KeyError, TypeError) as error:
-        raise RunError(f"{folder / NAME}: damaged: {error}") from error
-    return Checkpoint(header, server, clients)
+        loose = weights(file.loose) if file.loose is not None else {}
+        server = unpack(server_type, file.server, loose, archs, "server", leaf)
+        clients = unpack(Mapping[str, state_type], file.clients, loose, archs, "clients", leaf)  # type: ignore[type-abstract, valid-type]
+    except (TypedError, RunError, IndexError, KeyError, TypeError) as error:
+        raise RunError(f"{folder / NAME}: damaged ({error}); {AGAIN}") from error
+    store.sweep(place.segment for place in shared)
+    return Checkpoint(file.header, server, clients)

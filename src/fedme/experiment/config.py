@@ -74,10 +74,12 @@ class EngineOptions:
     workers: int | None = None  # processes for networks that are not stacked, such as convolutions; one a processor by default
     threads: int = 1  # of torch in this process; results depend on it in their last bits
     dtype: Literal["float32", "float64"] = "float32"
+    memory: float = 2.0  # gigabytes of resting weights kept in memory; the others are in files of the run directory
 
     def __post_init__(self) -> None:
         require(self.workers is None or self.workers >= 1, "workers", f"must be at least 1, not {self.workers}")
         require(self.threads >= 1, "threads", f"must be at least 1, not {self.threads}")
+        require(self.memory >= 0, "memory", f"must not be negative, not {self.memory}")
 
 
 @dataclass(frozen=True)

@@ -30,21 +30,21 @@ NAME = "metrics.jsonl"
 
 
 class Records:
-    """The metrics file of a run; `size` is how much of it is written."""
+    """The metrics file of a run; `size` is how many bytes of it are written."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.file = (folder / NAME).open("ab")
         self.file.truncate(keep)
+        self.size = keep
 
     def write(self, rows: list[dict[str, Any]]) -> None:
         """Append rows; whoever reads along sees whole lines."""
-        self.file.write(b"".join(json.dumps(finite(row), ensure_ascii=False).encode() + b"\n" for row in rows))
+        self.size += self.file.write(b"".join(json.dumps(finite(row), ensure_ascii=False).encode() + b"\n" for row in rows))
         self.file.flush()
 
-    def size(self) -> int:
-        """How many bytes there are, all of them on disk."""
+    def sync(self) -> None:
+        """Everything written is on disk when this returns."""
         os.fsync(self.file.fileno())
-        return self.file.seek(0, os.SEEK_END)
 
     def close(self) -> None:
         """Close the file."""

@@ -3,6 +3,7 @@
 States are values, so a run can stop anywhere: what is saved is always a whole number of rounds.
 """
 
+import functools
 import os
 import platform
 import shlex
@@ -10,7 +11,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -24,18 +25,20 @@ from fedme.core.key import Key
 from fedme.core.method import Round
 from fedme.datasets.federation import Federation
 from fedme.engines.batched import Batched
-from fedme.engines.client import AnyMethod, Assessment, Finetune
-from fedme.engines.drive import Done
+from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
 from fedme.engines.inprocess import InProcess, one_by_one
 from fedme.engines.round import play
 from fedme.experiment import assemble, checkpoint, records, saved, summary
 from fedme.experiment.config import Experiment, load, to_toml
 from fedme.experiment.files import RunError, locked, replacing, write_json, write_text
 from fedme.experiment.progress import Display
+from fedme.experiment.store import Store
 from fedme.experiment.summary import CONFIG
 
 ENGINE = "engine.log"
 FEW = 10  # test samples
+COPIES = 4  # of a client's weights while it is assessed: personal and shared model, fine-tuned copy, its momentum
+PART = 4  # the share of the memory for weights that one group of clients may take while it is assessed
 
 
 class Interrupted(Exception):
@@ -120,6 +123,8 @@ def _run(folder: Path, display: Display) -> None:
             display.tick()
             stop()
 
+        store = Store(folder, int(settings.engine.memory * 2**30))
+        cleanup.callback(store.close)
         batched = Batched(tick, settings.engine.workers or os.cpu_count() or 1)
         cleanup.callback(batched.close)
         execute = batched if settings.engine.path == "auto" else one_by_one(tick)
@@ -129,27 +134,26 @@ def _run(folder: Path, display: Display) -> None:
             display.note(f"note: {note}", always=True)
         with replacing(folder / "partition.safetensors") as temporary:
             federation.partition.save(temporary)
-        found = checkpoint.load_header(folder, config)
-        header = found[0] if found else None
+        found = checkpoint.load(folder, config)
         prepared = assemble.prepare(
             experiment,
             federation,
             execute,
-            header.assigned if header else None,
+            found.header.assigned if found else None,
             lambda total: display.start("choosing architectures: training", total, by_operation=True),
         )
         if prepared.selection:
             write_json(folder / "selection.json", prepared.selection)
         assigned = {client: member.arch.name for client, member in prepared.task.members.items()}
         method: AnyMethod = experiment.method
-        if found and header:
-            at = checkpoint.load_states(folder, header, found[1], found[2], method, prepared.archs)
+        if found:
+            at = checkpoint.states(folder, store, found, method, prepared.archs)
         else:
             head = checkpoint.Header(0, 0, assigned)
-            at = checkpoint.Checkpoint(head, method.init_server(prepared.task, root.at("init")), {})
-            checkpoint.save(folder, at, config)
+            at = checkpoint.Checkpoint(head, store.keep(method.init_server(prepared.task, root.at("init"))), {})
+            checkpoint.save(folder, store, at, config)
         engine = InProcess(method, prepared.task, federation.clients, root, execute)
-        Loop(folder, experiment, prepared, engine, display).run(at, config)
+        Loop(folder, experiment, prepared, engine, store, display).run(at, config)
         write_text(folder / ENGINE, "".join(f"{line}\n" for line in batched.explain()))
     summary.write(folder, config)
 
@@ -171,9 +175,16 @@ class Loop:
     """One run's rounds."""
 
     def __init__(
-        self, folder: Path, experiment: Experiment, prepared: assemble.Prepared, engine: InProcess, display: Display
+        self,
+        folder: Path,
+        experiment: Experiment,
+        prepared: assemble.Prepared,
+        engine: InProcess,
+        store: Store,
+        display: Display,
     ) -> None:
-        self.folder, self.experiment, self.prepared, self.engine, self.display = folder, experiment, prepared, engine, display
+        self.folder, self.experiment, self.prepared = folder, experiment, prepared
+        self.engine, self.store, self.display = engine, store, display
         self.method: AnyMethod = experiment.method
         self.root = Key(experiment.settings.seed)
         self.members = list(prepared.task.members)
@@ -190,15 +201,17 @@ class Loop:
         try:
             for t in range(at.header.round, settings.rounds):
                 server = self._round(at.server, t, book)
-                header = checkpoint.Header(t + 1, book.size(), at.header.assigned)
+                header = checkpoint.Header(t + 1, book.size, at.header.assigned)
                 at = checkpoint.Checkpoint(header, server, dict(self.engine.states))
                 if (t + 1) % settings.checkpoint_every == 0 or t + 1 == settings.rounds:
-                    checkpoint.save(self.folder, at, config)
+                    self.store.later(functools.partial(self._save, at, config, book))
                     saved_round = t + 1
                 self.display.advance(self.shown)
+            self.store.wait()
         except Interrupted:
+            self.store.wait()
             if saved_round != at.header.round:
-                checkpoint.save(self.folder, at, config)
+                self._save(at, config, book)
             again = shlex.quote(str(self.folder))
             raise Interrupted(
                 f"stopped after {at.header.round} of {settings.rounds} rounds; `fedme resume {again}` goes on"
@@ -206,22 +219,56 @@ class Loop:
         finally:
             book.close()
 
+    def _save(self, at: checkpoint.Checkpoint, config: Mapping[str, Any], book: records.Records) -> None:
+        book.sync()  # a checkpoint never counts on metrics that are not on disk
+        checkpoint.save(self.folder, self.store, at, config)
+
     def _round(self, server: Any, t: int, book: records.Records) -> Any:
         settings = self.experiment.settings
         played = play(self.method, self.prepared.task, self.engine, server, t, settings.rounds, self.root)
-        last = t + 1 == settings.rounds
-        scored: dict[ClientId, Done[Assessment]] = {}
-        if last or (t + 1) % settings.evaluate_every == 0:
-            tune = settings.finetune.epochs and (last or settings.finetune.when == "always")
-            finetune = Finetune(settings.train, settings.finetune.epochs) if tune else None
-            deliveries = {client: self.method.deliver(self.prepared.task, played.server, client) for client in self.members}
-            scored = self.engine.assess(deliveries, Round(t, settings.rounds), finetune)
-            self.shown = _headline(scored)
-        scores = {client: done.value.scores for client, done in scored.items()}
+        server = self.store.keep(played.server)
+        self._rest(played.traffic)
+        scores: dict[ClientId, list[Scored]] = {}
+        if t + 1 == settings.rounds or (t + 1) % settings.evaluate_every == 0:
+            scores = self._assess(server, t, last=t + 1 == settings.rounds)
+            self.shown = _headline(scores)
         book.write(records.rows(t, played.traffic, scores, self.samples, played.server_seconds))
-        if last:
-            self._save_models({client: done.value for client, done in scored.items()})
-        return played.server
+        return server
+
+    def _rest(self, clients: Iterable[ClientId]) -> None:
+        """Put the states of these clients, which have changed, in the care of the store, and keep to the memory it may use."""
+        states = self.engine.states
+        states.update({client: self.store.keep(states[client]) for client in clients if client in states})
+        self.store.settle()
+
+    def _assess(self, server: Any, t: int, last: bool) -> dict[ClientId, list[Scored]]:
+        """The scores of all clients, a few clients at a time so that their models fit in memory."""
+        settings, task = self.experiment.settings, self.prepared.task
+        tune = settings.finetune.epochs and (last or settings.finetune.when == "always")
+        finetune = Finetune(settings.train, settings.finetune.epochs) if tune else None
+        scores: dict[ClientId, list[Scored]] = {}
+        for clients in self._groups():
+            deliveries = {client: self.method.deliver(task, server, client) for client in clients}
+            done = self.engine.assess(deliveries, Round(t, settings.rounds), finetune)
+            scores |= {client: each.value.scores for client, each in done.items()}
+            if last:
+                self._save_models({client: each.value for client, each in done.items()})
+            self._rest(clients)
+        return scores
+
+    def _groups(self) -> Iterator[list[ClientId]]:
+        """The clients in groups whose models, with copies for fine-tuning, take at most a part of the memory."""
+        room = max(self.store.budget // PART, 1)
+        group: list[ClientId] = []
+        taken = 0
+        for client, member in self.prepared.task.members.items():
+            size = COPIES * self.prepared.task.dtype.itemsize * member.arch.parameters
+            if group and taken + size > room:
+                yield group
+                group, taken = [], 0
+            group.append(client)
+            taken += size
+        yield group
 
     def _save_models(self, assessed: Mapping[ClientId, Assessment]) -> None:
         schema, rounds = self.prepared.task.schema, self.experiment.settings.rounds
@@ -242,13 +289,13 @@ class Loop:
                 saved.save(saved.folder_of(self.folder, client), file, assessment.models[name], schema, classes, about)
 
 
-def _headline(scored: Mapping[ClientId, Done[Assessment]]) -> str:
+def _headline(scores: Mapping[ClientId, list[Scored]]) -> str:
     """The client-mean accuracy of the personal models, on validation data where there is any."""
     for split, word in (("val", "validation"), ("test", "test")):
         found = [
             s.metrics.accuracy
-            for done in scored.values()
-            for s in done.value.scores
+            for mine in scores.values()
+            for s in mine
             if s.model == "personal" and s.stage == "round" and s.split == split and s.metrics.accuracy is not None
         ]
         if found:
