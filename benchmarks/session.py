@@ -1,6 +1,5 @@
 """A federation that is ready to play rounds: from a configuration, through the library's public functions only."""
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import division
-import torch
 
 from fedme.core.client import Op, Train
 from fedme.core.key import Key
 from fedme.core.method import Round, Task
 from fedme.datasets import Federation
-from fedme.engines.batched import Batched
 from fedme.engines.inprocess import InProcess
 from fedme.engines.round import play
 from fedme.experiment import assemble, config
@@ -44,9 +41,8 @@ class Session:
 
     def __init__(self, experiment: Experiment, federation: Federation) -> None:
         self.experiment, self.federation = experiment, federation
-        torch.set_num_threads(experiment.settings.engine.threads)
         self.root, self.method = Key(experiment.settings.seed), experiment.method
-        self.batched = executor(experiment)
+        self.batched = assemble.executor(experiment.settings.engine)
         self.task: Task = assemble.prepare(experiment, federation, self.batched).task
         self.engine = InProcess(self.method, self.task, federation.clients, self.root, self.batched)
         self.server = self.method.init_server(self.task, self.root.at("init"))
@@ -95,11 +91,6 @@ class Session:
         done = self.engine.assess(deliveries, Round(self.t - 1, self.rounds))
         tested = [s.metrics for each in done.values() for s in each.value.scores if (s.model, s.split) == ("personal", "test")]
         return sum(each.correct for each in tested) / sum(each.samples for each in tested)
-
-
-def executor(experiment: Experiment) -> Batched:
-    """What `fedme run` executes operations with."""
-    return Batched(workers=experiment.settings.engine.workers or os.cpu_count() or 1)
 
 
 def parse(raw: Mapping[str, Any]) -> Experiment:

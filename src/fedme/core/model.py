@@ -157,6 +157,11 @@ class Model:
         return next((p.dtype for p in self.params.values()), torch.float32)
 
     @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        return next((p.device for p in (*self.params.values(), *self.buffers.values())), torch.device("cpu"))
+
+    @property
     def parameters(self) -> int:
         """How many weights it has, frozen ones included."""
         return self.arch.parameters

@@ -39,8 +39,9 @@ def train(op: Train) -> Trained:
     models: Models = {role: arranged(model) for role, model in op.models.items()}
     fresh = op.rule.init(models)
     opt = {role: op.opt.get(role, state) for role, state in fresh.items()}
+    device = next((m.device for m in models.values()), torch.device("cpu"))
     gradient = Autograd(op.rule.objective, mask_seeds(models, op.key))
-    y = op.data.y
+    y = op.data.y.to(device)
     with own_randomness(op.key.at("dropout")):
         for step, positions in enumerate(op.local.batches(len(op.data), op.key.at("batches"))):
             augment = op.key.at("augment", step) if op.local.augment else None
@@ -67,7 +68,7 @@ def score(logits: Tensor, y: Tensor, seconds: float = 0.0) -> Score:
 
 def seconds_a_sample(model: Model, data: Split, times: int = 7) -> float:
     """The median time of inference, after the first call has warmed up."""
-    x = cast(next(_chunks(data)), model.dtype)
+    x = cast(next(_chunks(data)), model)
     spent = []
     with torch.inference_mode():
         for _ in range(times + 1):
@@ -83,8 +84,8 @@ def predict(op: Predict) -> Tensor:
         return torch.empty(0, 0)
     model = arranged(op.model)
     with torch.inference_mode():
-        parts = [model(cast(_arranged(x), model.dtype)) for x in _chunks(op.data)]
-    return torch.cat(parts).clone()
+        parts = [model(cast(_arranged(x), model)) for x in _chunks(op.data)]
+    return torch.cat(parts).to("cpu", copy=True)
 
 
 def _chunks(data: Split) -> Iterator[Inputs]:
@@ -107,19 +108,20 @@ def _arranged(x: Inputs) -> Inputs:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def cast(x: Inputs, dtype: torch.dtype) -> Inputs:
-    """Numbers in the type of the weights; symbols stay whole."""
+def cast(x: Inputs, model: Model) -> Inputs:
+    """Numbers in the type of the weights, symbols whole; where the weights are."""
     if isinstance(x, Mapping):
-        return {name: cast(value, dtype) for name, value in x.items()}
-    return x.to(dtype) if x.is_floating_point() else x
+        return {name: cast(value, model) for name, value in x.items()}
+    return x.to(model.device, model.dtype) if x.is_floating_point() else x.to(model.device)
 
 
 def mask_seeds(models: Models, key: Key) -> dict[Role, dict[str, Tensor]]:
     """A seed for every dropout layer of every role."""
-    return {
-        role: {layer: torch.tensor(key.at("dropout", role, layer).integer()) for layer in dropout_layers(model.arch)}
-        for role, model in models.items()
-    }
+    found: dict[Role, dict[str, Tensor]] = {}
+    for role, model in models.items():
+        numbers = {layer: key.at("dropout", role, layer).integer() for layer in dropout_layers(model.arch)}
+        found[role] = {layer: torch.tensor(number, device=model.device) for layer, number in numbers.items()}
+    return found
 
 
 @contextmanager
@@ -162,12 +164,12 @@ class Autograd:
     def _forward(self, role: Role, model: Model, batch: Batch, draw: int) -> Tensor:
         number = batch.step * DRAWS_A_STEP + draw
         masks = {layer: at_draw(seed, number) for layer, seed in self.seeds.get(role, {}).items()}
-        return model(cast(batch.x, model.dtype), training=True, masks=masks)
+        return model(cast(batch.x, model), training=True, masks=masks)
 
     def _remember(self, losses: Mapping[Role, Tensor], samples: int) -> None:
         self.samples += samples
         for role, loss in losses.items():
-            self.sums[role] = self.sums.get(role, torch.zeros(())) + loss.detach().sum()
+            self.sums[role] = self.sums.get(role, loss.new_zeros(())) + loss.detach().sum()
 
     def mean_losses(self) -> dict[Role, float]:
         """The mean loss of every role over the samples seen."""

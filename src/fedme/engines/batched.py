@@ -1,16 +1,19 @@
 """Execute operations that wait at the same time: grouped into one program where that is possible, else one by one.
 
-The choice is a function of the operations alone, and `paths` says what was chosen and why.
+The choice is a function of the operations and the settings alone, and `paths` says what was chosen and why.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Literal
+
+import torch
 
 from fedme.core.client import Evaluate, Op, Train
 from fedme.engines import alone, vmapped
 from fedme.engines.dense import chain
+from fedme.engines.device import home, moved
 from fedme.engines.gather import Gather, sample
 from fedme.engines.inprocess import one_by_one
 from fedme.engines.schedule import schedule
@@ -20,19 +23,39 @@ from fedme.engines.stacked_rules import train_rule
 from fedme.engines.workers import Workers
 from fedme.learn.rules import Sgd
 
+Way = Literal["auto", "alone", "stacked", "vmap", "workers"]
+
 
 class Batched:
-    """An executor that groups. `tick` is called after every operation, for progress and for stopping."""
+    """An executor that groups.
 
-    def __init__(self, tick: Callable[[], None] = lambda: None, workers: int = 1) -> None:
-        self.tick = tick
+    `tick` is called after every operation, for progress and for stopping; `path` allows only one way of running operations
+    (those that cannot take it run alone); `before_fork` is called before a worker process is started.
+    """
+
+    def __init__(
+        self,
+        tick: Callable[[], None] = lambda: None,
+        workers: int = 1,
+        path: Way = "auto",
+        device: str = "cpu",
+        before_fork: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.tick, self.path, self.device = tick, path, torch.device(device)
         self.one_by_one = one_by_one(tick)
-        self.gather = Gather()
-        self.workers = Workers(workers, tick) if workers > 1 else None
+        self.gather = Gather(self.device)
+        forks = path in ("auto", "workers") and device == "cpu"  # a forked process cannot use another device
+        self.workers = Workers(workers, tick, before_fork) if forks and workers > 1 else None
         self.paths: Counter[tuple[str, str]] = Counter()  # (what, path and reason) -> operations
 
     def __call__(self, operations: Sequence[Op]) -> list[tuple[Any, float]]:
         """The result of every operation and the seconds it took; a group's time is shared by its samples."""
+        if self.device.type == "cpu":
+            return self._run(operations)
+        done = self._run([moved(op, self.device) for op in operations])
+        return [(home(value), seconds) for value, seconds in done]
+
+    def _run(self, operations: Sequence[Op]) -> list[tuple[Any, float]]:
         results: dict[int, tuple[Any, float]] = {}
         groups: dict[Hashable, list[int]] = {}
         reasons = {index: self._obstacle(op) for index, op in enumerate(operations)}
@@ -43,12 +66,16 @@ class Batched:
         for members in groups.values():
             results.update(zip(members, self._group([operations[index] for index in members]), strict=True))
         rest = [index for index, reason in reasons.items() if reason]
-        afar = self.workers is not None and len(rest) > 1
+        # Speed is measured in this process, while nothing else is computed.
+        far = [index for index in rest if not _is_timed(operations[index])]
+        if self.workers is not None and len(far) > 1:
+            results.update(zip(far, self.workers.run([operations[index] for index in far]), strict=True))
+        else:
+            far = []
+        near = [index for index in rest if index not in results]
+        results.update(zip(near, self.one_by_one([operations[index] for index in near]), strict=True))
         for index in rest:
-            self._took(operations[index], f"{'in workers' if afar else 'alone'}: {reasons[index]}")
-        work = [operations[index] for index in rest]
-        done = self.workers.run(work) if self.workers is not None and afar else self.one_by_one(work)
-        results.update(zip(rest, done, strict=True))
+            self._took(operations[index], f"{'in workers' if index in far else 'alone'}: {reasons[index]}")
         return [results[index] for index in range(len(operations))]
 
     def _group(self, ops: list[Op]) -> list[tuple[Any, float]]:
@@ -74,12 +101,14 @@ class Batched:
 
     def _is_dense(self, op: Op) -> bool:
         models = op.models.values() if isinstance(op, Train) else [op.model]
-        return all(chain(model.arch) is not None for model in models)
+        return self.path != "vmap" and all(chain(model.arch) is not None for model in models)
 
     def _obstacle(self, op: Op) -> str:
         """Why an operation cannot be stacked; empty if it can."""
         models = list(op.models.values()) if isinstance(op, Train) else [op.model]
-        if isinstance(op, Evaluate) and op.timed:
+        if self.path in ("alone", "workers"):
+            return f'engine.path is "{self.path}"'
+        if _is_timed(op):
             return "its speed is to be measured"
         if not len(op.data):
             return "no data"
@@ -93,7 +122,7 @@ class Batched:
         for model in models:
             if model.buffers:  # statistics, or weights that are not trained
                 return f"{model.arch.name} has buffers"
-            network = chain(model.arch)
+            network = chain(model.arch) if self.path != "vmap" else None
             dense = network is not None and first.is_floating_point() and (network.flattens or first.dim() == 1)
             if not dense and (reason := "it does not flatten its inputs" if network else vmapped.obstacle(model.arch, first)):
                 return reason
@@ -105,7 +134,7 @@ class Batched:
             return self._train([op for op in ops if isinstance(op, Train)])
         looks = [op for op in ops if not isinstance(op, Train)]
         fetch = self.gather.fetch(first.data, first.model.dtype)
-        logits = predict_stacked([(op.model, op.data) for op in looks], fetch)
+        logits = predict_stacked([(op.model, op.data) for op in looks], fetch, self._is_dense(first))
         return [alone.score(z, op.data.y) if isinstance(op, Evaluate) else z for op, z in zip(looks, logits, strict=True)]
 
     def _train(self, ops: list[Train]) -> list[Any]:
@@ -113,7 +142,11 @@ class Batched:
         fetch = self.gather.fetch(ops[0].data, dtype)
         order, plan = schedule(ops, dtype)
         in_order = [ops[index] for index in order]
-        trained = (train_sgd if self._is_plain(ops[0]) else train_rule)(in_order, plan, fetch)
+        plan = plan.to(self.device)
+        if self._is_plain(ops[0]):
+            trained = train_sgd(in_order, plan, fetch)
+        else:
+            trained = train_rule(in_order, plan, fetch, by_hand=self.path != "vmap")
         results: list[Any] = [None] * len(ops)
         for index, result in zip(order, trained, strict=True):
             results[index] = result
@@ -134,6 +167,10 @@ class Batched:
         """End what runs beside this process."""
         if self.workers is not None:
             self.workers.close()
+
+
+def _is_timed(op: Op) -> bool:
+    return isinstance(op, Evaluate) and op.timed
 
 
 def _hashable(value: object) -> bool:

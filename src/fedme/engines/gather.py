@@ -30,7 +30,8 @@ class Fetch:
 class Gather:
     """Flat inputs of sources, kept between rounds as long as the source lives."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._ready: dict[int, tuple[weakref.ref[object], dict[torch.dtype, Tensor] | None]] = {}
 
     def table(self, source: Source, dtype: torch.dtype) -> Tensor | None:
@@ -44,7 +45,7 @@ class Gather:
             return None
         if dtype not in tables:
             x = source.inputs(torch.arange(len(source.labels))).flatten(1)
-            tables[dtype] = (x.to(dtype) if x.is_floating_point() else x).contiguous()
+            tables[dtype] = (x.to(dtype) if x.is_floating_point() else x).contiguous().to(self.device)
         return tables[dtype]
 
     def fetch(self, split: Split, dtype: torch.dtype) -> Fetch:

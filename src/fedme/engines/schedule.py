@@ -18,9 +18,18 @@ class Schedule:
     share: Tensor  # clients x steps x batch: 1 / batch size, 0 for padding
     active: list[int]  # at each step, how many clients have a batch
 
+    def to(self, device: torch.device) -> "Schedule":
+        """The same on a device."""
+        return Schedule(self.rows.to(device), self.targets.to(device), self.share.to(device), self.active)
+
+    def at_work(self, units: int, counts: Sequence[int]) -> Tensor:
+        """For every step, whether each of so many units is among the first, which are still at work."""
+        device = self.rows.device
+        return torch.arange(units, device=device) < torch.tensor(counts, device=device)[:, None]
+
     def packed(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """For every step, the targets and the shares (with an axis for classes) of the clients at work."""
-        at_work = torch.arange(len(self.rows)) < torch.tensor(self.active)[:, None]
+        at_work = self.at_work(len(self.rows), self.active)
         targets, share = (each.transpose(0, 1)[at_work].split(self.active) for each in (self.targets, self.share.unsqueeze(-1)))
         return targets, share
 
@@ -63,10 +72,11 @@ class Losses:
         """The mean over the samples seen, for every client and role."""
         counts = self.plan.share.transpose(0, 1) > 0  # steps x clients x batch
         totals = counts.sum((0, 2))
-        at_work = torch.arange(counts.shape[1]) < torch.tensor(self.plan.active)[:, None]
+        at_work = self.plan.at_work(counts.shape[1], self.plan.active)
         sums = {}
         for role, losses in self.seen.items():
-            whole = torch.zeros(counts.shape, dtype=losses[0].dtype)
+            whole = losses[0].new_zeros(counts.shape)
             whole[at_work] = torch.cat(losses)
             sums[role] = torch.where(counts, whole, 0.0).sum((0, 2)) / totals
-        return [{role: float(mean[rank]) for role, mean in sums.items()} for rank in range(len(totals))]
+        means = {role: mean.tolist() for role, mean in sums.items()}
+        return [{role: mean[rank] for role, mean in means.items()} for rank in range(len(totals))]

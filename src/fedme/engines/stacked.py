@@ -62,11 +62,10 @@ class Lane:
 
     def rows(self, plan: Schedule) -> tuple[Tensor, ...]:
         """For every step, the samples of the units at work, one after another."""
-        mine = plan.rows[torch.tensor(self.order)].transpose(0, 1)  # steps x units x batch
+        mine = plan.rows[torch.tensor(self.order, device=plan.rows.device)].transpose(0, 1)  # steps x units x batch
         counts = [self.active(clients) for clients in plan.active]
-        at_work = torch.arange(len(self.order)) < torch.tensor(counts)[:, None]
         width = mine.shape[2]
-        return tuple(mine[at_work].reshape(-1).split([count * width for count in counts]))
+        return tuple(mine[plan.at_work(len(self.order), counts)].reshape(-1).split([count * width for count in counts]))
 
     def seeds_at(self, count: int, number: int) -> dict[str, Tensor]:
         """Seeds of the dropout masks of one gradient."""
@@ -81,14 +80,14 @@ class Crossing:
         self.straight = len(lanes) == 1 and len(self.roles) == 1
         self._ways: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def _way(self, active: int) -> tuple[Tensor, Tensor]:
+    def _way(self, active: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Where each role of each client stands among the units at work, and the reverse."""
         if active not in self._ways:
             units = [unit for lane in self.lanes for unit in lane.units[: lane.active(active)]]
             to_units = torch.tensor([self.roles.index(unit.role) * active + unit.rank for unit in units])
             to_roles = torch.empty_like(to_units)
             to_roles[to_units] = torch.arange(len(units))
-            self._ways[active] = to_roles, to_units
+            self._ways[active] = to_roles.to(device), to_units.to(device)
         return self._ways[active]
 
     def logits(self, outputs: Sequence[Tensor], active: int) -> dict[Role, Tensor]:
@@ -96,7 +95,7 @@ class Crossing:
         if self.straight:
             return {self.roles[0]: outputs[0]}
         whole = torch.cat(list(outputs)) if len(outputs) > 1 else outputs[0]
-        each = whole.index_select(0, self._way(active)[0]).view(len(self.roles), active, *whole.shape[1:])
+        each = whole.index_select(0, self._way(active, whole.device)[0]).view(len(self.roles), active, *whole.shape[1:])
         return dict(zip(self.roles, each, strict=True))
 
     def slopes(self, values: Mapping[Role, Tensor], share: Tensor, counts: Sequence[int], active: int) -> Sequence[Tensor]:
@@ -104,7 +103,7 @@ class Crossing:
         if self.straight:
             return [next(iter(values.values())).mul_(share)]
         whole = torch.stack([values[role] for role in self.roles]).mul_(share)
-        return list(whole.flatten(0, 1).index_select(0, self._way(active)[1]).split(list(counts)))
+        return list(whole.flatten(0, 1).index_select(0, self._way(active, whole.device)[1]).split(list(counts)))
 
 
 def train_sgd(ops: Sequence[Train], plan: Schedule, fetch: Fetch) -> list[Trained]:

@@ -19,8 +19,11 @@ from fedme.engines.gather import Fetch
 CHUNK = 1 << 22  # numbers of input that one program takes
 
 
-def predict_stacked(work: Sequence[tuple[Model, Split]], fetch: Fetch) -> list[Tensor]:
-    """The logits of every pair; all models have one architecture, all splits one source, whose inputs `fetch` has."""
+def predict_stacked(work: Sequence[tuple[Model, Split]], fetch: Fetch, dense: bool) -> list[Tensor]:
+    """The logits of every pair; all models have one architecture, all splits one source, whose inputs `fetch` has.
+
+    `dense` says that the architecture is a chain, to be run as one.
+    """
     results: list[Tensor | None] = [None] * len(work)
     by_model: dict[int, list[int]] = {}
     for index, (model, _) in enumerate(work):
@@ -29,7 +32,8 @@ def predict_stacked(work: Sequence[tuple[Model, Split]], fetch: Fetch) -> list[T
     for group in shared:
         sizes = [len(work[index][1]) for index in group]
         rows = torch.cat([work[index][1].rows for index in group])
-        logits = torch.cat([_run([work[group[0]][0]], part[None], fetch)[0] for part in rows.split(EVALUATION_BATCH * 8)])
+        parts = rows.split(EVALUATION_BATCH * 8)
+        logits = torch.cat([_run([work[group[0]][0]], part[None], fetch, dense)[0] for part in parts])
         for index, part in zip(group, logits.split(sizes), strict=True):
             results[index] = part
     single = [group[0] for group in by_model.values() if len(group) == 1]
@@ -43,14 +47,15 @@ def predict_stacked(work: Sequence[tuple[Model, Split]], fetch: Fetch) -> list[T
         rows = torch.zeros((len(chunk), longest), dtype=torch.int64)
         for place, index in enumerate(chunk):
             rows[place, : len(work[index][1])] = work[index][1].rows
-        logits = _run([work[index][0] for index in chunk], rows, fetch)
+        logits = _run([work[index][0] for index in chunk], rows, fetch, dense)
         for place, index in enumerate(chunk):
             results[index] = logits[place, : len(work[index][1])].clone()
-    return [result for result in results if result is not None]
+    return [result.to("cpu") for result in results if result is not None]
 
 
-def _run(models: Sequence[Model], rows: Tensor, fetch: Fetch) -> Tensor:
-    network = chain(models[0].arch)
+def _run(models: Sequence[Model], rows: Tensor, fetch: Fetch, dense: bool) -> Tensor:
+    rows = rows.to(fetch.table.device)
+    network = chain(models[0].arch) if dense else None
     weights = {name: torch.stack([model.params[name] for model in models]) for name in models[0].params}
     if network is not None:
         return forward(network, weights, fetch.flat(rows), None)[0]

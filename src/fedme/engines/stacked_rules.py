@@ -37,7 +37,8 @@ class Layout:
         """The layout of one model a client."""
         archs = {model.arch.name: model.arch for model in models}
         ranks = {name: [i for i, model in enumerate(models) if model.arch == arch] for name, arch in archs.items()}
-        return cls({name: (arch, torch.tensor(ranks[name])) for name, arch in archs.items()})
+        device = models[0].device
+        return cls({name: (arch, torch.tensor(ranks[name], device=device)) for name, arch in archs.items()})
 
     def stack(self, trees: Sequence[Params]) -> dict[str, Tensor]:
         """One stacked tree from one tree a client."""
@@ -58,15 +59,18 @@ class Layout:
         return {key.rpartition(":")[2]: v[place].clone() for key, v in tree.items() if key.rpartition(":")[0] == name}
 
 
-def train_rule(ops: Sequence[Train], plan: Schedule, fetch: Fetch) -> list[Trained]:
-    """Train operations that share a rule and roles; they are in the order of the plan, `fetch` has the inputs."""
+def train_rule(ops: Sequence[Train], plan: Schedule, fetch: Fetch, by_hand: bool = True) -> list[Trained]:
+    """Train operations that share a rule and roles; they are in the order of the plan, `fetch` has the inputs.
+
+    `by_hand`: the gradients of chains are those written by hand, otherwise all are those of vmap and autograd.
+    """
     rule = ops[0].rule
     layouts = {role: Layout.of([op.models[role] for op in ops]) for role in ops[0].models}
     anchors = {role: Layout.of([op.frozen[role] for op in ops]) for role in ops[0].frozen}
     models: Models = {role: _stacked(layout, [op.models[role] for op in ops]) for role, layout in layouts.items()}
     frozen = {role: _stacked(layout, [op.frozen[role] for op in ops]) for role, layout in anchors.items()}
     opt: Any = {role: _given(layouts[role], ops, role, fresh) for role, fresh in rule.init(models).items()}
-    gradient = StackedGradient(ops, layouts, plan, fetch)
+    gradient = StackedGradient(ops, layouts, plan, fetch, by_hand)
     results: dict[int, tuple[Models, Any]] = {}
     active = len(ops)
     for step, still in enumerate([*plan.active, 0]):
@@ -100,8 +104,11 @@ def _given(layout: Layout, ops: Sequence[Train], role: Role, fresh: Params) -> P
 class StackedGradient:
     """The gradients of all clients at once; a batch's `x` holds row numbers of the table of inputs."""
 
-    def __init__(self, ops: Sequence[Train], layouts: Mapping[Role, Layout], plan: Schedule, fetch: Fetch) -> None:
+    def __init__(
+        self, ops: Sequence[Train], layouts: Mapping[Role, Layout], plan: Schedule, fetch: Fetch, by_hand: bool = True
+    ) -> None:
         self.objective, self.layouts, self.plan, self.fetch = ops[0].rule.objective, layouts, plan, fetch
+        self.by_hand = by_hand
         self.losses = Losses(plan)
         self.seeds = {
             (role, name): _seeds([mask_seeds({role: ops[r].models[role]}, ops[r].key)[role] for r in ranks.tolist()])
@@ -144,7 +151,7 @@ class StackedGradient:
 
     def _forward(self, arch: Arch, weights: Params, rows: Tensor, seeds: Mapping[str, Tensor]) -> tuple[Tensor, Slope]:
         """Logits, and what turns their slope into gradients: by hand for chains, by vmap and autograd for the rest."""
-        network = chain(arch)
+        network = chain(arch) if self.by_hand else None
         if network is not None:
             z, kept = forward(network, weights, self.fetch.flat(rows), seeds)
             return z, lambda slope: gradients(network, weights, kept, slope)

@@ -95,8 +95,11 @@ def effort(op: Op) -> float:
 class Workers:
     """A few worker processes, started when they are first needed."""
 
-    def __init__(self, count: int, tick: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, count: int, tick: Callable[[], None] = lambda: None, before_fork: Callable[[], None] = lambda: None
+    ) -> None:
         self.count, self.tick = count, tick
+        self.before_fork = before_fork  # a process with other threads at work is not copied safely
         self.sources: dict[int, Source] = {}
         self.numbers: dict[int, int] = {}
         self.workers: list[Worker] = []
@@ -137,7 +140,7 @@ class Workers:
 
     def _hand_out(self, ops: Sequence[Op], waiting: list[int]) -> None:
         while len(self.workers) < min(self.count, len(ops)):
-            self.workers.append(Worker(self.sources))
+            self.workers.append(self._started())
         for worker in list(self.workers):
             if worker.task is None and waiting:
                 task = waiting.pop()
@@ -160,7 +163,11 @@ class Workers:
     def _replace(self, worker: Worker) -> None:
         with contextlib.suppress(OSError):
             worker.stop()
-        self.workers[self.workers.index(worker)] = Worker(self.sources)
+        self.workers[self.workers.index(worker)] = self._started()
+
+    def _started(self) -> Worker:
+        self.before_fork()
+        return Worker(self.sources)
 
     def close(self) -> None:
         """End all workers."""

@@ -1,5 +1,6 @@
 """From an experiment to what a run needs: the federation's data, the task, and every architecture by name."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,10 @@ from fedme.core.method import Member, Task
 from fedme.core.model import Arch
 from fedme.datasets.download import root as data_root
 from fedme.datasets.federation import Federation, federate
+from fedme.engines.batched import Batched
+from fedme.engines.device import missing
 from fedme.engines.drive import Execute, drive
-from fedme.experiment.config import ConfigError, Experiment, Spec
+from fedme.experiment.config import ConfigError, EngineOptions, Experiment, Spec
 from fedme.learn.selection import best_local
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -28,6 +31,16 @@ class Prepared:
     task: Task
     archs: Mapping[str, Arch]
     selection: Mapping[ClientId, Mapping[str, float]]  # "best-local": validation accuracy of every architecture
+
+
+def executor(
+    engine: EngineOptions, tick: Callable[[], None] = lambda: None, before_fork: Callable[[], None] = lambda: None
+) -> Batched:
+    """What executes the operations of a run, as configured."""
+    if reason := missing(engine.device):
+        raise ConfigError(f"engine.device: {reason}")
+    torch.set_num_threads(engine.threads)
+    return Batched(tick, engine.workers or os.cpu_count() or 1, engine.path, engine.device, before_fork)
 
 
 def gather(experiment: Experiment) -> Federation:

@@ -24,7 +24,9 @@ from fedme.core.typed import TypedError, build, nearest
 from fedme.datasets import DATASETS
 from fedme.datasets.federation import DataOptions
 from fedme.datasets.partition import PARTITIONS
+from fedme.engines.batched import Way
 from fedme.engines.client import AnyMethod
+from fedme.engines.device import Device
 from fedme.learn.criteria import Candidate, Criterion
 from fedme.learn.training import Training, require
 from fedme.methods import METHODS
@@ -70,7 +72,8 @@ class EngineOptions:
     """The `[engine]` table: what runs the clients."""
 
     name: Literal["inprocess"] = "inprocess"
-    path: Literal["auto", "alone"] = "auto"  # "alone": one operation after another, the plain reference
+    path: Way = "auto"  # one way for all operations: "alone" (the plain reference), "stacked", "vmap" or "workers"
+    device: Device = "cpu"  # where arithmetic is done: "cpu", "cuda" or "mps"
     workers: int | None = None  # processes for networks that are not stacked, such as convolutions; one a processor by default
     threads: int = 1  # of torch in this process; results depend on it in their last bits
     dtype: Literal["float32", "float64"] = "float32"
@@ -79,6 +82,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         require(self.workers is None or self.workers >= 1, "workers", f"must be at least 1, not {self.workers}")
         require(self.threads >= 1, "threads", f"must be at least 1, not {self.threads}")
+        require(self.device != "mps" or self.dtype == "float32", "dtype", "mps has no float64")
         require(self.memory >= 0, "memory", f"must not be negative, not {self.memory}")
 
 

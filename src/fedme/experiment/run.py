@@ -17,16 +17,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import fedme
 from fedme.core.data import ClientId
 from fedme.core.key import Key
 from fedme.core.method import Round
 from fedme.datasets.federation import Federation
-from fedme.engines.batched import Batched
 from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
-from fedme.engines.inprocess import InProcess, one_by_one
+from fedme.engines.inprocess import InProcess
 from fedme.engines.round import play
 from fedme.experiment import assemble, checkpoint, records, saved, summary
 from fedme.experiment.config import Experiment, load, to_toml
@@ -115,7 +112,6 @@ def environment() -> dict[str, Any]:
 def _run(folder: Path, display: Display) -> None:
     experiment, _ = load(folder / CONFIG)
     settings, config = experiment.settings, experiment.plain()
-    torch.set_num_threads(settings.engine.threads)
     root = Key(settings.seed)
     with stopping() as stop, ExitStack() as cleanup:
 
@@ -125,9 +121,8 @@ def _run(folder: Path, display: Display) -> None:
 
         store = Store(folder, int(settings.engine.memory * 2**30))
         cleanup.callback(store.close)
-        batched = Batched(tick, settings.engine.workers or os.cpu_count() or 1)
-        cleanup.callback(batched.close)
-        execute = batched if settings.engine.path == "auto" else one_by_one(tick)
+        execute = assemble.executor(settings.engine, tick, store.wait)
+        cleanup.callback(execute.close)
         display.note(f"loading {experiment.data_name} ...")
         federation = assemble.gather(experiment)
         for note in [*federation.notes, *_cautions(experiment, federation)]:
@@ -154,7 +149,7 @@ def _run(folder: Path, display: Display) -> None:
             checkpoint.save(folder, store, at, config)
         engine = InProcess(method, prepared.task, federation.clients, root, execute)
         Loop(folder, experiment, prepared, engine, store, display).run(at, config)
-        write_text(folder / ENGINE, "".join(f"{line}\n" for line in batched.explain()))
+        write_text(folder / ENGINE, "".join(f"{line}\n" for line in execute.explain()))
     summary.write(folder, config)
 
 
