@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow check format clean install bench bench-scale
+.PHONY: demo test test-slow check format clean install bench bench-scale bench-memory
 
 install: $(READY)
 
@@ -38,6 +38,9 @@ bench: $(READY)
 bench-scale: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/scale.py
+
+bench-memory: $(READY)
+	$(BIN)/python benchmarks/memory.py
 
 clean:
 	rm -rf $(VENV) benchmarks/.venvs benchmarks/results build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -334,3 +334,31 @@ def test_a_rule_that_cannot_be_compared_runs_alone():
 
     batched = agree(two_roles(Sgd(Unhashable(), 0.1)))
     assert batched.explain() == ["train: 5 operations alone: its rule cannot be compared with others"]
+
+
+@pytest.mark.parametrize("path", ["alone", "stacked", "vmap", "workers"])
+@pytest.mark.parametrize("name", ["fedme", "pfml", "fml", "fedavg"])
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_path_can_be_forced(name, path):
+    method = METHODS[name](train=Training(epochs=2, batch=5, lr=0.1, momentum=0.9))
+    setting = task((DENSE, WIDE, DROPPING, LINEAR, NORMALISED) if name in OWN else (LINEAR,) * 5, shared=DROPPING)
+    data = clients(SIZES)
+    batched = Batched(workers=2, path=path)
+    try:
+        a = personal(method, *federate(method, setting, data, rounds=2))
+        b = personal(method, *federate(method, setting, data, rounds=2, execute=batched))
+    finally:
+        batched.close()
+    assert all(near(a[c], b[c], 0.0 if path in ("alone", "workers") else 1e-9) for c in data)
+    taken = {way.split(":")[0] for what, way in batched.paths if what == "train"}
+    allowed = {"alone": {"alone"}, "stacked": {"stacked", "alone"}, "vmap": {"stacked by vmap", "alone"}}
+    assert taken <= allowed.get(path, {"in workers"})
+    assert taken & {"alone": {"alone"}, "workers": {"in workers"}, "vmap": {"stacked by vmap"}}.get(path, {"stacked"})
+
+
+def test_speed_is_measured_in_this_process():
+    batched = Batched(workers=2)
+    ops = [Evaluate(Model.init(NORMALISED, Key(i)), clients()["1"].val, timed=True) for i in range(3)]
+    assert all(score.seconds > 0 for score, _ in batched(ops))
+    assert batched.workers.workers == []
+    assert batched.paths == {("evaluate", "alone: its speed is to be measured"): 3}

@@ -8,6 +8,7 @@ from fedme.datasets.download import root
 from fedme.datasets.errors import DataError, PartitionError
 from fedme.datasets.federation import DataOptions, Federation, federate
 from fedme.datasets.femnist import Femnist
+from fedme.datasets.images import Images
 from fedme.datasets.mnist import Emnist, FashionMnist, Mnist
 from fedme.datasets.partition import PARTITIONS, Partitioner
 from fedme.datasets.shakespeare import Shakespeare
@@ -15,6 +16,7 @@ from fedme.datasets.synthetic import Synthetic
 
 DATASETS: dict[str, type] = {
     "synthetic": Synthetic,
+    "images": Images,
     "digits": Digits,
     "mnist": Mnist,
     "fashion-mnist": FashionMnist,

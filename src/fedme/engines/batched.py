@@ -50,8 +50,9 @@ class Batched:
 
     def __call__(self, operations: Sequence[Op]) -> list[tuple[Any, float]]:
         """The result of every operation and the seconds it took; a group's time is shared by its samples."""
-        if self.device.type == "cpu":
-            return self._run(operations)
+        return self._run(operations) if self.device.type == "cpu" else self._there_and_back(operations)
+
+    def _there_and_back(self, operations: Sequence[Op]) -> list[tuple[Any, float]]:
         done = self._run([moved(op, self.device) for op in operations])
         return [(home(value), seconds) for value, seconds in done]
 

@@ -165,7 +165,7 @@ def _parse(raw: Mapping[str, Any]) -> Experiment:
     return Experiment(settings, method_name, method, data_name, dataset, data, partition_name, partition)
 
 
-NATURAL = ("synthetic", "femnist", "shakespeare")  # data sets that come cut into clients
+NATURAL = ("synthetic", "images", "femnist", "shakespeare")  # data sets that come cut into clients
 
 
 def _pick(
