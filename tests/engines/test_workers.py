@@ -7,14 +7,15 @@ import time
 
 import pytest
 import torch
-from support import DENSE, DROPPING, LINEAR, NORMALISED, clients, federate, personal, same, task
+from support import DENSE, DROPPING, LINEAR, NORMALISED, WIDE, clients, federate, personal, same, split, task
 from torch import nn
 
 from fedme.core.client import Evaluate, Local, Predict, Train
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
-from fedme.engines import alone
+from fedme.engines import alone, batched
 from fedme.engines.batched import Batched
+from fedme.engines.inprocess import one_by_one
 from fedme.engines.workers import WorkerError, Workers, effort
 from fedme.learn.objectives import CrossEntropy
 from fedme.learn.rules import Sgd
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:
 
 @pytest.fixture
 def workers():
-    pool = Workers(2)
+    pool = Workers(2, one_by_one())
     yield pool
     pool.close()
 
@@ -43,10 +44,14 @@ def operations(count=5):
     return ops + [Evaluate(m, d.test) for m, d in zip(models, data.values(), strict=True)]
 
 
+def single(workers, ops):
+    return [done[0] for done in workers([[op] for op in ops])]
+
+
 def test_results_are_those_of_one_process_bit_for_bit(workers):
     ops = operations()
     for _ in range(2):
-        for op, (got, seconds) in zip(ops, workers.run(ops), strict=True):
+        for op, (got, seconds) in zip(ops, single(workers, ops), strict=True):
             want = alone.run(op)
             if isinstance(op, Train):
                 assert same(want.models["own"], got.models["own"])
@@ -106,7 +111,7 @@ def test_a_worker_that_is_killed_is_replaced_and_its_work_done_again(workers):
 
     thread = threading.Thread(target=kill)
     thread.start()
-    results = workers.run(ops)
+    results = single(workers, ops)
     thread.join()
     assert killed[0] not in [worker.process.pid for worker in workers.workers]
     assert all(same(want.models["own"], got.models["own"]) for want, (got, _) in zip(expected, results, strict=True))
@@ -143,17 +148,39 @@ def test_an_operation_that_cannot_be_done_is_given_up_and_said(workers, factory,
     data = clients((5, 5))
     ops = [Predict(Model.init(Arch(factory), Key(0), torch.float64), d.test) for d in data.values()]
     with pytest.raises(WorkerError, match=said):
-        workers.run(ops)
+        single(workers, ops)
     assert workers.workers == []
 
 
 def test_new_data_reaches_the_workers(workers):
     first, second = operations(2), operations(3)
     assert first[0].data.source is not second[0].data.source
-    workers.run(first)
-    assert torch.equal(workers.run(second)[3][0], alone.run(second[3]))
+    single(workers, first)
+    assert torch.equal(single(workers, second)[3][0], alone.run(second[3]))
 
 
 def test_the_longest_work_is_known():
     ops = operations(3)
     assert effort(ops[1]) > effort(ops[0]) > effort(ops[2]) > effort(ops[3])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_large_stack_is_dealt_out_with_the_same_bits(name, monkeypatch):
+    method = METHODS[name](train=Training(epochs=2, batch=5, lr=0.1, momentum=0.9))
+    archs = (DENSE, WIDE, DROPPING, LINEAR, DENSE) if name in ("local", "fedmd", "fml", "pfml", "fedme") else (LINEAR,) * 5
+    setting = task(archs, shared=DROPPING if name != "pfml" else LINEAR, public=8, unlabeled=split(10, Key(9)))
+    data = clients((7, 23, 1, 12, 2), public=8)
+    whole, dealt = Batched(), Batched(workers=2)
+    a = personal(method, *federate(method, setting, data, rounds=2, execute=whole))
+    monkeypatch.setattr(batched, "LARGE", 0)
+    b = personal(method, *federate(method, setting, data, rounds=2, execute=dealt))
+    dealt.close()
+    assert all(same(a[c], b[c]) for c in data)
+    assert dealt.paths["train", "stacked in workers"] > 0 or name == "centralized"
+
+
+def test_networks_and_data_of_any_kind_reach_the_workers_by_number(workers):
+    arch = Arch.named("nobody can name this", lambda: nn.Linear(3, 4))
+    ops = [Predict(Model.init(arch, Key(i), torch.float64), d.test) for i, d in enumerate(clients((5, 5)).values())]
+    for op, (got, _) in zip(ops, single(workers, ops), strict=True):
+        assert torch.equal(got, alone.run(op))

@@ -20,10 +20,11 @@ from fedme.engines.schedule import schedule
 from fedme.engines.stacked import train_sgd
 from fedme.engines.stacked_predict import predict_stacked
 from fedme.engines.stacked_rules import train_rule
-from fedme.engines.workers import Workers
+from fedme.engines.workers import Workers, effort
 from fedme.learn.rules import Sgd
 
 Way = Literal["auto", "alone", "stacked", "vmap", "workers"]
+LARGE = 2e8  # effort from which on a stack is dealt out to workers
 
 
 class Batched:
@@ -42,10 +43,10 @@ class Batched:
         before_fork: Callable[[], None] = lambda: None,
     ) -> None:
         self.tick, self.path, self.device = tick, path, torch.device(device)
-        self.one_by_one = one_by_one(tick)
+        self.one_by_one = one_by_one()
         self.gather = Gather(self.device)
         forks = path in ("auto", "workers") and device == "cpu"  # a forked process cannot use another device
-        self.workers = Workers(workers, tick, before_fork) if forks and workers > 1 else None
+        self.workers = Workers(workers, self._here, tick, before_fork) if forks and workers > 1 else None
         self.paths: Counter[tuple[str, str]] = Counter()  # (what, path and reason) -> operations
 
     def __call__(self, operations: Sequence[Op]) -> list[tuple[Any, float]]:
@@ -57,39 +58,54 @@ class Batched:
         return [(home(value), seconds) for value, seconds in done]
 
     def _run(self, operations: Sequence[Op]) -> list[tuple[Any, float]]:
-        results: dict[int, tuple[Any, float]] = {}
+        reasons = [self._obstacle(op) for op in operations]
         groups: dict[Hashable, list[int]] = {}
-        reasons = {index: self._obstacle(op) for index, op in enumerate(operations)}
         for index, op in enumerate(operations):
-            if not reasons[index]:
-                groups.setdefault(self._key(op), []).append(index)
-                self._took(op, "stacked" if self._is_dense(op) else "stacked by vmap")
+            groups.setdefault(index if reasons[index] else self._key(op), []).append(index)
+        near: list[list[int]] = []
+        far: list[list[int]] = []
         for members in groups.values():
-            results.update(zip(members, self._group([operations[index] for index in members]), strict=True))
-        rest = [index for index, reason in reasons.items() if reason]
-        # Speed is measured in this process, while nothing else is computed.
-        far = [index for index in rest if not _is_timed(operations[index])]
-        if self.workers is not None and len(far) > 1:
-            results.update(zip(far, self.workers.run([operations[index] for index in far]), strict=True))
-        else:
-            far = []
-        near = [index for index in rest if index not in results]
-        results.update(zip(near, self.one_by_one([operations[index] for index in near]), strict=True))
-        for index in rest:
-            self._took(operations[index], f"{'in workers' if index in far else 'alone'}: {reasons[index]}")
+            pieces = self._pieces(members, [operations[index] for index in members])
+            # Speed is measured in this process, while nothing else is computed.
+            alone = reasons[members[0]] and not _is_timed(operations[members[0]])
+            (far if self.workers is not None and (alone or len(pieces) > 1) else near).extend(pieces)
+        if len(far) == 1:
+            near, far = near + far, []
+        results: dict[int, tuple[Any, float]] = {}
+        if self.workers is not None and far:
+            done = self.workers([[operations[index] for index in piece] for piece in far])
+            for piece, each in zip(far, done, strict=True):
+                results.update(zip(piece, each, strict=True))
+        for piece in near:
+            results.update(zip(piece, self._here([operations[index] for index in piece]), strict=True))
+            for _ in piece:
+                self.tick()
+        for pieces, where in ((near, "alone"), (far, "in workers")):
+            for index in (index for piece in pieces for index in piece):
+                self._took(operations[index], reasons[index], where)
         return [results[index] for index in range(len(operations))]
 
-    def _group(self, ops: list[Op]) -> list[tuple[Any, float]]:
+    def _pieces(self, members: list[int], ops: Sequence[Op]) -> list[list[int]]:
+        """A group as it is, or dealt out to the workers if it is worth their while: the largest operation first."""
+        hands = self.workers.count if self.workers is not None else 1
+        if hands == 1 or len(ops) < 2 * hands or not isinstance(ops[0], Train) or sum(map(effort, ops)) < LARGE:
+            return [members]
+        order = [index for _, index in sorted(zip(map(effort, ops), members, strict=True), key=lambda pair: -pair[0])]
+        return [order[hand::hands] for hand in range(hands)]
+
+    def _here(self, ops: Sequence[Op]) -> list[tuple[Any, float]]:
+        """Run operations of one group in this process."""
+        if self._obstacle(ops[0]):
+            return list(self.one_by_one(ops))
         start = time.perf_counter()
-        values = self._together(ops)
+        values = self._together(list(ops))
         spent = time.perf_counter() - start
-        for _ in ops:
-            self.tick()
         weights = [len(op.data) for op in ops]
         return [(value, spent * weight / sum(weights)) for value, weight in zip(values, weights, strict=True)]
 
-    def _took(self, op: Op, path: str) -> None:
-        self.paths[type(op).__name__.lower(), path] += 1
+    def _took(self, op: Op, reason: str, where: str) -> None:
+        stacked = ("stacked" if self._is_dense(op) else "stacked by vmap") + (" in workers" if where != "alone" else "")
+        self.paths[type(op).__name__.lower(), f"{where}: {reason}" if reason else stacked] += 1
 
     def _key(self, op: Op) -> Hashable:
         """What operations must have in common to run as one."""

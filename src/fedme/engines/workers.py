@@ -1,48 +1,37 @@
-"""Worker processes, one thread each: for networks whose steps are too large to gain from stacking, such as convolutions.
+"""Worker processes, one thread each: for networks whose steps gain nothing from stacking, and for parts of large stacks.
 
 Workers are forked, so they have the data without copying it; what travels is an operation's weights and row numbers. The
-longest operation goes first. A worker that dies is replaced and its operation is run again, with the same result.
+longest work goes first. A worker that dies is replaced and its work is done again, with the same result.
 """
 
 import contextlib
 import multiprocessing as mp
 import os
 import signal
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 
 from fedme.core.client import Op, Train
-from fedme.core.data import Source, Split
-from fedme.engines import alone
+from fedme.engines.parcel import Shared
 
-DEATHS = 3  # of workers over one operation before it is given up
+DEATHS = 3  # of workers over one piece of work before it is given up
+Run = Callable[[Sequence[Op]], Sequence[tuple[Any, float]]]  # results and the seconds they took
 
 
 class WorkerError(RuntimeError):
-    """An operation could not be run in a worker process."""
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A split without its source, which the worker has already."""
-
-    source: int
-    rows: torch.Tensor
-    targets: torch.Tensor | None
+    """Work could not be done in a worker process."""
 
 
 class Worker:
     """One process and the line to it."""
 
-    def __init__(self, sources: Mapping[int, Source]) -> None:
+    def __init__(self, run: Run, shared: Shared) -> None:
         context = mp.get_context("fork")
         self.line, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, dict(sources)), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, run, shared), daemon=True)
         self.process.start()
         theirs.close()
         self.task: int | None = None
@@ -54,7 +43,7 @@ class Worker:
         self.line.close()
 
 
-def _serve(line: Connection, sources: dict[int, Source]) -> None:
+def _serve(line: Connection, run: Run, shared: Shared) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
@@ -63,25 +52,14 @@ def _serve(line: Connection, sources: dict[int, Source]) -> None:
         if not line.poll(1.0):
             continue
         try:
-            op = _unpacked(line.recv(), sources)
+            ops = [shared.unpacked(op) for op in line.recv()]
         except EOFError:
             return
-        start = time.perf_counter()
         try:
-            answer: tuple[Any, float, str] = (alone.run(op), time.perf_counter() - start, "")
+            done, failure = [(shared.packed(value), seconds) for value, seconds in run(ops)], ""
         except Exception as error:  # whatever a user's network raises; the parent raises it again
-            answer = (None, 0.0, f"{type(error).__name__}: {error}")
-        line.send(answer)
-
-
-def _packed(op: Op, number: int) -> Op:
-    sent: Any = Sent(number, op.data.rows, op.data.targets)
-    return replace(op, data=sent)
-
-
-def _unpacked(op: Op, sources: Mapping[int, Source]) -> Op:
-    sent: Any = op.data
-    return replace(op, data=Split(sources[sent.source], sent.rows, sent.targets))
+            done, failure = [], f"{type(error).__name__}: {error}"
+        line.send((done, failure))
 
 
 def effort(op: Op) -> float:
@@ -93,33 +71,35 @@ def effort(op: Op) -> float:
 
 
 class Workers:
-    """A few worker processes, started when they are first needed."""
+    """A few worker processes, started when they are first needed, that do what `run` does.
+
+    `before_fork` is called before one is started: a process with other threads at work is not copied safely.
+    """
 
     def __init__(
-        self, count: int, tick: Callable[[], None] = lambda: None, before_fork: Callable[[], None] = lambda: None
+        self, count: int, run: Run, tick: Callable[[], None] = lambda: None, before_fork: Callable[[], None] = lambda: None
     ) -> None:
-        self.count, self.tick = count, tick
-        self.before_fork = before_fork  # a process with other threads at work is not copied safely
-        self.sources: dict[int, Source] = {}
-        self.numbers: dict[int, int] = {}
+        self.count, self.run, self.tick, self.before_fork = count, run, tick, before_fork
+        self.shared = Shared()
         self.workers: list[Worker] = []
 
-    def run(self, ops: Sequence[Op]) -> list[tuple[Any, float]]:
-        """Run every operation in some worker; results in order, with the seconds each took."""
-        self._know([op.data.source for op in ops])
-        waiting = sorted(range(len(ops)), key=lambda i: effort(ops[i]))  # taken from the end: the longest first
-        results: dict[int, tuple[Any, float]] = {}
-        deaths = [0] * len(ops)
+    def __call__(self, work: Sequence[Sequence[Op]]) -> list[Sequence[tuple[Any, float]]]:
+        """Run every piece of work in some worker; its results in order, with the seconds each took."""
+        if self.shared.lacks(op for piece in work for op in piece):
+            self.close()  # workers have what was there when they were forked
+        waiting = sorted(range(len(work)), key=lambda i: sum(map(effort, work[i])))  # taken from the end: the longest first
+        results: dict[int, Sequence[tuple[Any, float]]] = {}
+        deaths = [0] * len(work)
         try:
-            while len(results) < len(ops):
-                self._hand_out(ops, waiting)
+            while len(results) < len(work):
+                self._hand_out(work, waiting)
                 busy = {worker.line: worker for worker in self.workers if worker.task is not None}
                 for line in wait(list(busy), timeout=1.0):
                     worker = busy[line]  # type: ignore[index]
                     task, worker.task = worker.task, None
                     assert task is not None
                     try:
-                        value, seconds, failure = worker.line.recv()
+                        done, failure = worker.line.recv()
                     except (EOFError, OSError):  # it died
                         deaths[task] += 1
                         if deaths[task] >= DEATHS:
@@ -131,34 +111,26 @@ class Workers:
                         continue
                     if failure:
                         raise WorkerError(failure)
-                    results[task] = value, seconds
-                    self.tick()
+                    results[task] = [(self.shared.unpacked(value), seconds) for value, seconds in done]
+                    for _ in work[task]:
+                        self.tick()
         except BaseException:
             self.close()  # nobody waits for what is still being computed
             raise
-        return [results[i] for i in range(len(ops))]
+        return [results[i] for i in range(len(work))]
 
-    def _hand_out(self, ops: Sequence[Op], waiting: list[int]) -> None:
-        while len(self.workers) < min(self.count, len(ops)):
+    def _hand_out(self, work: Sequence[Sequence[Op]], waiting: list[int]) -> None:
+        while len(self.workers) < min(self.count, len(work)):
             self.workers.append(self._started())
         for worker in list(self.workers):
             if worker.task is None and waiting:
                 task = waiting.pop()
                 try:
-                    worker.line.send(_packed(ops[task], self.numbers[id(ops[task].data.source)]))
+                    worker.line.send([self.shared.packed(op) for op in work[task]])
                     worker.task = task
                 except (BrokenPipeError, ConnectionResetError):  # it died while idle
                     waiting.append(task)
                     self._replace(worker)
-
-    def _know(self, sources: Sequence[Source]) -> None:
-        """Workers have the sources that were there when they were forked."""
-        new = [source for source in sources if id(source) not in self.numbers]
-        if new:
-            self.close()
-            for source in new:
-                self.numbers.setdefault(id(source), len(self.numbers))
-                self.sources[self.numbers[id(source)]] = source
 
     def _replace(self, worker: Worker) -> None:
         with contextlib.suppress(OSError):
@@ -167,7 +139,7 @@ class Workers:
 
     def _started(self) -> Worker:
         self.before_fork()
-        return Worker(self.sources)
+        return Worker(self.run, self.shared)
 
     def close(self) -> None:
         """End all workers."""
