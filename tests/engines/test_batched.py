@@ -168,10 +168,9 @@ def test_slopes_are_the_derivatives_of_the_losses(objective):
     draw = Key(0).torch()
     logits = {r: torch.randn(3, 5, 4, generator=draw, dtype=torch.float64, requires_grad=True) for r in "ab"}
     y = torch.randint(0, 4, (3, 5), generator=draw)
-    losses, slopes = objective.slopes({r: z.detach() for r, z in logits.items()}, y)
+    slopes = objective.slopes({r: z.detach() for r, z in logits.items()}, y)
     expected = objective(logits, y)
     for role, z in logits.items():
-        assert torch.allclose(losses[role], expected[role])
         (grad,) = torch.autograd.grad(expected[role].sum(), z, retain_graph=True)
         assert torch.allclose(slopes[role], grad, atol=1e-12)
 

@@ -75,8 +75,8 @@ class Objective(Protocol):
     def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
         """The loss of every role for every sample. A role's loss must not depend on the weights of another role.
 
-        An objective may have a method `slopes` with the same arguments that returns the losses and, in closed form, their
-        derivatives by the logits.
+        An objective may have a method `slopes` with the same arguments that returns, in closed form, the derivatives of the
+        losses by the logits.
         """
         ...
 

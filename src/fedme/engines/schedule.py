@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedme.core.client import Role, Train
+from fedme.core.client import Objective, Role, Train
+
+WAITING = 1 << 20  # numbers of output kept before their losses are computed
 
 
 @dataclass(frozen=True)
@@ -57,26 +59,40 @@ def schedule(ops: Sequence[Train], dtype: torch.dtype) -> tuple[list[int], Sched
 
 
 class Losses:
-    """Training losses of all clients, step by step; means are taken when everything is over."""
+    """Training losses of all clients; nothing waits for them, so they are computed for many steps at once."""
 
-    def __init__(self, plan: Schedule) -> None:
-        self.plan = plan
+    def __init__(self, plan: Schedule, objective: Objective) -> None:
+        self.plan, self.objective = plan, objective
+        self.waiting: list[tuple[Mapping[Role, Tensor], Tensor]] = []
+        self.numbers = 0
         self.seen: dict[Role, list[Tensor]] = {}
 
-    def add(self, losses: Mapping[Role, Tensor]) -> None:
-        """Note the losses of the clients at work in the next step."""
-        for role, loss in losses.items():
-            self.seen.setdefault(role, []).append(loss)
+    def add(self, logits: Mapping[Role, Tensor], y: Tensor) -> None:
+        """Note the outputs and targets of the clients at work in the next step."""
+        self.waiting.append((logits, y))
+        self.numbers += sum(z.numel() for z in logits.values())
+        if self.numbers > WAITING:
+            self._compute()
+
+    def _compute(self) -> None:
+        if not self.waiting:
+            return
+        y = torch.cat([targets.flatten(0, 1) for _, targets in self.waiting])
+        logits = {role: torch.cat([each[role].flatten(0, 1) for each, _ in self.waiting]) for role in self.waiting[0][0]}
+        for role, loss in self.objective(logits, y).items():
+            self.seen.setdefault(role, []).append(loss.detach())
+        self.waiting, self.numbers = [], 0
 
     def means(self) -> list[dict[Role, float]]:
         """The mean over the samples seen, for every client and role."""
+        self._compute()
         counts = self.plan.share.transpose(0, 1) > 0  # steps x clients x batch
         totals = counts.sum((0, 2))
         at_work = self.plan.at_work(counts.shape[1], self.plan.active)
         sums = {}
         for role, losses in self.seen.items():
             whole = losses[0].new_zeros(counts.shape)
-            whole[at_work] = torch.cat(losses)
+            whole[at_work] = torch.cat(losses).view(-1, counts.shape[2])
             sums[role] = torch.where(counts, whole, 0.0).sum((0, 2)) / totals
         means = {role: mean.tolist() for role, mean in sums.items()}
         return [{role: mean[rank] for role, mean in means.items()} for rank in range(len(totals))]

@@ -48,17 +48,10 @@ class Lane:
         names = [layer.name for layer in self.chain.layers if isinstance(layer, Dropout)]
         seeds = [mask_seeds({u.role: ops[u.rank].models[u.role]}, ops[u.rank].key)[u.role] for u in units] if names else []
         self.seeds = {name: torch.stack([seed[name] for seed in seeds]) for name in names}
-        self._first: dict[int, Mapping[str, Tensor]] = {}
 
     def active(self, clients: int) -> int:
         """How many units belong to the first `clients` clients."""
         return bisect_left(self.order, clients)
-
-    def first(self, count: int) -> Mapping[str, Tensor]:
-        """The weights of the first `count` units: views, so they are kept."""
-        if count not in self._first:
-            self._first[count] = {name: w[:count] for name, w in self.weights.items()}
-        return self._first[count]
 
     def rows(self, plan: Schedule) -> tuple[Tensor, ...]:
         """For every step, the samples of the units at work, one after another."""
@@ -145,64 +138,32 @@ class _InPlace:
         return {name: torch.stack([model.params[name] for model in frozen]) for name in lane.weights}
 
     def run(self) -> list[Trained]:
-        losses = Losses(self.plan)
+        objective, width = self.rule.objective, self.plan.rows.shape[2]
+        losses = Losses(self.plan, objective)
         crossing = Crossing(self.lanes, list(self.ops[0].models))
         rows = [lane.rows(self.plan) for lane in self.lanes]
+        fronts: list[Front] = []
+        before = 0
         for step, (active, y, share) in enumerate(zip(self.plan.active, *self.plan.packed(), strict=True)):
-            counts = [lane.active(active) for lane in self.lanes]
-            at_work = [i for i, count in enumerate(counts) if count]
-            passes = [self._forward(self.lanes[i], rows[i][step], counts[i], step) for i in at_work]
-            step_losses, values = slopes(self.rule.objective, crossing.logits([z for z, _ in passes], active), y)
-            losses.add(step_losses)
-            ready = crossing.slopes(values, share, [counts[i] for i in at_work], active)
-            for i, slope, (_, kept) in zip(at_work, ready, passes, strict=True):
-                self._backward(self.lanes[i], self.speeds[i], self.anchors[i], slope, kept, counts[i])
+            if active != before:
+                fronts, before = self._fronts(active), active
+            passes = [front.forward(self.fetch.flat(rows[front.number][step]), width, step) for front in fronts]
+            logits = crossing.logits([z for z, _ in passes], active)
+            values = slopes(objective, logits, y)
+            losses.add(logits, y)
+            ready = crossing.slopes(values, share, [front.count for front in fronts], active)
+            for front, slope, (_, kept) in zip(fronts, ready, passes, strict=True):
+                front.backward(slope, kept)
         return [self._result(rank, means) for rank, means in enumerate(losses.means())]
 
-    def _forward(self, lane: Lane, rows: Tensor, count: int, step: int) -> tuple[Tensor, list[Tensor]]:
-        x = self.fetch.flat(rows).view(count, self.plan.rows.shape[2], -1)
-        return forward(lane.chain, lane.first(count), x, lane.seeds_at(count, step * DRAWS_A_STEP))
-
-    def _backward(
-        self, lane: Lane, speed: dict[str, Tensor], anchor: dict[str, Tensor], slope: Tensor, kept: list[Tensor], count: int
-    ) -> None:
-        rule = self.rule
-        weights = lane.first(count)
-        if rule.clip is None:
-
-            def use(layer: Linear, slope: Tensor, x: Tensor) -> None:
-                self._change(weights[layer.weight], speed.get(layer.weight), anchor.get(layer.weight), (slope, x), count)
-                if layer.bias:
-                    self._change(weights[layer.bias], speed.get(layer.bias), anchor.get(layer.bias), slope.sum(1), count)
-
-            backward(lane.chain, weights, kept, slope, use)
-            return
-        grads = gradients(lane.chain, weights, kept, slope)
-        if rule.prox:
-            grads = {name: g + rule.prox * (weights[name] - anchor[name][:count]) for name, g in grads.items()}
-        for name, grad in tree.clip(grads, rule.clip, lead=1).items():
-            self._change(weights[name], speed.get(name), None, grad, count)
-
-    def _change(
-        self, w: Tensor, speed: Tensor | None, anchor: Tensor | None, grad: Tensor | tuple[Tensor, Tensor], count: int
-    ) -> None:
-        """One SGD step of one stacked weight; `grad` is the gradient, or the two factors of it."""
-        rule = self.rule
-        pull = rule.prox if anchor is not None else 0.0
-        if speed is None:
-            if pull or rule.weight_decay:
-                moved = w.mul(1.0 - rule.lr * (pull + rule.weight_decay))
-                w.copy_(moved.add_(anchor[:count], alpha=rule.lr * pull) if anchor is not None else moved)
-            _add(w, grad, -rule.lr)
-            return
-        v = speed[:count]
-        v.mul_(rule.momentum)
-        if pull or rule.weight_decay:
-            v.add_(w, alpha=pull + rule.weight_decay)
-        if anchor is not None:
-            v.add_(anchor[:count], alpha=-pull)
-        _add(v, grad, 1.0)
-        w.add_(v, alpha=-rule.lr)
+    def _fronts(self, active: int) -> list["Front"]:
+        """The units at work of every lane that has any."""
+        counts = [lane.active(active) for lane in self.lanes]
+        return [
+            Front(number, self.lanes[number], count, self.rule, self.speeds[number], self.anchors[number])
+            for number, count in enumerate(counts)
+            if count
+        ]
 
     def _result(self, rank: int, losses: Mapping[Role, float]) -> Trained:
         models, opt = {}, {}
@@ -213,6 +174,59 @@ class _InPlace:
                     opt[unit.role] = {name: v[i].clone() for name, v in speed.items()}
         ordered = {role: models[role] for role in self.ops[rank].models}
         return Trained(ordered, opt if self.rule.momentum else {}, losses)
+
+
+class Front:
+    """The first units of a lane, those still at work: one step of SGD over their part of the stacks."""
+
+    def __init__(
+        self, number: int, lane: Lane, count: int, rule: Sgd, speed: Mapping[str, Tensor], anchor: Mapping[str, Tensor]
+    ) -> None:
+        self.number, self.lane, self.count, self.rule = number, lane, count, rule
+        self.weights, self.speed, self.anchor = (
+            {name: value[:count] for name, value in each.items()} for each in (lane.weights, speed, anchor)
+        )
+
+    def forward(self, x: Tensor, width: int, step: int) -> tuple[Tensor, list[Tensor]]:
+        """Logits, and what the way back needs."""
+        seeds = self.lane.seeds_at(self.count, step * DRAWS_A_STEP)
+        return forward(self.lane.chain, self.weights, x.view(self.count, width, -1), seeds)
+
+    def backward(self, slope: Tensor, kept: list[Tensor]) -> None:
+        """Change the weights by the gradients that belong to the slope of the logits."""
+        rule = self.rule
+        if rule.clip is None:
+            backward(self.lane.chain, self.weights, kept, slope, self._use)
+            return
+        grads = gradients(self.lane.chain, self.weights, kept, slope)
+        if rule.prox:
+            grads = {name: g + rule.prox * (self.weights[name] - self.anchor[name]) for name, g in grads.items()}
+        for name, grad in tree.clip(grads, rule.clip, lead=1).items():
+            self._change(self.weights[name], self.speed.get(name), None, grad)
+
+    def _use(self, layer: Linear, slope: Tensor, x: Tensor) -> None:
+        for name in (layer.weight, layer.bias) if layer.bias else (layer.weight,):
+            grad = (slope, x) if name == layer.weight else slope.sum(1)
+            self._change(self.weights[name], self.speed.get(name), self.anchor.get(name), grad)
+
+    def _change(self, w: Tensor, speed: Tensor | None, anchor: Tensor | None, grad: Tensor | tuple[Tensor, Tensor]) -> None:
+        """One SGD step of one stacked weight; `grad` is the gradient, or the two factors of it."""
+        rule = self.rule
+        pull = rule.prox if anchor is not None else 0.0
+        if speed is None:
+            if pull or rule.weight_decay:
+                moved = w.mul(1.0 - rule.lr * (pull + rule.weight_decay))
+                w.copy_(moved.add_(anchor, alpha=rule.lr * pull) if anchor is not None else moved)
+            _add(w, grad, -rule.lr)
+            return
+        v = speed
+        v.mul_(rule.momentum)
+        if pull or rule.weight_decay:
+            v.add_(w, alpha=pull + rule.weight_decay)
+        if anchor is not None:
+            v.add_(anchor, alpha=-pull)
+        _add(v, grad, 1.0)
+        w.add_(v, alpha=-rule.lr)
 
 
 def _add(w: Tensor, grad: Tensor | tuple[Tensor, Tensor], factor: float) -> None:

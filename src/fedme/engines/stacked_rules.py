@@ -109,7 +109,7 @@ class StackedGradient:
     ) -> None:
         self.objective, self.layouts, self.plan, self.fetch = ops[0].rule.objective, layouts, plan, fetch
         self.by_hand = by_hand
-        self.losses = Losses(plan)
+        self.losses = Losses(plan, self.objective)
         self.seeds = {
             (role, name): _seeds([mask_seeds({role: ops[r].models[role]}, ops[r].key)[role] for r in ranks.tolist()])
             for role, layout in layouts.items()
@@ -138,9 +138,9 @@ class StackedGradient:
                 logits.setdefault(role, z.new_empty((active, *z.shape[1:]))).index_copy_(0, ranks, z)
                 passes.append((role, name, ranks, differentiate))
         share = self.plan.share[:active, batch.step]
-        losses, slope = slopes(self.objective, logits, batch.y)
+        slope = slopes(self.objective, logits, batch.y)
         if draw == 0:
-            self.losses.add(losses)
+            self.losses.add(logits, batch.y)
         grads: dict[Role, dict[str, Tensor]] = {role: {} for role in models}
         for role, name, ranks, differentiate in passes:
             found = differentiate((slope[role] * share.unsqueeze(-1))[ranks])

@@ -1,8 +1,8 @@
 """Losses over outputs: cross-entropy, mutual learning, and fitting another model's outputs.
 
 Every function returns one loss a sample; the engine takes the mean over the batch. A peer's outputs are always detached: a
-model learns from its peer, it never pushes the peer. `slopes` gives, beside the losses, their derivatives by the
-logits in closed form: (p - y) for cross-entropy, (p - q) for the divergence from a peer q.
+model learns from its peer, it never pushes the peer. `slopes` gives the derivatives of the losses by the logits in
+closed form: (p - y) for cross-entropy, (p - q) for the divergence from a peer q.
 """
 
 import functools
@@ -35,21 +35,16 @@ class CrossEntropy:
     def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
         return {role: cross_entropy(z, y) for role, z in logits.items()}
 
-    def slopes(self, logits: Mapping[Role, Tensor], y: Tensor) -> tuple[Mapping[Role, Tensor], Mapping[Role, Tensor]]:
-        label, losses, found = y.unsqueeze(-1), {}, {}
-        for role, z in logits.items():
-            losses[role], found[role] = _label_slope(z, label)
-        return losses, found
+    def slopes(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
+        label = y.unsqueeze(-1)
+        minus = _constant((-1.0,), label.shape, next(iter(logits.values())))
+        return {role: _softmax(z).scatter_add_(-1, label, minus) for role, z in logits.items()}
 
 
-def _label_slope(z: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-    """-log p(y) and p - y. Written out, because log_softmax is slow for few classes."""
-    shifted = z - z.amax(-1, keepdim=True)
-    right = shifted.gather(-1, label)
-    p = shifted.exp_()
-    total = p.sum(-1, keepdim=True)
-    losses = total.log().sub_(right).squeeze(-1)
-    return losses, p.div_(total).scatter_add_(-1, label, _minus_one(label.shape, z.dtype, z.device))
+def _softmax(z: Tensor) -> Tensor:
+    """Written out, because torch's own is slow for few classes."""
+    p = (z - z.amax(-1, keepdim=True)).exp_()
+    return p.div_(p.sum(-1, keepdim=True))
 
 
 @dataclass(frozen=True)
@@ -65,35 +60,35 @@ class Mutual:
     peer: tuple[float, float] = (1.0, 1.0)
 
     def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
-        a, b = logits[self.first], logits[self.second]
-        return {
-            self.first: self.labels[0] * cross_entropy(a, y) + self.peer[0] * divergence(b, a),
-            self.second: self.labels[1] * cross_entropy(b, y) + self.peer[1] * divergence(a, b),
-        }
+        roles = (self.first, self.second)
+        logs = [F.log_softmax(logits[role], dim=-1) for role in roles]
+        losses = {}
+        for role, own, peer, label_share, peer_share in zip(roles, logs, reversed(logs), self.labels, self.peer, strict=True):
+            loss = -label_share * own.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+            peer = peer.detach()
+            losses[role] = loss + peer_share * (peer.exp() * (peer - own)).sum(-1)
+        return losses
 
-    def slopes(self, logits: Mapping[Role, Tensor], y: Tensor) -> tuple[Mapping[Role, Tensor], Mapping[Role, Tensor]]:
-        both = torch.stack((logits[self.first], logits[self.second]))
-        shifted = both - both.amax(-1, keepdim=True)
-        p = shifted.exp()
-        total = p.sum(-1, keepdim=True)
-        logs, p = shifted.sub_(total.log()), p.div_(total)
+    def slopes(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
+        # (labels + peer) p - peer q - labels y, for both roles at once
+        p = _softmax(torch.stack((logits[self.first], logits[self.second])))
         label = y.unsqueeze(-1).expand(2, *y.shape, 1)
-        shape = (2,) + (1,) * y.dim()
-        labels, peer = (
-            torch.tensor(pair, dtype=both.dtype, device=both.device).view(shape) for pair in (self.labels, self.peer)
-        )
-        imitation = (p.flip(0) * (logs.flip(0) - logs)).sum(-1)
-        losses = peer * imitation - labels * logs.gather(-1, label).squeeze(-1)
-        labels, peer = labels.unsqueeze(-1), peer.unsqueeze(-1)
-        slopes = (p * (labels + peer) - peer * p.flip(0)).scatter_add_(-1, label, -labels.expand(label.shape))
-        return dict(zip((self.first, self.second), losses, strict=True)), dict(
-            zip((self.first, self.second), slopes, strict=True)
-        )
+        shape = (2,) + (1,) * (p.dim() - 1)
+        found = p * _constant((self.labels[0] + self.peer[0], self.labels[1] + self.peer[1]), shape, p)
+        found = found.sub_(p.flip(0).mul_(_constant(self.peer, shape, p)))
+        found.scatter_add_(-1, label, _constant((-self.labels[0], -self.labels[1]), shape, p).expand(label.shape))
+        return {self.first: found[0], self.second: found[1]}
 
 
-@functools.lru_cache(maxsize=64)
-def _minus_one(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.full(shape, -1.0, dtype=dtype, device=device)
+def _constant(values: tuple[float, ...], shape: tuple[int, ...], like: Tensor) -> Tensor:
+    return _made(values, shape, like.dtype, like.device)
+
+
+@functools.lru_cache(maxsize=256)
+def _made(values: tuple[float, ...], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Constants are made once: one number everywhere, or one for every entry of the first axis."""
+    given = torch.tensor(values, dtype=dtype, device=device)
+    return given.view(shape) if len(values) > 1 else given.expand(shape).contiguous()
 
 
 @dataclass(frozen=True)
@@ -112,16 +107,13 @@ class Imitate:
         return error.abs().mean(-1) if self.loss == "mae" else error.square().mean(-1)
 
 
-def slopes(
-    objective: Objective, logits: Mapping[Role, Tensor], y: Tensor
-) -> tuple[Mapping[Role, Tensor], Mapping[Role, Tensor]]:
-    """Losses and their derivatives by the logits (clients x samples x classes): in closed form, or by autograd."""
+def slopes(objective: Objective, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
+    """The derivatives of the losses by the logits (clients x samples x classes): in closed form, or by autograd."""
     closed = getattr(objective, "slopes", None)
     if closed is not None:
         return closed(logits, y)  # type: ignore[no-any-return]
-    shape = y.shape[:2]  # an objective may expect samples x classes, so clients and samples become one axis
+    # An objective may expect samples x classes, so clients and samples become one axis.
     leaves = {role: z.detach().flatten(0, 1).requires_grad_() for role, z in logits.items()}
     losses = objective(leaves, y.flatten(0, 1))
     grads = torch.autograd.grad(torch.stack([loss.sum() for loss in losses.values()]).sum(), list(leaves.values()))
-    found = {role: grad.view(logits[role].shape) for role, grad in zip(leaves, grads, strict=True)}
-    return {role: loss.detach().view(shape) for role, loss in losses.items()}, found
+    return {role: grad.view(logits[role].shape) for role, grad in zip(leaves, grads, strict=True)}
