@@ -362,3 +362,24 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, number):
     assert "fedme resume" in err
     assert "Traceback" not in err
     assert json.loads((tmp_path / "cut" / checkpoint.NAME).read_text())["header"]["round"] >= 2
+
+
+def test_clients_that_are_not_asked_cost_nothing(tmp_path, monkeypatch):
+    from fedme.core.model import Model
+
+    made, real = [], Model.init.__func__
+
+    def counted(cls, arch, key, *rest):
+        made.append(key.path)
+        return real(cls, arch, key, *rest)
+
+    monkeypatch.setattr(Model, "init", classmethod(counted))
+    words = ["data.name=images", "data.users=50", "data.samples=10", "data.side=4", "partition.name=natural", "data.test=0.3"]
+    words += ["data.limit=none", "data.public=0", "train.cohort=3", "evaluate_every=9", "partition.clients=none"]
+    experiment, _ = load("digits-fedme", [*TINY, *words, "rounds=2", "method.clusters=1", f"output={tmp_path / 'run'}"])
+    monkeypatch.setattr(run.Loop, "_assess", lambda self, server, t, last: {})
+    run.start(experiment, Watching())
+    drawn = {path for path in made if path[:2] == ("init", "client")}
+    assert 3 <= len(drawn) <= 6
+    kept = json.loads((tmp_path / "run" / checkpoint.NAME).read_text())["server"]["models"]
+    assert len(kept) == len(drawn)
