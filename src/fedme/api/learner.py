@@ -62,8 +62,8 @@ class Learner:
         """Train, and return every client's personal model.
 
         `unlabeled` are inputs that the server has, or how many of the clients' samples to set aside for it; `public` are
-        samples with labels that everybody has, or how many. `output` is the run directory; without one, the run is kept as long as
-        the result. Called again with the same clients and output, it goes on where it was stopped.
+        samples with labels that everybody has, or how many. `output` is the run directory; without one, the run is kept as
+        long as the result. Called again with the same clients and output, it goes on where it was stopped.
         """
         experiment = self.experiment(clients, unlabeled, public)
         passing = output is None

@@ -10,14 +10,16 @@ from typing import Any
 
 from rich.console import Console
 
+from fedme.api.client import Client
 from fedme.core.data import ClientId
-from fedme.experiment import personal, records, run
+from fedme.experiment import newcomers, personal, records, run
 from fedme.experiment.config import Experiment, load, parse
 from fedme.experiment.files import RunError
 from fedme.experiment.personal import Personal
 from fedme.experiment.progress import Display
 from fedme.experiment.summary import CONFIG
 from fedme.experiment.tables import Format, render
+from fedme.zoo import Entry
 
 
 class Result(Mapping[ClientId, Personal]):
@@ -48,8 +50,11 @@ class Result(Mapping[ClientId, Personal]):
         """A client's personal model; ``name="finetuned"`` is the one after fine-tuning, if there was any."""
         if client not in self._clients:
             raise KeyError(f"there is no client '{client}'; they are {', '.join(self._clients[:10])}")
-        more = self.experiment.supplied.archs if self.experiment.supplied else None
-        return Personal(personal.find(self.folder, client), name, imports=True, more=more)
+        return Personal(personal.find(self.folder, client), name, imports=True, more=self._more)
+
+    @property
+    def _more(self) -> Mapping[str, Entry] | None:
+        return self.experiment.supplied.archs if self.experiment.supplied else None
 
     def save(self, folder: Path | str) -> Path:
         """Keep the run: copy it to a directory of its own."""
@@ -94,6 +99,24 @@ class Result(Mapping[ClientId, Personal]):
             f"test accuracy in % of {self.experiment.method_name}'s personal models, and of training on one's own samples alone"
         )
         render(title, header, cells, style, Console())
+
+    def join(self, client: Client, epochs: int | None = None, per_cluster: bool = False) -> Personal:
+        """The model of a client that was not there: what fits its validation part best, then fine-tuned.
+
+        ``result.model(client.id)`` is the same as it came, before fine-tuning.
+        """
+        newcomers.join(
+            self.folder,
+            self.experiment,
+            client.id,
+            client.piece(),
+            epochs=epochs,
+            per_cluster=per_cluster,
+            imports=True,
+            more=self._more,
+        )
+        self._clients = personal.clients_of(self.folder)
+        return self.model(client.id, "finetuned")
 
     def report(self, path: Path | str) -> Path:
         """Write a report that can be read in a browser."""

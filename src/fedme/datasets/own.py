@@ -150,6 +150,30 @@ class Given(Own):
         raise DataError("the samples of this run were given in Python; call fit again, with the same clients and output")
 
 
+def newcomer(schema: Schema, preparation: Preparation, client: ClientId, piece: Piece) -> Dataset:
+    """The data set of one client that comes later: prepared as the others' were, with their classes."""
+    own = Own(schema.classes)
+    parts = _parts(piece)
+    if len(piece.train) < LEAST:
+        raise DataError(f"{piece.train.where}: there is {len(piece.train)} sample; at least {LEAST} are needed")
+    names = [class_names(raw.labels, raw.where) for _, raw in parts]
+    own._label_space(names, [raw for _, raw in parts])
+    rows = torch.arange(sum(map(len, names))).split([len(each) for each in names])
+    mine = dict(zip((part for part, _ in parts), rows, strict=True))
+    none = torch.empty(0, dtype=torch.int64)
+    scaling = preparation.scale.scaling() if preparation.scale is not None else None
+    labels = torch.cat([_numbers(each, schema.classes) for each in names])
+    return Dataset(
+        name="newcomer",
+        source=Arrays(_joined([preparation.numbers(raw) for _, raw in parts]), labels, scaling),
+        schema=schema,
+        train=mine["train"],
+        test=none,
+        owners={client: (mine["train"], none)},
+        kept={client: Kept(mine.get("val"), mine.get("test"))},
+    )
+
+
 def fingerprint(dataset: Dataset) -> str:
     """A name for exactly these samples of these clients."""
     found = hashlib.blake2b(digest_size=16)

@@ -25,10 +25,10 @@ from fedme.datasets.federation import Federation
 from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
 from fedme.engines.inprocess import InProcess
 from fedme.engines.round import play
-from fedme.experiment import assemble, cards, checkpoint, records, saved, summary
+from fedme.experiment import assemble, cards, checkpoint, newcomers, records, saved, summary
 from fedme.experiment.config import Experiment, load, to_toml
 from fedme.experiment.files import RunError, locked, replacing, write_json, write_text
-from fedme.experiment.lineage import lineages
+from fedme.experiment.lineage import Lineage, lineages
 from fedme.experiment.progress import Display
 from fedme.experiment.store import Store
 from fedme.experiment.summary import CONFIG
@@ -189,6 +189,7 @@ class Loop:
         self.members = list(prepared.task.members)
         self.samples = {client: len(data.train) for client, data in engine.clients.items()}
         self.shown = ""
+        self.ancestry: Mapping[ClientId, Lineage] = {}  # known at the end
 
     def run(self, at: checkpoint.Checkpoint, config: Mapping[str, Any]) -> None:
         """Go on from `at` to the last round."""
@@ -228,9 +229,16 @@ class Loop:
         server = self.store.keep(played.server)
         self._rest(played.traffic)
         scores: dict[ClientId, list[Scored]] = {}
-        if t + 1 == settings.rounds or (t + 1) % settings.evaluate_every == 0:
-            scores = self._assess(server, t, last=t + 1 == settings.rounds)
+        last = t + 1 == settings.rounds
+        if last and self.method.own_architectures:
+            now = records.rows(t, played.traffic, {}, self.samples, 0.0)
+            self.ancestry = lineages([*records.read(self.folder), *now], self.members)
+        if last or (t + 1) % settings.evaluate_every == 0:
+            scores = self._assess(server, t, last)
             self.shown = _headline(scores)
+        if last:
+            method, key = self.experiment.method_name, self.root.at("init")
+            newcomers.save_offers(self.folder, server, self.prepared.task, method, settings.rounds, key)
         book.write(records.rows(t, played.traffic, scores, self.samples, played.server_seconds))
         return server
 
@@ -271,7 +279,6 @@ class Loop:
 
     def _save_models(self, assessed: Mapping[ClientId, Assessment]) -> None:
         schema, settings = self.prepared.task.schema, self.experiment.settings
-        ancestry = lineages(records.read(self.folder), self.members) if self.method.own_architectures else {}
         notes = {}
         for client, assessment in assessed.items():
             classes = list(self.prepared.task.members[client].labels)
@@ -279,7 +286,7 @@ class Loop:
                 if name not in assessment.models:
                     continue
                 data, method = self.engine.clients[client], self.experiment.method_name
-                about = cards.about(data, stage, method, settings.rounds, assessment.scores, ancestry.get(client))
+                about = cards.about(data, stage, method, settings.rounds, assessment.scores, self.ancestry.get(client))
                 folder = saved.folder_of(self.folder, client)
                 notes[saved.save(folder, file, assessment.models[name], schema, classes, about)] = True
         for note in filter(None, notes):

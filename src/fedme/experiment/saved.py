@@ -54,7 +54,8 @@ def save(folder: Path, name: str, model: Model, schema: Schema, classes: list[st
     }
     note = "" if description["importable"] else _save_onnx(folder / f"{name}.onnx", model, schema)
     write_json(folder / f"{name}.json", description)
-    write_text(folder / CARDS[name], cards.markdown(description))
+    if "client" in description:
+        write_text(folder / CARDS[name], cards.markdown(description))
     return note
 
 
@@ -103,7 +104,15 @@ def describe(folder: Path, name: str = "model") -> dict[str, Any]:
 def read(
     folder: Path, name: str = "model", *, imports: bool = False, more: Mapping[str, zoo.Entry] | None = None
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """A saved model and its description; `more` are networks that are at hand, by name."""
+    """A saved model as a module, and its description; `more` are networks that are at hand, by name."""
+    model, about = read_model(folder, name, imports=imports, more=more)
+    return model.module(), about
+
+
+def read_model(
+    folder: Path, name: str = "model", *, imports: bool = False, more: Mapping[str, zoo.Entry] | None = None
+) -> tuple[Model, dict[str, Any]]:
+    """A saved model as a value, and its description."""
     path = folder / f"{name}.json"
     about = describe(folder, name)
     try:
@@ -111,12 +120,17 @@ def read(
         schema = Schema(shape, tuple(about["classes"]), vocabulary=about["inputs"]["vocabulary"])
         dtype = {"float32": torch.float32, "float64": torch.float64}[about["dtype"]]
         spec = about["arch"].split("[classes=")[0]
-        module = zoo.arch(spec, schema, imports=imports, more=more).build(Key(0)).to(dtype)
+        arch = zoo.arch(spec, schema, imports=imports, more=more)
+        module = arch.build(Key(0)).to(dtype)
     except (ValueError, KeyError, TypeError, AttributeError, TypedError) as error:
-        trust = "" if imports else " (a network of one's own is only imported with imports=True)"
+        trust = (
+            ""
+            if imports
+            else " (a network of one's own is only imported if you trust the folder and say so: imports=True, or --imports)"
+        )
         raise RunError(f"{path}: cannot be read: {error}{trust}") from error
     weights, _ = read_tensors(folder / f"{name}.safetensors")
     try:
-        return load(module, weights).eval(), about
+        return Model.of(arch, load(module, weights), dtype), about
     except (ValueError, RuntimeError) as error:
         raise RunError(f"{folder / name}.safetensors: {error}") from error
