@@ -96,9 +96,11 @@ def federate(dataset: Dataset, partition: Partitioner, options: DataOptions, key
     common = Split(dataset.source, public) if len(public) else None
     for client, rows in shares.items():
         groups = options.groups.get(client)
+        kept = dataset.kept.get(client, Kept())
         if groups is not None:
             rows = _keep_classes(client, pool.labels, rows, groups)
-        mine = _parts(client, rows, test_share, options.val, gap, key.at("client", client), dataset.kept.get(client, Kept()))
+            kept = Kept(*(part if part is None else _of_groups(pool.labels, part, groups) for part in (kept.val, kept.test)))
+        mine = _parts(client, rows, test_share, options.val, gap, key.at("client", client), kept)
         if natural and options.limit is not None:
             mine = _thinned(mine, options.limit, key.at("client", client, "limit"))
         parts[client] = mine
@@ -211,9 +213,13 @@ def _check_groups(groups: Mapping[ClientId, Groups], shares: Shares, classes: in
             raise DataError(f"groups: client {client} names a class twice, or one outside 0..{classes - 1}")
 
 
+def _of_groups(labels: Tensor, rows: Tensor, groups: Groups) -> Tensor:
+    """The rows whose class is in one of the groups."""
+    return rows[torch.isin(labels[rows], torch.tensor([c for group in groups for c in group]))]
+
+
 def _keep_classes(client: ClientId, labels: Tensor, rows: tuple[Tensor, Tensor], groups: Groups) -> tuple[Tensor, Tensor]:
-    wanted = torch.tensor([c for group in groups for c in group])
-    train, test = (part[torch.isin(labels[part], wanted)] for part in rows)
+    train, test = (_of_groups(labels, part, groups) for part in rows)
     if not len(train) or (len(rows[1]) and not len(test)):
         raise DataError(f"groups: client {client} has no samples of these classes, or none to test on; choose other classes")
     return train, test

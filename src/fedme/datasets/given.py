@@ -20,7 +20,7 @@ def raw(value: Any, label: str | None, where: str, labelled: bool = True) -> Raw
     """What was given, as named columns or tensors."""
     if isinstance(value, str | Path):
         return read(Path(value), label, where, labelled)
-    if labelled and isinstance(value, tuple | list) and len(value) == 2:
+    if labelled and _is_pair(value):
         inputs, labels = value
         return checked(Raw(where, _inputs(inputs, where), np.asarray(_plain(labels))))
     if _is_frame(value):
@@ -53,6 +53,11 @@ def _is_frame(value: Any) -> bool:
 
 def _is_hugging_face(value: Any) -> bool:
     return type(value).__module__.split(".")[0] == "datasets" and hasattr(value, "column_names")
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether it is (inputs, labels): a list of two pairs is two samples."""
+    return isinstance(value, tuple | list) and len(value) == 2 and not (isinstance(value, list) and isinstance(value[0], tuple))
 
 
 def _is_sequence_of_pairs(value: Any, labelled: bool) -> bool:

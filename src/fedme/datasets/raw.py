@@ -113,8 +113,8 @@ def class_names(values: object, where: str) -> np.ndarray:
     given = np.asarray(values)
     if given.ndim != 1:
         raise DataError(
-            f"{where}: labels have the shape {given.shape}; give one class a sample (for several at once, "
-            "task = 'multi-label'; for numbers, task = 'regression')"
+            f"{where}: labels have the shape {given.shape}; give one class a sample (several labels at once, "
+            "and numbers to predict, are not supported)"
         )
     if given.dtype.kind in "biu":
         return np.array([str(int(value)) for value in given.tolist()], dtype=object)
@@ -125,7 +125,8 @@ def class_names(values: object, where: str) -> np.ndarray:
         if isinstance(value, float):
             if not value.is_integer():
                 raise DataError(
-                    f"{where}: the label of sample {row} (from 0) is {value}, not a class; for numbers, task = 'regression'"
+                    f"{where}: the label of sample {row} (from 0) is {value}, which is no class (numbers to predict are not "
+                    "supported); name classes, for example 'low' and 'high'"
                 )
             value = int(value)
         names.append(_whole(value.strip()) if isinstance(value, str) else str(value))

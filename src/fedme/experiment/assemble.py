@@ -65,10 +65,9 @@ def prepare(
     dtype = DTYPES[experiment.settings.engine.dtype]
     more = experiment.supplied.archs if experiment.supplied else {}
     own = {client: spec for client, spec in experiment.own_models.items() if client in federation.clients}
-    pool = {_fit(spec, schema, more=more).name: spec for spec in models.pool}
-    default = next(iter(own.values()), models.pool[0])
-    shared = _fit(models.shared if models.shared is not None else default, schema, more=more)
-    archs = {shared.name: shared}
+    offered = models.pool if len(own) < len(federation.clients) else ()  # nobody chooses where everybody has brought one
+    pool = {_fit(spec, schema, more=more).name: spec for spec in offered}
+    archs: dict[str, Arch] = {}
 
     def fitted(spec: Spec, classes: int) -> Arch:
         arch = _fit(spec, schema, classes, more)
@@ -76,12 +75,14 @@ def prepare(
         return archs[arch.name]
 
     two = _two(federation)
-    everybody = len(own) == len(federation.clients)
-    for classes in sorted(set(federation.classes.values())):
-        for spec in [*(() if everybody else models.pool), shared.name]:
-            zoo.check(fitted(spec, classes), schema, classes, two)
     _check_own(own, federation, fitted, two)
-    if len(pool) < len(models.pool):
+    default = next(iter(own.values()), models.pool[0])
+    shared = _fit(models.shared if models.shared is not None else default, schema, more=more)
+    archs.setdefault(shared.name, shared)
+    for classes in sorted(set(federation.classes.values())):
+        for spec in [*offered, shared.name]:
+            zoo.check(fitted(spec, classes), schema, classes, two)
+    if len(pool) < len(offered):
         raise ConfigError("models.pool: names an architecture twice")
     room = _room(models.max_parameters, federation)
     public = len(federation.public) if federation.public is not None else 0

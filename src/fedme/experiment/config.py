@@ -100,7 +100,7 @@ class Settings:
     evaluate_every: int = 1  # rounds; the last round is always evaluated
     checkpoint_every: int = 1  # rounds
     method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedme"})
-    data: Mapping[str, Any] = field(default_factory=lambda: {"name": "digits"})
+    data: Mapping[str, Any] = field(default_factory=dict)
     partition: Mapping[str, Any] = field(default_factory=dict)
     models: ModelOptions = ModelOptions()
     train: Training = Training()
