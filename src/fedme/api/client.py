@@ -12,7 +12,7 @@ from fedme.core.typed import TypedError
 from fedme.datasets.given import raw
 from fedme.datasets.own import Piece
 from fedme.experiment.config import Spec
-from fedme.zoo import Entry, Here, instance, own
+from fedme.zoo import Entry, Here, instance, named, own
 
 Network = Arch | nn.Module | type[nn.Module] | Spec
 
@@ -67,8 +67,7 @@ class Networks:
         factory: Any = arch.factory
         name = f"{factory.__module__}:{factory.__qualname__}"
         if name not in self.entries:
-            local = "<" in factory.__qualname__
-            self.entries[name] = own(name, Here(factory, factory.__qualname__) if local else factory)
+            self.entries[name] = own(name, factory if named(factory) else Here(factory, factory.__qualname__))
         options = {key: list(value) if isinstance(value, tuple) else value for key, value in arch.options}
         return {"name": name, **options} if options else name
 

@@ -48,7 +48,7 @@ def predict(
 ) -> None:
     """Predict with a client's personal model: the class of every sample, and the probability of each class."""
     model = _opened(run, client, finetuned, imports)
-    probabilities = model.probabilities(data)
+    probabilities = model.probabilities(data, _label(run))
     named = model.named(probabilities.argmax(1)).tolist()
     if as_json:
         rows = [

@@ -60,13 +60,13 @@ class Personal:
         """What the model is, for people."""
         return (self.folder / saved.CARDS[self.name]).read_text(encoding="utf-8")
 
-    def logits(self, x: Any) -> Tensor:
-        """One number a class for every sample; `x` is whatever a client may give as samples, without labels."""
-        return self._logits(raw(x, None, "the samples", labelled=False))
+    def logits(self, x: Any, label: str | None = None) -> Tensor:
+        """One number a class for every sample; `x` is whatever a client may give, and a column `label` in it is left out."""
+        return self._logits(raw(x, label, "the samples", labelled=False))
 
-    def probabilities(self, x: Any) -> Tensor:
+    def probabilities(self, x: Any, label: str | None = None) -> Tensor:
         """The probability of every class for every sample."""
-        return self.logits(x).double().softmax(1)
+        return self.logits(x, label).double().softmax(1)
 
     def predict(self, x: Any) -> np.ndarray:
         """The most probable class of every sample: whole numbers if the classes are, else text."""

@@ -13,7 +13,7 @@ from fedme.core.data import Schema
 from fedme.core.model import Arch
 from fedme.zoo.convolutional import cnn, cnn_small, fml_cnn1, fml_cnn2, lenet5
 from fedme.zoo.dense import dnn, mlr
-from fedme.zoo.here import Here, importable, instance
+from fedme.zoo.here import Here, importable, instance, named
 from fedme.zoo.recurrent import lstm
 from fedme.zoo.resolve import FAMILY, Entry, Row, check, own, resolve, rows
 from fedme.zoo.sizes import ArchError
@@ -30,6 +30,7 @@ __all__ = [
     "describe",
     "importable",
     "instance",
+    "named",
     "own",
     "register",
 ]

@@ -42,8 +42,11 @@ def instance(module: nn.Module) -> Here:
     return Here(lambda: copy.deepcopy(whole), type(module).__qualname__)
 
 
+def named(factory: Callable[..., nn.Module]) -> bool:
+    """Whether its module and its name in the module can be written down; not so inside a function."""
+    return "<" not in f"{factory.__module__}:{getattr(factory, '__qualname__', '<')}"
+
+
 def importable(factory: Callable[..., nn.Module]) -> bool:
     """Whether another program can have it by its import path."""
-    return (
-        not isinstance(factory, Here) and "<" not in getattr(factory, "__qualname__", "<") and factory.__module__ != "__main__"
-    )
+    return not isinstance(factory, Here) and named(factory) and factory.__module__ != "__main__"
