@@ -220,3 +220,16 @@ def test_a_report_is_written_by_the_package_of_reports(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fedme.report", None)
     with pytest.raises(RunError, match="has no reports"):
         result.report(tmp_path / "report.html")
+
+
+def test_clients_with_different_tasks_share_a_part_of_the_network():
+    x, y = samples(60, 1)
+    here = [
+        fedme.Client("a", train=(x, y), model="dnn-8"),
+        fedme.Client("b", train=(x, np.where(x[:, 1] > 7, "wide", "narrow")), model="dnn-8"),
+    ]
+    groups = {"a": [[0], [1], [2]], "b": [[3], [4]]}  # classes in order: 0, 1, 2, narrow, wide
+    result = fedme.FML(**QUICK, shared="1.", data={"groups": groups}).fit(here, quiet=True)
+    assert result["a"].classes == ("0", "1", "2")
+    assert result["b"].classes == ("narrow", "wide")
+    assert set(result["b"].predict(x)) <= {"narrow", "wide"}
