@@ -24,7 +24,7 @@ from fedme.experiment.progress import Display
 from fedme.methods import METHODS
 
 sys.path.insert(0, str(Path(__file__).parent))
-from nets import MyNet, Normed, Reader
+from nets_of_people import MyNet, Normed, Reader
 
 SILENT = functools.partial(Display, Console(quiet=True), quiet=True)
 QUICK = {"rounds": 2, "train": {"epochs": 1}}
@@ -87,7 +87,9 @@ def test_frames_files_and_tensors_give_the_same_models(tmp_path):
             here.append(fedme.Client(str(i), train=train, model=fedme.Arch(MyNet, width=5), label="result"))
         output = tmp_path / way
         if way == "toml":
-            tables = "".join(f'[clients.{i}]\ndata = "{i}.csv"\nmodel = {{name = "nets:MyNet", width = 5}}\n' for i in range(2))
+            tables = "".join(
+                f'[clients.{i}]\ndata = "{i}.csv"\nmodel = {{name = "nets_of_people:MyNet", width = 5}}\n' for i in range(2)
+            )
             text = f'rounds = 2\n[train]\nepochs = 1\n[data]\nlabel = "result"\n{tables}'
             (tmp_path / "x.toml").write_text(text)
             experiment, _ = load(tmp_path / "x.toml", [f"output={output}"])
@@ -140,7 +142,7 @@ def test_dictionaries_of_symbols_for_a_transformer():
         here.append(fedme.Client(str(i), train=(inputs, (ids[:, 0] > 5).long()), model=fedme.Arch(Reader, width=8)))
     result = fedme.FedMe(**QUICK).fit(here, quiet=True)
     assert result["0"].predict(inputs).shape == (24,)
-    assert result["0"].about["arch"] == "nets:Reader"
+    assert result["0"].about["arch"] == "nets_of_people:Reader"
 
 
 def test_a_network_of_a_function_trains_in_workers_too():

@@ -20,7 +20,7 @@ from fedme.experiment.lineage import Adoption, Lineage, lineages
 from fedme.experiment.personal import Personal, find
 
 sys.path.insert(0, str(Path(__file__).parent))
-from nets import MyNet, Normed
+from nets_of_people import MyNet, Normed
 
 QUICK = {"rounds": 2, "train": {"epochs": 1}}
 
