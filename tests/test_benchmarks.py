@@ -218,3 +218,11 @@ def test_an_answer_is_found_among_other_output(capsys):
     print("and goodbye")
     assert protocol.heard(capsys.readouterr().out)["seconds_per_round"] == [0.25]
     assert protocol.heard("nothing") is None
+
+
+@pytest.mark.slow
+def test_newcomers_are_measured_with_every_method():
+    found = module("newcomers").accuracies(seed=0, rounds=1)
+    assert next(iter(found)).startswith("Local")
+    assert len(found) == 7
+    assert all(0 <= value <= 100 for value in found.values())

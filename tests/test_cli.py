@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -276,3 +277,49 @@ def test_fedme_without_unlabeled_data_works_with_one_cluster_and_says_so(fedme):
     assert "all models are in one cluster" in err
     notes = [json.loads(line).get("notes", {}) for line in Path("one/metrics.jsonl").read_text().splitlines()]
     assert {note["cluster"] for note in notes if "cluster" in note} == {0}
+
+
+@pytest.fixture
+def models(fedme, tmp_path):
+    for name, seed in (("a", 1), ("b", 2), ("new", 3)):
+        x = np.random.default_rng(seed).normal(size=(40, 3))
+        np.savez(tmp_path / f"{name}.npz", x=x, kind=np.where(x[:, 0] > 0, "up", "down"))
+    tables = "".join(f'[clients.{name}]\ndata = "{name}.npz"\n' for name in "ab")
+    Path("own.toml").write_text(f'rounds = 2\n[data]\nlabel = "kind"\n{tables}')
+    assert fedme("run", "own.toml", "output=run", "-q")[0] == 0
+    return "run"
+
+
+def test_saved_models_are_used_from_the_command_line(fedme, models):
+    np.savez("inputs.npz", x=np.load("new.npz")["x"])
+    code, out, _ = fedme("predict", models, "inputs.npz", "--client", "a")
+    assert code == 0
+    assert fedme("predict", models, "new.npz", "--client", "a")[1] == out  # labels may be there
+    assert out.splitlines()[0] == "prediction,p(down),p(up)"
+    assert len(out.splitlines()) == 41
+    code, text, _ = fedme("predict", f"{models}/clients/a", "inputs.npz", "--output", "p.csv")
+    assert (code, text, Path("p.csv").read_text()) == (0, "", out)
+    code, out, _ = fedme("evaluate", models, "new.npz", "-c", "a", "--json")
+    assert code == 0
+    assert json.loads(out)["samples"] == 40
+    code, out, _ = fedme("export", models, "-c", "b", "--to", "safetensors")
+    assert (code, out.strip()) == (0, "b.safetensors")
+    assert Path("b.json").exists()
+    code, out, _ = fedme("join", models, "--data", "new.npz", "--name", "n", "--json")
+    assert code == 0
+    assert json.loads(out)["started_from"] in ("a", "b")
+    assert fedme("predict", models, "inputs.npz", "-c", "n", "--finetuned")[0] == 0
+
+
+def test_what_is_wrong_with_a_model_or_its_samples_is_one_line(fedme, models):
+    for words, message in [
+        (("predict", models, "a.npz"), "whose model? Say --client; there are a, b"),
+        (("predict", models, "no.npz", "-c", "a"), "there is no such file"),
+        (("evaluate", models, "new.npz", "-c", "z"), "there is no client 'z'"),
+        (("join", models, "--data", "new.npz", "--name", "a"), "is called 'a' already"),
+        (("join", ".", "--data", "new.npz"), "not a run directory"),
+        (("predict", ".", "new.npz", "-c", "a"), "there are no saved models"),
+    ]:
+        code, _, err = fedme(*words)
+        assert code == 2
+        assert message in err.replace("\n", " ")

@@ -21,8 +21,9 @@ ALLOWED = {
     "zoo": {"core"},
     "experiment": {"core", "learn", "methods", "engines", "datasets", "zoo", "(version)"},
     "cli": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment", "(version)"},
+    "api": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment"},
     "__main__": {"cli"},
-    "__init__": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment"},
+    "__init__": {"api", "core", "learn", "methods", "engines", "datasets", "zoo", "experiment"},
 }
 
 
@@ -97,9 +98,11 @@ FORBIDDEN_NAMES = {
 def test_nothing_is_unpickled_or_evaluated(path):
     tree = parsed(path)
     assert not {name.split(".")[0] for name in modules(tree, path)} & FORBIDDEN_MODULES
-    assert not set(called(tree)) & FORBIDDEN_NAMES
+    reads_npz = str(path.relative_to(ROOT)) == "datasets/files.py"
+    assert not set(called(tree)) & (FORBIDDEN_NAMES - {"np.load"} if reads_npz else FORBIDDEN_NAMES)
     keywords = [node for node in ast.walk(tree) if isinstance(node, ast.keyword)]
-    assert not any(node.arg in ("allow_pickle", "weights_only") for node in keywords)
+    dangerous = [node for node in keywords if node.arg in ("allow_pickle", "weights_only")]
+    assert [ast.unparse(node) for node in dangerous] == (["allow_pickle=False"] if reads_npz else [])
 
 
 GLOBAL_SEEDS = {

@@ -3,20 +3,60 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedme.api.client import Client
+    from fedme.api.methods import FML, PFML, Centralized, FedAvg, FedMD, FedMe, FedProx, HypCluster, Local, Mapper, PFedMe
+    from fedme.api.result import Result, load_run
     from fedme.core.key import Key
     from fedme.core.model import Arch, Model
+    from fedme.experiment.personal import Personal
     from fedme.experiment.saved import load_model
     from fedme.zoo import register
 
 __version__ = "0.1.0"
 
-__all__ = ["Arch", "Key", "Model", "load_model", "register"]
+__all__ = [
+    "FML",
+    "PFML",
+    "Arch",
+    "Centralized",
+    "Client",
+    "FedAvg",
+    "FedMD",
+    "FedMe",
+    "FedProx",
+    "HypCluster",
+    "Key",
+    "Local",
+    "Mapper",
+    "Model",
+    "PFedMe",
+    "Personal",
+    "Result",
+    "load_model",
+    "load_run",
+    "register",
+]
 
 _HOMES = {
+    "FML": "fedme.api.methods",
+    "PFML": "fedme.api.methods",
     "Arch": "fedme.core.model",
+    "Centralized": "fedme.api.methods",
+    "Client": "fedme.api.client",
+    "FedAvg": "fedme.api.methods",
+    "FedMD": "fedme.api.methods",
+    "FedMe": "fedme.api.methods",
+    "FedProx": "fedme.api.methods",
+    "HypCluster": "fedme.api.methods",
     "Key": "fedme.core.key",
+    "Local": "fedme.api.methods",
+    "Mapper": "fedme.api.methods",
     "Model": "fedme.core.model",
+    "PFedMe": "fedme.api.methods",
+    "Personal": "fedme.experiment.personal",
+    "Result": "fedme.api.result",
     "load_model": "fedme.experiment.saved",
+    "load_run": "fedme.api.result",
     "register": "fedme.zoo",
 }
 

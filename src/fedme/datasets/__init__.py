@@ -10,6 +10,7 @@ from fedme.datasets.federation import DataOptions, Federation, federate
 from fedme.datasets.femnist import Femnist
 from fedme.datasets.images import Images
 from fedme.datasets.mnist import Emnist, FashionMnist, Mnist
+from fedme.datasets.own import Clients, Given
 from fedme.datasets.partition import PARTITIONS, Partitioner
 from fedme.datasets.shakespeare import Shakespeare
 from fedme.datasets.synthetic import Synthetic
@@ -25,6 +26,8 @@ DATASETS: dict[str, type] = {
     "cifar100": Cifar100,
     "femnist": Femnist,
     "shakespeare": Shakespeare,
+    "clients": Clients,
+    "given": Given,
 }
 
 __all__ = [

@@ -10,17 +10,19 @@ away, in the training part, and the choice between models would reward memory.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from rich.table import Table
 from torch import Tensor
 
-from fedme.core.data import ClientData, ClientId, Split
+from fedme.core.data import Arrays, ClientData, ClientId, Split
 from fedme.core.key import Key
-from fedme.datasets.dataset import Dataset
+from fedme.datasets.dataset import Dataset, Kept
 from fedme.datasets.errors import DataError
 from fedme.datasets.partition import Natural, Partition, Partitioner, Parts, Pool, Shares
+from fedme.datasets.preparation import Preparation, standardised
 
 TEST_SHARE = 0.25  # where the publisher has no test part
 Groups = tuple[tuple[int, ...], ...]
@@ -73,12 +75,15 @@ def federate(dataset: Dataset, partition: Partitioner, options: DataOptions, key
     says so. `limit` counts the clients' training rows (with `test` given: all rows), the publisher's test part shrinks in
     proportion; in a natural partition every client with more rows than `limit` keeps so many, of each part in proportion.
     """
+    _check_aside(dataset, options)
     pool = _pool(dataset, options.test is not None)
     natural = isinstance(partition, Natural)
     notes: tuple[str, ...] = ()
     if natural:
         shares = partition(pool, key.at("partition"))
         unlabeled, public, shares, notes = _set_aside_from_owners(pool, shares, partition.min_samples, options, key)
+        unlabeled = unlabeled if dataset.unlabeled is None else dataset.unlabeled
+        public = public if dataset.public is None else dataset.public
     else:
         unlabeled, rest = _draw("unlabeled", pool.train, options.unlabeled, key)
         public, rest = _draw("public", rest, options.public, key)
@@ -88,27 +93,57 @@ def federate(dataset: Dataset, partition: Partitioner, options: DataOptions, key
     gap = dataset.overlap if natural else 0
     test_share = (options.test or TEST_SHARE) if not len(pool.test) else None
     parts, data, classes = {}, {}, {}
-    common = Split(dataset.source, public) if options.public else None
+    common = Split(dataset.source, public) if len(public) else None
     for client, rows in shares.items():
         groups = options.groups.get(client)
+        kept = dataset.kept.get(client, Kept())
         if groups is not None:
             rows = _keep_classes(client, pool.labels, rows, groups)
-        mine = _parts(client, rows, test_share, options.val, gap, key.at("client", client))
+            kept = Kept(*(part if part is None else _of_groups(pool.labels, part, groups) for part in (kept.val, kept.test)))
+        mine = _parts(client, rows, test_share, options.val, gap, key.at("client", client), kept)
         if natural and options.limit is not None:
             mine = _thinned(mine, options.limit, key.at("client", client, "limit"))
         parts[client] = mine
         train, val, test = (_split(dataset, part, groups) for part in (mine.train, mine.val, mine.test))
         data[client] = ClientData(client, train, val, test, public=common)
         classes[client] = len(dataset.schema.classes) if groups is None else len(groups)
-    return Federation(
+    federation = Federation(
         dataset=dataset,
         partition=Partition(parts, unlabeled, public),
         clients=data,
-        unlabeled=Split(dataset.source, unlabeled) if options.unlabeled else None,
+        unlabeled=Split(dataset.source, unlabeled) if len(unlabeled) else None,
         public=common,
         classes=classes,
         notes=notes,
     )
+    return _standardised(federation) if dataset.standardise else federation
+
+
+def _standardised(federation: Federation) -> Federation:
+    """The same federation with inputs scaled by the training rows of all clients."""
+    dataset = federation.dataset
+    assert isinstance(dataset.source, Arrays)
+    scaling = standardised(dataset.source.x[torch.cat([parts.train for parts in federation.partition.clients.values()])])
+    source = replace(dataset.source, scaling=scaling)
+    preparation = Preparation.read(dataset.schema.preprocessing).scaled(scaling)
+    schema = replace(dataset.schema, preprocessing=preparation.plain())
+
+    def moved(split: Split | None) -> Any:
+        return None if split is None else replace(split, source=source)
+
+    clients = {
+        client: ClientData(client, moved(data.train), moved(data.val), moved(data.test), moved(data.public))
+        for client, data in federation.clients.items()
+    }
+    unlabeled, public = moved(federation.unlabeled), moved(federation.public)
+    dataset = replace(dataset, source=source, schema=schema)
+    return replace(federation, dataset=dataset, clients=clients, unlabeled=unlabeled, public=public)
+
+
+def _check_aside(dataset: Dataset, options: DataOptions) -> None:
+    for name, rows, count in (("unlabeled", dataset.unlabeled, options.unlabeled), ("public", dataset.public, options.public)):
+        if rows is not None and count:
+            raise DataError(f"{name} = {count}, but there are {name} samples of their own; leave one of the two out")
 
 
 def _pool(dataset: Dataset, together: bool) -> Pool:
@@ -178,22 +213,30 @@ def _check_groups(groups: Mapping[ClientId, Groups], shares: Shares, classes: in
             raise DataError(f"groups: client {client} names a class twice, or one outside 0..{classes - 1}")
 
 
+def _of_groups(labels: Tensor, rows: Tensor, groups: Groups) -> Tensor:
+    """The rows whose class is in one of the groups."""
+    return rows[torch.isin(labels[rows], torch.tensor([c for group in groups for c in group]))]
+
+
 def _keep_classes(client: ClientId, labels: Tensor, rows: tuple[Tensor, Tensor], groups: Groups) -> tuple[Tensor, Tensor]:
-    wanted = torch.tensor([c for group in groups for c in group])
-    train, test = (part[torch.isin(labels[part], wanted)] for part in rows)
+    train, test = (_of_groups(labels, part, groups) for part in rows)
     if not len(train) or (len(rows[1]) and not len(test)):
         raise DataError(f"groups: client {client} has no samples of these classes, or none to test on; choose other classes")
     return train, test
 
 
-def _parts(client: ClientId, rows: tuple[Tensor, Tensor], test_share: float | None, val: float, gap: int, key: Key) -> Parts:
+def _parts(
+    client: ClientId, rows: tuple[Tensor, Tensor], test_share: float | None, val: float, gap: int, key: Key, kept: Kept
+) -> Parts:
     train, test = rows
-    if test_share is not None:
+    if kept.test is not None:
+        test = kept.test
+    elif test_share is not None:
         if len(train) < 2:
             raise DataError(f"client {client} has {len(train)} sample, too few to train and to test; raise min_samples to 2")
         train, test = _cut(train, test_share, gap, key.at("test"))
-    if val == 0:
-        return Parts(train, train[:0], test)
+    if kept.val is not None or val == 0:
+        return Parts(train, kept.val if kept.val is not None else train[:0], test)
     if len(train) == 1:
         return Parts(train, train, test)
     train, validation = _cut(train, val, gap, key.at("val"))

@@ -3,6 +3,7 @@
 The choice is a function of the operations and the settings alone, and `paths` says what was chosen and why.
 """
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from fedme.core.client import Evaluate, Op, Train
+from fedme.core.model import Arch, template
 from fedme.engines import alone, vmapped
 from fedme.engines.dense import chain
 from fedme.engines.device import home, moved
@@ -111,7 +113,8 @@ class Batched:
         """What operations must have in common to run as one."""
         source = id(op.data.source)
         if isinstance(op, Train):
-            shape = None if op.data.targets is None else op.data.targets.shape[1:]
+            # A client with targets of its own may have classes of its own, and so many outputs.
+            shape = None if op.data.targets is None else (op.data.targets.shape[1:], _outputs(op))
             roles = tuple((role, model.dtype) for role, model in op.models.items())
             return Train, op.rule, source, self._is_dense(op), shape, roles, tuple(op.frozen), tuple(op.opt) == ()
         return "look", op.model.arch, op.model.dtype, source
@@ -196,3 +199,17 @@ def _hashable(value: object) -> bool:
     except TypeError:
         return False
     return True
+
+
+def _outputs(op: Train) -> int:
+    """How many outputs the models of an operation have; they are the same for all."""
+    first = sample(op.data)
+    assert first is not None
+    return _count(next(iter(op.models.values())).arch, tuple(first.shape), first.dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _count(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    with torch.inference_mode():
+        outputs: torch.Tensor = template(arch, False)(torch.zeros((1, *shape), dtype=dtype))
+    return outputs.shape[-1]

@@ -2,18 +2,19 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from fedme import zoo
-from fedme.core.data import ClientId, Schema
+from fedme.core.data import ClientId, Inputs, Schema
 from fedme.core.key import Key
 from fedme.core.method import Member, Task
 from fedme.core.model import Arch
 from fedme.datasets.download import root as data_root
 from fedme.datasets.federation import Federation, federate
+from fedme.datasets.preparation import Preparation
 from fedme.engines.batched import Batched
 from fedme.engines.device import missing
 from fedme.engines.drive import Execute, drive
@@ -45,7 +46,10 @@ def executor(
 
 def gather(experiment: Experiment) -> Federation:
     """Load the data and cut it among the clients."""
-    dataset = experiment.dataset.load(data_root())
+    dataset = experiment.supplied.dataset if experiment.supplied else experiment.dataset.load(data_root())
+    if "form" not in dataset.schema.preprocessing:  # what a saved model has to know about samples
+        known = {**dataset.schema.preprocessing, **Preparation.of(dataset.source).plain()}
+        dataset = replace(dataset, schema=replace(dataset.schema, preprocessing=known))
     return federate(dataset, experiment.partition, experiment.data, Key(experiment.settings.seed).at("partition"))
 
 
@@ -59,19 +63,26 @@ def prepare(
     """Give every client its architecture (`assigned` when they are known from before) and check that all fit the data."""
     schema, models = federation.dataset.schema, experiment.settings.models
     dtype = DTYPES[experiment.settings.engine.dtype]
-    pool = {_fit(spec, schema).name: spec for spec in models.pool}
-    shared = _fit(models.shared if models.shared is not None else models.pool[0], schema)
-    archs = {shared.name: shared}
+    more = experiment.supplied.archs if experiment.supplied else {}
+    own = {client: spec for client, spec in experiment.own_models.items() if client in federation.clients}
+    offered = models.pool if len(own) < len(federation.clients) else ()  # nobody chooses where everybody has brought one
+    pool = {_fit(spec, schema, more=more).name: spec for spec in offered}
+    archs: dict[str, Arch] = {}
 
     def fitted(spec: Spec, classes: int) -> Arch:
-        arch = _fit(spec, schema, classes)
+        arch = _fit(spec, schema, classes, more)
         archs.setdefault(arch.name, arch)
         return archs[arch.name]
 
+    two = _two(federation)
+    _check_own(own, federation, fitted, two)
+    default = next(iter(own.values()), models.pool[0])
+    shared = _fit(models.shared if models.shared is not None else default, schema, more=more)
+    archs.setdefault(shared.name, shared)
     for classes in sorted(set(federation.classes.values())):
-        for spec in [*models.pool, shared.name]:
-            zoo.check(fitted(spec, classes), schema, classes)
-    if len(pool) < len(models.pool):
+        for spec in [*offered, shared.name]:
+            zoo.check(fitted(spec, classes), schema, classes, two)
+    if len(pool) < len(offered):
         raise ConfigError("models.pool: names an architecture twice")
     room = _room(models.max_parameters, federation)
     public = len(federation.public) if federation.public is not None else 0
@@ -90,11 +101,16 @@ def prepare(
         chosen = {client: archs[name] for client, name in assigned.items()}
     elif not experiment.method.own_architectures:
         chosen = same
-    elif models.assign == "best-local":
-        chosen, selection = _by_best_local(experiment, federation, pool, fitted, execute, choosing, dtype, room)
     else:
-        names = _assigned(models.assign, list(pool), list(federation.clients))
-        chosen = {client: fitted(pool[name], federation.classes[client]) for client, name in names.items()}
+        rest = replace(federation, clients={c: data for c, data in federation.clients.items() if c not in own})
+        mine = {client: fitted(spec, federation.classes[client]) for client, spec in own.items()}
+        others: dict[ClientId, Arch] = {}
+        if rest.clients and models.assign == "best-local":
+            others, selection = _by_best_local(experiment, rest, pool, fitted, execute, choosing, dtype, room)
+        elif rest.clients:
+            names = _assigned(models.assign, list(pool), list(rest.clients))
+            others = {client: fitted(pool[name], federation.classes[client]) for client, name in names.items()}
+        chosen = {client: (mine | others)[client] for client in federation.clients}
     task = task_of(chosen)
     experiment.method.check(task)
     return Prepared(federation, task, archs, selection)
@@ -106,9 +122,30 @@ def label_space(experiment: Experiment, schema: Schema, client: ClientId) -> tup
     return schema.classes if groups is None else tuple("+".join(schema.classes[c] for c in group) for group in groups)
 
 
-def _fit(spec: Spec, schema: Schema, classes: int | None = None) -> Arch:
+def _two(federation: Federation) -> Inputs | None:
+    """Two samples to try networks on, where they are more than one tensor."""
+    sample = next(iter(federation.clients.values())).train.inputs(torch.zeros(2, dtype=torch.int64))
+    return sample if isinstance(sample, Mapping) else None
+
+
+def _check_own(
+    own: Mapping[ClientId, Spec], federation: Federation, fitted: Callable[[Spec, int], Arch], two: Inputs | None
+) -> None:
+    """Try every client's own network; the error names the client."""
+    schema, seen = federation.dataset.schema, set()
+    for client, spec in own.items():
+        try:
+            arch = fitted(spec, federation.classes[client])
+            if arch.name not in seen:
+                zoo.check(arch, schema, federation.classes[client], two)
+        except (ConfigError, zoo.ArchError) as error:
+            raise ConfigError(f"client {client}: {str(error).removeprefix('models: ')}") from error
+        seen.add(arch.name)
+
+
+def _fit(spec: Spec, schema: Schema, classes: int | None = None, more: Mapping[str, zoo.Entry] | None = None) -> Arch:
     try:
-        return zoo.arch(spec, schema, classes)
+        return zoo.arch(spec, schema, classes, more=more)
     except zoo.ArchError as error:
         raise ConfigError(f"models: {error}") from error
 

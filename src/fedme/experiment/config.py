@@ -22,7 +22,9 @@ from fedme.core.data import ClientId
 from fedme.core.method import Method
 from fedme.core.typed import TypedError, build, nearest
 from fedme.datasets import DATASETS
+from fedme.datasets.dataset import Dataset
 from fedme.datasets.federation import DataOptions
+from fedme.datasets.own import ClientFiles, Clients, Given
 from fedme.datasets.partition import PARTITIONS
 from fedme.engines.batched import Way
 from fedme.engines.client import AnyMethod
@@ -30,6 +32,7 @@ from fedme.engines.device import Device
 from fedme.learn.criteria import Candidate, Criterion
 from fedme.learn.training import Training, require
 from fedme.methods import METHODS
+from fedme.zoo import Entry
 
 Spec = str | Mapping[str, Any]  # an architecture: its name, or a table with `name` and options
 
@@ -97,18 +100,27 @@ class Settings:
     evaluate_every: int = 1  # rounds; the last round is always evaluated
     checkpoint_every: int = 1  # rounds
     method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedme"})
-    data: Mapping[str, Any] = field(default_factory=lambda: {"name": "digits"})
+    data: Mapping[str, Any] = field(default_factory=dict)
     partition: Mapping[str, Any] = field(default_factory=dict)
     models: ModelOptions = ModelOptions()
     train: Training = Training()
     finetune: FinetuneOptions = FinetuneOptions()
     engine: EngineOptions = EngineOptions()
+    clients: Mapping[ClientId, ClientFiles] = field(default_factory=dict)  # people's own: each one's samples and model
 
     def __post_init__(self) -> None:
         require(self.rounds >= 1, "rounds", f"must be at least 1, not {self.rounds}")
         require(self.evaluate_every >= 1, "evaluate_every", f"must be at least 1, not {self.evaluate_every}")
         require(self.checkpoint_every >= 1, "checkpoint_every", f"must be at least 1, not {self.checkpoint_every}")
         require(bool(self.name) and "/" not in self.name and self.name[0] != ".", "name", "must do as the name of a directory")
+
+
+@dataclass(frozen=True, eq=False)
+class Supplied:
+    """What a program hands over that no file can name: samples, and networks by the names that the experiment uses."""
+
+    dataset: Dataset
+    archs: Mapping[str, Entry]
 
 
 @dataclass(frozen=True)
@@ -123,6 +135,18 @@ class Experiment:
     data: DataOptions
     partition_name: str
     partition: Any
+    supplied: Supplied | None = None
+
+    @property
+    def has_unlabeled(self) -> bool:
+        """Whether the server has unlabeled samples."""
+        here = self.supplied is not None and self.supplied.dataset.unlabeled is not None
+        return bool(self.data.unlabeled or here or getattr(self.dataset, "unlabeled_file", None))
+
+    @property
+    def own_models(self) -> dict[ClientId, Spec]:
+        """The architectures of clients that have one of their own, outside the pool."""
+        return {client: table.model for client, table in self.settings.clients.items() if table.model is not None}
 
     @property
     def train(self) -> Training:
@@ -135,6 +159,9 @@ class Experiment:
         whole["method"] = {"name": self.method_name, **_plain(self.method)}
         whole["method"].pop("train")
         whole["data"] = {"name": self.data_name, **_plain(self.dataset), **_plain(self.data)}
+        whole["data"].pop("clients", None)
+        if not self.settings.clients:
+            del whole["clients"]
         whole["partition"] = {"name": self.partition_name, **_plain(self.partition)}
         return whole
 
@@ -150,13 +177,16 @@ def parse(raw: Mapping[str, Any], origin: str = "") -> Experiment:
 def _parse(raw: Mapping[str, Any]) -> Experiment:
     settings: Settings = build(Settings, raw)
     method_name, method = _named("method", METHODS, settings.method, "fedme", train=settings.train)
-    data_name, kind, table = _pick("data", DATASETS, settings.data, "digits")
+    data_name, kind, table = _pick("data", DATASETS, settings.data, "clients" if settings.clients else "digits")
     options = {f.name for f in dataclasses.fields(DataOptions)}
-    own = {f.name for f in dataclasses.fields(kind) if f.init}
+    own = {f.name for f in dataclasses.fields(kind) if f.init and f.name != "clients"}
+    _check_clients(settings, kind, data_name)
     for key in table:
         if key not in options | own:
             raise TypedError(f"data.{key}", f"unknown key{nearest(key, sorted(options | own))}")
     dataset = build(kind, {k: v for k, v in table.items() if k in own}, "data")
+    if isinstance(dataset, Clients):
+        dataset = dataclasses.replace(dataset, clients=settings.clients)
     data = build(DataOptions, {k: v for k, v in table.items() if k in options}, "data")
     default = "natural" if data_name in NATURAL else "iid"
     partition_name, partition = _named("partition", PARTITIONS, settings.partition, default)
@@ -165,7 +195,25 @@ def _parse(raw: Mapping[str, Any]) -> Experiment:
     return Experiment(settings, method_name, method, data_name, dataset, data, partition_name, partition)
 
 
-NATURAL = ("synthetic", "images", "femnist", "shakespeare")  # data sets that come cut into clients
+def _check_clients(settings: Settings, kind: type[Any], data_name: str) -> None:
+    """Tables of clients and the data set must suit each other."""
+    if not issubclass(kind, Clients | Given):
+        if settings.clients:
+            raise TypedError(
+                "clients", f"these tables are for samples of one's own, but data.name is '{data_name}'; leave one out"
+            )
+        return
+    if not settings.clients:
+        raise TypedError("clients", "no client is described; add a table [clients.NAME] with `data` for each")
+    for client, table in settings.clients.items():
+        if issubclass(kind, Clients) and table.data is None:
+            raise TypedError(f"clients.{client}.data", "is missing: where are its samples?")
+    named = settings.partition.get("name", "natural")
+    if named != "natural":
+        raise TypedError("partition.name", f"'{named}' divides one data set, but every client has its own; leave it out")
+
+
+NATURAL = ("synthetic", "images", "femnist", "shakespeare", "clients", "given")  # data sets that come cut into clients
 
 
 def _pick(
@@ -256,8 +304,21 @@ def load(source: str | Path | None, overrides: Sequence[str] = ()) -> tuple[Expe
         raw, origin = _read_toml(path), str(path)
     else:
         raw, origin = _read_preset(str(source) if source is not None else DEMO)
+    if path is not None and origin == str(path):
+        _anchor(raw, path.parent)
     notes = override(raw, overrides)
+    _anchor(raw, Path())
     return parse(raw, f"{origin} with {' '.join(overrides)}" if overrides else origin), notes
+
+
+def _anchor(raw: dict[str, Any], folder: Path) -> None:
+    """Samples are looked for beside the file that names them, wherever the command is given."""
+    tables = raw.get("clients", {})
+    places = [(table, ("data", "val", "test")) for table in (tables.values() if isinstance(tables, dict) else ())]
+    for table, keys in [*places, (raw.get("data"), ("unlabeled_file", "public_file"))]:
+        for key in keys:
+            if isinstance(table, dict) and isinstance(table.get(key), str):
+                table[key] = str((folder / table[key]).resolve())
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

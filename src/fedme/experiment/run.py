@@ -25,9 +25,10 @@ from fedme.datasets.federation import Federation
 from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
 from fedme.engines.inprocess import InProcess
 from fedme.engines.round import play
-from fedme.experiment import assemble, checkpoint, records, saved, summary
+from fedme.experiment import assemble, cards, checkpoint, newcomers, records, saved, summary
 from fedme.experiment.config import Experiment, load, to_toml
 from fedme.experiment.files import RunError, locked, replacing, write_json, write_text
+from fedme.experiment.lineage import Lineage, lineages
 from fedme.experiment.progress import Display
 from fedme.experiment.store import Store
 from fedme.experiment.summary import CONFIG
@@ -51,7 +52,7 @@ def start(experiment: Experiment, display: Display, notes: Sequence[str] = ()) -
         config = experiment.plain() | {"output": str(folder)}
         write_text(folder / CONFIG, to_toml(config))
         try:
-            _run(folder, display)
+            _run(folder, display, experiment)
         except Exception as error:  # no round was finished: once the cause is mended, the same command must work
             if not isinstance(error, Interrupted) and not (folder / records.NAME).exists():
                 shutil.rmtree(folder)
@@ -59,17 +60,21 @@ def start(experiment: Experiment, display: Display, notes: Sequence[str] = ()) -
     return folder
 
 
-def resume(folder: Path, display: Display) -> bool:
-    """Continue a run from its last checkpoint; False if there was nothing left to do."""
+def resume(folder: Path, display: Display, experiment: Experiment | None = None) -> bool:
+    """Continue a run from its last checkpoint; False if there was nothing left to do.
+
+    The experiment is that of `config.toml`, unless a program hands it over with its samples.
+    """
     if not (folder / CONFIG).exists():
         raise RunError(f"{folder}: not a run directory (no {CONFIG}); `fedme run` starts one")
     with locked(folder):
+        experiment = experiment or load(folder / CONFIG)[0]
         if (folder / summary.NAME).exists():
-            config = load(folder / CONFIG)[0].plain()
+            config = experiment.plain()
             if summary.read(folder)["config"] != checkpoint.digest({k: v for k, v in config.items() if k != "seed"}):
                 raise RunError(f"{folder}: finished, but with another configuration than config.toml now says; start a new run")
             return False
-        _run(folder, display)
+        _run(folder, display, experiment)
     return True
 
 
@@ -109,8 +114,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _run(folder: Path, display: Display) -> None:
-    experiment, _ = load(folder / CONFIG)
+def _run(folder: Path, display: Display, experiment: Experiment) -> None:
     settings, config = experiment.settings, experiment.plain()
     root = Key(settings.seed)
     with stopping() as stop, ExitStack() as cleanup:
@@ -185,6 +189,7 @@ class Loop:
         self.members = list(prepared.task.members)
         self.samples = {client: len(data.train) for client, data in engine.clients.items()}
         self.shown = ""
+        self.ancestry: Mapping[ClientId, Lineage] = {}  # known at the end
 
     def run(self, at: checkpoint.Checkpoint, config: Mapping[str, Any]) -> None:
         """Go on from `at` to the last round."""
@@ -224,9 +229,16 @@ class Loop:
         server = self.store.keep(played.server)
         self._rest(played.traffic)
         scores: dict[ClientId, list[Scored]] = {}
-        if t + 1 == settings.rounds or (t + 1) % settings.evaluate_every == 0:
-            scores = self._assess(server, t, last=t + 1 == settings.rounds)
+        last = t + 1 == settings.rounds
+        if last and self.method.own_architectures:
+            now = records.rows(t, played.traffic, {}, self.samples, 0.0)
+            self.ancestry = lineages([*records.read(self.folder), *now], self.members)
+        if last or (t + 1) % settings.evaluate_every == 0:
+            scores = self._assess(server, t, last)
             self.shown = _headline(scores)
+        if last:
+            method, key = self.experiment.method_name, self.root.at("init")
+            newcomers.save_offers(self.folder, server, self.prepared.task, method, settings.rounds, key)
         book.write(records.rows(t, played.traffic, scores, self.samples, played.server_seconds))
         return server
 
@@ -266,22 +278,19 @@ class Loop:
         yield group
 
     def _save_models(self, assessed: Mapping[ClientId, Assessment]) -> None:
-        schema, rounds = self.prepared.task.schema, self.experiment.settings.rounds
+        schema, settings = self.prepared.task.schema, self.experiment.settings
+        notes = {}
         for client, assessment in assessed.items():
             classes = list(self.prepared.task.members[client].labels)
             for name, file, stage in (("personal", "model", "round"), ("finetuned", "finetuned", "finetuned")):
                 if name not in assessment.models:
                     continue
-                mine = [s for s in assessment.scores if s.model == "personal" and s.stage == stage]
-                about = {
-                    "client": client,
-                    "model": "personal",
-                    "stage": stage,
-                    "method": self.experiment.method_name,
-                    "rounds": rounds,
-                    "accuracy": {s.split: s.metrics.accuracy for s in mine},
-                }
-                saved.save(saved.folder_of(self.folder, client), file, assessment.models[name], schema, classes, about)
+                data, method = self.engine.clients[client], self.experiment.method_name
+                about = cards.about(data, stage, method, settings.rounds, assessment.scores, self.ancestry.get(client))
+                folder = saved.folder_of(self.folder, client)
+                notes[saved.save(folder, file, assessment.models[name], schema, classes, about)] = True
+        for note in filter(None, notes):
+            self.display.note(f"note: {note}", always=True)
 
 
 def _headline(scores: Mapping[ClientId, list[Scored]]) -> str:

@@ -1,6 +1,11 @@
-"""Personal models on disk: weights in safetensors, and a JSON file that says what they are and what they expect."""
+"""Personal models on disk: weights in safetensors, and a JSON file that says what they are and what they expect.
+
+A network that has no import path (an instance, a class of the program itself) is saved as ONNX too, so that it can be used
+without its code.
+"""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,18 +18,23 @@ from fedme.core.data import ClientId, Schema
 from fedme.core.key import Key
 from fedme.core.model import Model, load
 from fedme.core.typed import TypedError, build
-from fedme.experiment.files import RunError, read_tensors, write_json, write_tensors
+from fedme.datasets.errors import DataError
+from fedme.datasets.preparation import Preparation
+from fedme.experiment import cards, export
+from fedme.experiment.files import RunError, read_tensors, write_json, write_tensors, write_text
 
 FORMAT = "fedme-model-1"
+CLIENTS, NEWCOMERS = "clients", "newcomers"  # where the models of a run are, and those of clients who came later
+CARDS = {"model": "card.md", "finetuned": "card-finetuned.md"}
 
 
-def folder_of(run: Path, client: ClientId) -> Path:
+def folder_of(run: Path, client: ClientId, group: str = CLIENTS) -> Path:
     """Where a client's models are; odd characters in its name are written as in web addresses."""
-    return run / "clients" / quote(client, safe=" ()[]!,'+&=-_").replace("..", "%2E%2E")
+    return run / group / quote(client, safe=" ()[]!,'+&=-_").replace("..", "%2E%2E")
 
 
-def save(folder: Path, name: str, model: Model, schema: Schema, classes: list[str], about: dict[str, Any]) -> None:
-    """Write `name`.safetensors and `name`.json."""
+def save(folder: Path, name: str, model: Model, schema: Schema, classes: list[str], about: dict[str, Any]) -> str:
+    """Write `name`.safetensors, `name`.json and a card; return what the user should know, or nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {**model.params, **model.buffers}
     write_tensors(folder / f"{name}.safetensors", weights, {"format": FORMAT, "arch": model.arch.name})
@@ -38,10 +48,25 @@ def save(folder: Path, name: str, model: Model, schema: Schema, classes: list[st
         "dtype": str(model.dtype).removeprefix("torch."),
         "inputs": {"shape": list(schema.shape), "vocabulary": schema.vocabulary},
         "classes": classes,
+        "importable": zoo.importable(model.arch.factory),
         "preprocessing": plain(schema.preprocessing),
         **about,
     }
+    note = "" if description["importable"] else _save_onnx(folder / f"{name}.onnx", model, schema)
     write_json(folder / f"{name}.json", description)
+    if "client" in description:
+        write_text(folder / CARDS[name], cards.markdown(description))
+    return note
+
+
+def _save_onnx(path: Path, model: Model, schema: Schema) -> str:
+    """What can be used without the code of the network."""
+    preparation = Preparation.read(schema.preprocessing)
+    try:
+        export.to_onnx(export.deployable(model.module(), preparation), preparation, path, {"architecture": model.arch.name})
+    except (DataError, RunError) as error:
+        return f"{model.arch.name} has no import path and is saved as weights only, which need its code: {error}"
+    return ""
 
 
 def plain(value: Any) -> Any:
@@ -62,22 +87,50 @@ def load_model(folder: Path | str, name: str = "model", *, imports: bool = False
     return read(Path(folder), name, imports=imports)[0]
 
 
-def read(folder: Path, name: str = "model", *, imports: bool = False) -> tuple[nn.Module, dict[str, Any]]:
-    """A saved model and its description."""
+def describe(folder: Path, name: str = "model") -> dict[str, Any]:
+    """The description of a saved model."""
     path = folder / f"{name}.json"
     try:
         about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if about.get("format") != FORMAT:
+            raise ValueError(f"this version reads {FORMAT}, the file is {about.get('format', 'something else')}")
+    except FileNotFoundError:
+        raise RunError(f"{path}: no such file") from None
+    except (OSError, ValueError, AttributeError) as error:
+        raise RunError(f"{path}: cannot be read: {error}") from error
+    return about
+
+
+def read(
+    folder: Path, name: str = "model", *, imports: bool = False, more: Mapping[str, zoo.Entry] | None = None
+) -> tuple[nn.Module, dict[str, Any]]:
+    """A saved model as a module, and its description; `more` are networks that are at hand, by name."""
+    model, about = read_model(folder, name, imports=imports, more=more)
+    return model.module(), about
+
+
+def read_model(
+    folder: Path, name: str = "model", *, imports: bool = False, more: Mapping[str, zoo.Entry] | None = None
+) -> tuple[Model, dict[str, Any]]:
+    """A saved model as a value, and its description."""
+    path = folder / f"{name}.json"
+    about = describe(folder, name)
+    try:
         shape = build(tuple[int, ...], about["inputs"]["shape"], "inputs.shape")
         schema = Schema(shape, tuple(about["classes"]), vocabulary=about["inputs"]["vocabulary"])
         dtype = {"float32": torch.float32, "float64": torch.float64}[about["dtype"]]
-        module = zoo.arch(about["arch"].split("[classes=")[0], schema, imports=imports).build(Key(0)).to(dtype)
-    except FileNotFoundError:
-        raise RunError(f"{path}: no such file") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, TypedError) as error:
-        trust = "" if imports else " (a network of one's own is only imported with imports=True)"
+        spec = about["arch"].split("[classes=")[0]
+        arch = zoo.arch(spec, schema, imports=imports, more=more)
+        module = arch.build(Key(0)).to(dtype)
+    except (ValueError, KeyError, TypeError, AttributeError, TypedError) as error:
+        trust = (
+            ""
+            if imports
+            else " (a network of one's own is only imported if you trust the folder and say so: imports=True, or --imports)"
+        )
         raise RunError(f"{path}: cannot be read: {error}{trust}") from error
     weights, _ = read_tensors(folder / f"{name}.safetensors")
     try:
-        return load(module, weights).eval(), about
+        return Model.of(arch, load(module, weights), dtype), about
     except (ValueError, RuntimeError) as error:
         raise RunError(f"{folder / name}.safetensors: {error}") from error

@@ -13,12 +13,27 @@ from fedme.core.data import Schema
 from fedme.core.model import Arch
 from fedme.zoo.convolutional import cnn, cnn_small, fml_cnn1, fml_cnn2, lenet5
 from fedme.zoo.dense import dnn, mlr
+from fedme.zoo.here import Here, importable, instance, named
 from fedme.zoo.recurrent import lstm
 from fedme.zoo.resolve import FAMILY, Entry, Row, check, own, resolve, rows
 from fedme.zoo.sizes import ArchError
 from fedme.zoo.vgg import vgg
 
-__all__ = ["ARCHS", "ArchError", "Entry", "Row", "arch", "check", "describe", "register"]
+__all__ = [
+    "ARCHS",
+    "ArchError",
+    "Entry",
+    "Here",
+    "Row",
+    "arch",
+    "check",
+    "describe",
+    "importable",
+    "instance",
+    "named",
+    "own",
+    "register",
+]
 
 _FEDOPT = "FedMe, after Reddi et al. 2021"
 _FEDMA = "FedMe, after Simonyan and Zisserman 2015 and Wang et al. 2020 (FedMA)"
@@ -49,7 +64,14 @@ ARCHS: dict[str, Entry] = {
 }
 
 
-def arch(spec: str | Mapping[str, Any], schema: Schema, classes: int | None = None, *, imports: bool = True) -> Arch:
+def arch(
+    spec: str | Mapping[str, Any],
+    schema: Schema,
+    classes: int | None = None,
+    *,
+    imports: bool = True,
+    more: Mapping[str, Entry] | None = None,
+) -> Arch:
     """The architecture that `spec` asks for, fitted to a task.
 
     `spec` is a name of `ARCHS` ("dnn-64"), the same with options ("cnn-2(width=0.25)" or a table
@@ -57,9 +79,9 @@ def arch(spec: str | Mapping[str, Any], schema: Schema, classes: int | None = No
     given those of `shape`, `classes` and `vocabulary` that it has parameters for.
 
     An import path runs the code it names, so it may come from the local configuration only: pass ``imports=False`` for
-    any name that arrived in a message.
+    any name that arrived in a message. `more` are networks that are at hand, by name.
     """
-    return resolve(ARCHS, spec, schema, classes, imports)
+    return resolve({**ARCHS, **more} if more else ARCHS, spec, schema, classes, imports)
 
 
 def register(name: str, factory: Callable[..., nn.Module], about: str = "", source: str = "") -> None:

@@ -1,0 +1,79 @@
+"""A client as a program describes it: its samples and its network."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from fedme.core.data import ClientId
+from fedme.core.model import Arch
+from fedme.core.typed import TypedError
+from fedme.datasets.given import raw
+from fedme.datasets.own import Piece
+from fedme.experiment.config import Spec
+from fedme.zoo import Entry, Here, instance, named, own
+
+Network = Arch | nn.Module | type[nn.Module] | Spec
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """A client: its name, its samples with labels, and its network.
+
+    Samples are ``(inputs, labels)`` as tensors or arrays, a pandas frame, a torch or Hugging Face data set, or the path of a
+    file; `label` names the column or entry with the labels where there are names. What is not given of `val` and `test` is cut
+    from `train`. The network is an ``Arch(MyNet, width=64)``, a module, or the name of a built-in one.
+    """
+
+    id: ClientId
+    train: Any
+    val: Any = None
+    test: Any = None
+    model: Network | None = None
+    label: str | None = None
+
+    def piece(self) -> Piece:
+        """Its samples, read."""
+        parts = {"train": self.train, "val": self.val, "test": self.test}
+        found = {
+            name: raw(given, self.label, f"client {self.id}, {name}") for name, given in parts.items() if given is not None
+        }
+        if "train" not in found:
+            raise TypedError(f"client {self.id}", "there are no samples; give them as train=(inputs, labels)")
+        return Piece(**found)
+
+
+class Networks:
+    """Networks that were given as objects, and the names an experiment calls them by."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self._instances: dict[int, tuple[nn.Module, str]] = {}
+
+    def spec(self, network: Network) -> Spec:
+        """What the experiment says for this network."""
+        if isinstance(network, str | Mapping):
+            return network
+        if isinstance(network, nn.Module):
+            return self._instance(network)
+        if isinstance(network, type):
+            network = Arch(network)
+        if not isinstance(network, Arch):
+            raise TypedError("model", f"must be fedme.Arch(MyNet, ...), an nn.Module or a name, not {network!r}")
+        return self._recipe(network)
+
+    def _recipe(self, arch: Arch) -> Spec:
+        factory: Any = arch.factory
+        name = f"{factory.__module__}:{factory.__qualname__}"
+        if name not in self.entries:
+            self.entries[name] = own(name, factory if named(factory) else Here(factory, factory.__qualname__))
+        options = {key: list(value) if isinstance(value, tuple) else value for key, value in arch.options}
+        return {"name": name, **options} if options else name
+
+    def _instance(self, module: nn.Module) -> str:
+        if id(module) not in self._instances:
+            name = f"{type(module).__name__}#{len(self._instances) + 1}"
+            self._instances[id(module)] = module, name
+            self.entries[name] = own(name, instance(module))
+        return self._instances[id(module)][1]

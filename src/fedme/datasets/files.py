@@ -1,0 +1,148 @@
+"""People's own files: CSV, Parquet, npz and folders of images. Nothing in them can run a program."""
+
+import csv
+import zipfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedme.core.typed import nearest
+from fedme.datasets.errors import DataError
+from fedme.datasets.raw import Raw, RawInputs, Table, checked, column, parsed
+
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+KINDS = ".csv, .tsv, .parquet, .npz, or a folder of images with a subfolder a class"
+
+
+def needed(name: str, what: str, extra: str) -> ModuleType:
+    """A package that is only needed for `what`; if it is missing, the error says how to get it."""
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise DataError(f"{what} needs {name.split('.')[0]}: pip install 'fedme[{extra}]'") from error
+
+
+def read(path: Path, label: str | None, where: str, labelled: bool = True) -> Raw:
+    """The samples of a file or a folder; `label` names the column or array of labels."""
+    where = f"{where} ({path})"
+    if path.is_dir():
+        return checked(_images(path, where, labelled))
+    readers = {".csv": _csv, ".tsv": _csv, ".parquet": _parquet, ".npz": _npz}
+    if path.suffix.lower() not in readers:
+        raise DataError(f"{where}: cannot be read; there are {KINDS}")
+    try:
+        found = readers[path.suffix.lower()](path, where)
+    except FileNotFoundError:
+        raise DataError(f"{where}: there is no such file") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{where}: cannot be read ({error})") from error
+    is_table = path.suffix.lower() != ".npz"
+    labels = take_label(found, label or (None if is_table else "y"), where, labelled)
+    return checked(Raw(where, Table(found) if is_table else arrays(found, where), labels))
+
+
+def take_label(found: dict[str, Any], label: str | None, where: str, labelled: bool) -> np.ndarray | None:
+    """Take the labels out of named columns; data that need none may have them, and they are left out."""
+    if label is not None and label in found:
+        labels = found.pop(label)
+        return labels if labelled else None
+    if not labelled:
+        return None
+    if label is None:
+        raise DataError(f"{where}: which column is the label? Say label = '...'; there are {', '.join(found)}")
+    raise DataError(f"{where}: there is no column '{label}'{nearest(label, found)}")
+
+
+def arrays(found: dict[str, np.ndarray], where: str) -> RawInputs:
+    """Arrays as inputs: a single one is the input, several are passed to the network by name."""
+    tensors = {}
+    for name, values in found.items():
+        if values.dtype.kind not in "fiub":
+            raise DataError(f"{where}: the array '{name}' holds {values.dtype}; networks take numbers")
+        tensors[name] = torch.from_numpy(np.ascontiguousarray(values if values.dtype.kind != "b" else values.astype("uint8")))
+    if not tensors:
+        raise DataError(f"{where}: there are no inputs beside the labels")
+    return next(iter(tensors.values())) if len(tensors) == 1 else tensors
+
+
+def _csv(path: Path, where: str) -> dict[str, np.ndarray]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
+    if not rows:
+        raise DataError(f"{where}: is empty; the first line names the columns")
+    header = [name.strip() for name in rows[0]]
+    if len(set(header)) != len(header) or not all(header):
+        raise DataError(f"{where}: the first line must name every column once; it says {', '.join(header)}")
+    body = [row for row in rows[1:] if row]
+    for number, row in enumerate(body):
+        if len(row) != len(header):
+            raise DataError(
+                f"{where}: sample {number} (from 0) has {len(row)} entries, the first line names {len(header)} columns"
+            )
+    return {name: parsed([row[i] for row in body]) for i, name in enumerate(header)}
+
+
+def _parquet(path: Path, where: str) -> dict[str, np.ndarray]:
+    if not path.exists():
+        raise FileNotFoundError
+    pyarrow, parquet = needed("pyarrow", "Parquet", "own"), needed("pyarrow.parquet", "Parquet", "own")
+    try:
+        table = parquet.read_table(path)
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{where}: is not a readable Parquet file ({error})") from error
+    return {
+        name: column(table.column(name).to_pylist()) for name in table.column_names if not name.startswith("__index_level_")
+    }
+
+
+def _npz(path: Path, where: str) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        raise
+    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
+        hint = (
+            "; it holds pickled objects, which can run any program: save plain arrays" if "allow_pickle" in str(error) else ""
+        )
+        raise DataError(f"{where}: is not a readable npz file ({error}){hint}") from error
+
+
+def _images(folder: Path, where: str, labelled: bool) -> Raw:
+    pil = needed("PIL.Image", "an image", "own")
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGES)
+    if not paths:
+        raise DataError(f"{where}: there are no images ({', '.join(IMAGES)})")
+    loose = next((path for path in paths if path.parent == folder), None)
+    if labelled and loose is not None:
+        raise DataError(f"{where}: {loose.name} lies in no subfolder; a subfolder's name is the class of its images")
+    pixels = []
+    for path in paths:
+        try:
+            with pil.open(path) as image:
+                pixels.append(picture(image))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{where}: {path} cannot be read ({error})") from error
+        if pixels[-1].shape != pixels[0].shape:
+            raise DataError(
+                f"{where}: {path} is {shown(pixels[-1])}, but {paths[0]} is {shown(pixels[0])}; give all one size and colour"
+            )
+    names = np.array([path.relative_to(folder).parts[0] for path in paths], dtype=object) if labelled else None
+    return Raw(where, torch.from_numpy(np.stack(pixels)), names)
+
+
+def picture(image: Any) -> np.ndarray:
+    """Bytes, channels first: grey stays one channel, everything else becomes red, green and blue."""
+    plain = image if image.mode in ("L", "RGB") else image.convert("L" if image.mode in ("1", "I;16") else "RGB")
+    values = np.asarray(plain, dtype=np.uint8)
+    return values[None] if values.ndim == 2 else np.ascontiguousarray(values.transpose(2, 0, 1))
+
+
+def shown(pixels: np.ndarray) -> str:
+    """The size of an image in words."""
+    return f"{pixels.shape[2]} x {pixels.shape[1]} in {'grey' if pixels.shape[0] == 1 else 'colour'}"

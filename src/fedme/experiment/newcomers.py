@@ -1,0 +1,184 @@
+"""A client that was not there during training: what the federation offers it, which of that fits it best, and fine-tuning.
+
+FedMe offers every personal model (or one a cluster); the newcomer takes the one with the smallest loss on its validation part.
+HypCluster offers its cluster models, chosen by the training loss as in training; methods with a global model offer that.
+Only saved models are read, so a newcomer needs neither the others' samples nor a checkpoint.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedme import zoo
+from fedme.core.client import Local, Steps, evaluate, predict, together, train
+from fedme.core.data import ClientData, ClientId, Schema
+from fedme.core.key import Key
+from fedme.core.method import Round, Task
+from fedme.core.metrics import measure
+from fedme.core.model import Model
+from fedme.datasets.federation import federate
+from fedme.datasets.own import Piece, newcomer
+from fedme.datasets.partition import Natural
+from fedme.datasets.preparation import Preparation
+from fedme.engines.client import Scored
+from fedme.engines.drive import Execute, drive
+from fedme.engines.inprocess import one_by_one
+from fedme.experiment import cards, saved
+from fedme.experiment.config import Experiment
+from fedme.experiment.files import RunError
+from fedme.experiment.lineage import Adoption, Lineage
+from fedme.learn.objectives import CrossEntropy
+from fedme.learn.part import Part, fork
+
+SHARED = "shared"  # where the models of the server are in a run
+EPOCHS = 2  # of fine-tuning, where the run had none
+NOTHING = {
+    "local": "its clients share nothing, so there is nothing to start from; train alone with method 'local'",
+    "fedmd": "its clients share outputs on public data, not models; run it again with the newcomer among the clients",
+}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A model that a newcomer may start from: the server's, or a client's."""
+
+    name: str
+    model: Model
+    about: Mapping[str, Any]
+
+    @property
+    def lineage(self) -> Lineage | None:
+        """Where it comes from, if it is a client's."""
+        found = self.about.get("lineage")
+        return None if found is None else Lineage(found["origin"], tuple(Adoption(**a) for a in found["adoptions"]))
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What a newcomer has: which offer it took, its models ("model", "finetuned"), and how they do."""
+
+    folder: Path
+    client: ClientId
+    taken: str
+    offers: int
+    scores: tuple[Scored, ...]
+
+
+def offered(server: Any, task: Task, key: Key) -> dict[str, Model]:
+    """What the server itself has for newcomers: a global model, or several; FedMe's server has the personal models only."""
+    model, models = getattr(server, "model", None), getattr(server, "models", None)
+    if isinstance(model, Model):
+        return {"global": model}
+    if isinstance(models, tuple) and all(isinstance(each, Model) for each in models):
+        return {f"cluster {k}": each for k, each in enumerate(models)}
+    if isinstance(server, Part):  # of FML: what is not shared begins afresh
+        fresh = Model.init(task.shared, key.at("newcomer"), task.dtype)
+        return {"global": fork(task.shared, Part(fresh.params, fresh.buffers), server)}
+    return {}
+
+
+def save_offers(run: Path, server: Any, task: Task, method: str, rounds: int, key: Key) -> None:
+    """Keep what the server has for newcomers."""
+    for name, model in offered(server, task, key).items():
+        about = {"model": name, "stage": "round", "method": method, "rounds": rounds}
+        saved.save(saved.folder_of(run, name, SHARED), "model", model, task.schema, list(task.schema.classes), about)
+
+
+def offers(
+    run: Path, method: str, per_cluster: bool = False, imports: bool = False, more: Mapping[str, zoo.Entry] | None = None
+) -> list[Offer]:
+    """Everything a newcomer may start from."""
+    if method in NOTHING:
+        raise RunError(f"{run}: method '{method}' has nothing for newcomers: {NOTHING[method]}")
+    folders = sorted((run / SHARED).glob("*/model.json"))
+    if not folders and method == "fedme":
+        folders = sorted((run / saved.CLIENTS).glob("*/model.json"))
+    if not folders:
+        raise RunError(f"{run}: there are no saved models to start from; a run saves them at its end")
+    abouts = {path.parent: saved.describe(path.parent) for path in folders}
+    if per_cluster:
+        abouts = _best_of_clusters(abouts)
+    found = []
+    for folder, about in abouts.items():
+        model, _ = saved.read_model(folder, imports=imports, more=more)
+        found.append(Offer(about.get("client", about["model"]), model, about))
+    return found
+
+
+def _best_of_clusters(abouts: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Any]:
+    """Of every cluster of the last round, the model that does best on its client's validation part."""
+    best: dict[Any, tuple[float, Path]] = {}
+    for folder, about in abouts.items():
+        cluster = (about.get("lineage") or {}).get("cluster")
+        loss = about["metrics"].get("val", {}).get("loss")
+        rank = (float("inf") if loss is None else loss, folder)
+        best[cluster] = min(best.get(cluster, rank), rank)
+    return {folder: abouts[folder] for _, folder in best.values()}
+
+
+def join(
+    run: Path,
+    experiment: Experiment,
+    client: ClientId,
+    piece: Piece,
+    *,
+    epochs: int | None = None,
+    per_cluster: bool = False,
+    imports: bool = False,
+    more: Mapping[str, zoo.Entry] | None = None,
+    execute: Execute | None = None,
+) -> Joined:
+    """Give the newcomer the model that fits it best, fine-tune it, and save both under ``newcomers`` in the run."""
+    there = offers(run, experiment.method_name, per_cluster, imports, more)
+    if saved.folder_of(run, client).exists():
+        raise RunError(f"{run}: a client of the run is called '{client}' already; give the newcomer another name")
+    about = there[0].about
+    schema = Schema(
+        tuple(about["inputs"]["shape"]), tuple(about["classes"]), about["preprocessing"], about["inputs"]["vocabulary"]
+    )
+    data = _data(schema, client, piece, experiment)
+    tuning = epochs if epochs is not None else experiment.settings.finetune.epochs or EPOCHS
+    key = Key(experiment.settings.seed).at("newcomer", client)
+    steps = _steps(experiment, there, data, tuning, key)
+    taken, models, scores = drive({client: steps}, execute or one_by_one())[client].value
+    folder = saved.folder_of(run, client, saved.NEWCOMERS)
+    rounds = experiment.settings.rounds
+    lineage = taken.lineage
+    if lineage is not None:
+        lineage = replace(lineage, adoptions=(*lineage.adoptions, Adoption(rounds - 1, client, taken.name)))
+    for name, stage in (("model", "round"), ("finetuned", "finetuned")):
+        description = cards.about(data, stage, experiment.method_name, rounds, scores, lineage) | {"started_from": taken.name}
+        saved.save(folder, name, models[name], schema, list(schema.classes), description)
+    return Joined(folder, client, taken.name, len(there), tuple(scores))
+
+
+def _data(schema: Schema, client: ClientId, piece: Piece, experiment: Experiment) -> ClientData:
+    """The newcomer's samples, prepared and cut as those of the clients."""
+    dataset = newcomer(schema, Preparation.read(schema.preprocessing), client, piece)
+    options = replace(experiment.data, unlabeled=0, public=0, limit=None, groups={})
+    return federate(dataset, Natural(), options, Key(experiment.settings.seed).at("partition")).clients[client]
+
+
+def _steps(
+    experiment: Experiment, there: Sequence[Offer], data: ClientData, epochs: int, key: Key
+) -> Steps[tuple[Offer, dict[str, Model], list[Scored]]]:
+    look = data.train if experiment.method_name == "hypcluster" or not len(data.val) else data.val
+    fits = yield from together([evaluate(offer.model, look) for offer in there])
+    best = min(range(len(there)), key=lambda i: (fits[i].loss != fits[i].loss, fits[i].loss, i))
+    start = there[best].model
+    when = Round(experiment.settings.rounds - 1, experiment.settings.rounds)
+    training = experiment.settings.train
+    tuned = start
+    if epochs:
+        rule = training.sgd(CrossEntropy(), when)
+        trained = yield from train({"own": start}, rule, data.train, Local(epochs, training.batch), key.at("finetune"))
+        tuned = trained.models["own"]
+    models = {"model": start, "finetuned": tuned}
+    scores = []
+    for name, stage in (("model", "round"), ("finetuned", "finetuned")):
+        for part, split in (("val", data.val), ("test", data.test)):
+            if len(split):
+                logits = yield from predict(models[name], split)
+                scores.append(Scored("personal", start.arch.name, stage, part, measure(logits, split.y)))
+    return there[best], models, scores
