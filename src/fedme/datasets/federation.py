@@ -11,6 +11,7 @@ away, in the training part, and the choice between models would reward memory.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -63,6 +64,16 @@ class Federation:
     def table(self, first: int | None = None) -> Table:
         """Sizes and labels of the clients, for a terminal."""
         return self.partition.table(self.dataset.source.labels, self.dataset.schema.classes, first)
+
+    def division(self) -> dict[str, Any]:
+        """Who has how many samples of what, as plain data."""
+        labels, classes = self.dataset.source.labels, self.dataset.schema.classes
+        counts = self.partition.counts(labels, len(classes)).tolist()
+        clients = {}
+        for (client, data), row in zip(self.clients.items(), counts, strict=True):
+            sizes = {part: len(getattr(data, part)) for part in ("train", "val", "test")}
+            clients[client] = sizes | {"labels": dict(zip(classes, row, strict=True))}
+        return {"digest": self.partition.digest(), "clients": clients, "notes": list(self.notes)}
 
 
 def federate(dataset: Dataset, partition: Partitioner, options: DataOptions, key: Key) -> Federation:

@@ -33,6 +33,7 @@ from fedme.experiment.store import Store
 from fedme.experiment.summary import CONFIG
 
 ENGINE = "engine.log"
+LABELS = "labels.json"  # who has how many samples of what: reports need no data
 FEW = 10  # test samples
 COPIES = 4  # of a client's weights while it is assessed: personal and shared model, fine-tuned copy, its momentum
 PART = 4  # the share of the memory for weights that one group of clients may take while it is assessed
@@ -129,6 +130,7 @@ def _run(folder: Path, display: Display) -> None:
             display.note(f"note: {note}", always=True)
         with replacing(folder / "partition.safetensors") as temporary:
             federation.partition.save(temporary)
+        write_json(folder / LABELS, federation.division())
         found = checkpoint.load(folder, config)
         prepared = assemble.prepare(
             experiment,
