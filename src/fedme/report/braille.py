@@ -7,31 +7,31 @@ from rich.text import Text
 
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character, by row and column
 COLOURS = ("bright_blue", "orange3", "green3", "magenta")
-MARGIN = 8  # characters for the numbers at the left
 
 Points = Sequence[tuple[float, float]]
 
 
 def plot(series: Mapping[str, Points], width: int, height: int, last: float) -> Text:
     """Lines over 0 to `last`, with the highest and the lowest value at the left and a legend above."""
-    inner = max(10, width - MARGIN)
     values = [y for points in series.values() for _, y in points]
     low, high = min(values), max(values)
+    margin = max(6, len(_short(low)), len(_short(high)))
+    inner = max(10, width - margin - 2)
     dots: dict[tuple[int, int], tuple[int, str]] = {}
     for (_, points), colour in zip(series.items(), COLOURS, strict=False):
         for x, y in _path(points, inner * 2, height * 4, last, low, high):
             cell = (y // 4, x // 2)
             dots[cell] = (dots.get(cell, (0, ""))[0] | DOTS[y % 4][x % 2], colour)
-    text = Text(" " * MARGIN)
+    text = Text(" " * (margin + 2))
     for name, colour in zip(series, COLOURS, strict=False):
         text.append("━ ", colour).append(f"{name}  ")
     for row in range(height):
         number = {0: high, height - 1: low}.get(row)
-        text.append("\n" + ("" if number is None else _short(number)).rjust(MARGIN - 2) + " │", "dim")
+        text.append("\n" + ("" if number is None else _short(number)).rjust(margin) + " │", "dim")
         for column in range(inner):
             bits, colour = dots.get((row, column), (0, ""))
             text.append(chr(0x2800 + bits), colour)
-    return text.append("\n" + " " * (MARGIN - 1) + "└" + "─" * inner, "dim")
+    return text.append("\n" + " " * (margin + 1) + "└" + "─" * inner, "dim")
 
 
 def _path(points: Points, wide: int, tall: int, last: float, low: float, high: float) -> list[tuple[int, int]]:
@@ -50,4 +50,4 @@ def _path(points: Points, wide: int, tall: int, last: float, low: float, high: f
 
 
 def _short(number: float) -> str:
-    return f"{number:.1f}" if abs(number) >= 10 else f"{number:.3f}"
+    return f"{number:.4g}"

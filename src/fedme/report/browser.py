@@ -1,10 +1,11 @@
 """Chromium without a window, driven over a pipe by its DevTools protocol: for pictures, and for trying the page."""
 
 import base64
+import fcntl
 import json
 import os
 import shutil
-import subprocess
+import signal
 import tempfile
 from collections import deque
 from pathlib import Path
@@ -34,32 +35,36 @@ class Browser:
         flags = ["--headless", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe", "--hide-scrollbars"]
         # The page is our own file, and containers often cannot nest another sandbox.
         flags += ["--no-sandbox", "--disable-dev-shm-usage", f"--user-data-dir={self.folder.name}"]
-        # Chromium listens at descriptor 3 and answers at 4.
-        command = f'exec "$0" "$@" 3<&{to_read} 4>&{to_say}'
-        self.process = subprocess.Popen(
-            ["sh", "-c", command, program, *flags, "about:blank"],
-            pass_fds=(to_read, to_say),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(to_read)
-        os.close(to_say)
+        # Chromium listens at descriptor 3 and answers at 4; high copies cannot be overwritten by putting them there.
+        high = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 10) for each in (to_read, to_say)]
+        places = [(os.POSIX_SPAWN_DUP2, each, place) for each, place in zip(high, (3, 4), strict=True)]
+        silent = [(os.POSIX_SPAWN_OPEN, each, os.devnull, os.O_WRONLY, 0) for each in (1, 2)]
+        self.process = os.posix_spawn(program, [program, *flags, "about:blank"], os.environ, file_actions=[*places, *silent])
+        for each in (to_read, to_say, *high):
+            os.close(each)
         self.buffer, self.number, self.session = b"", 0, ""
         self.events: deque[dict[str, Any]] = deque()
         self.said: list[str] = []
         self.size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": phone}
 
     def __enter__(self) -> Self:
+        try:
+            self._begin()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _begin(self) -> None:
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
         self.call("Emulation.setDeviceMetricsOverride", **self.size)
-        return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.terminate()
-        self.process.wait()
+        os.kill(self.process, signal.SIGTERM)
+        os.waitpid(self.process, 0)
         os.close(self.to_write)
         os.close(self.to_hear)
         self.folder.cleanup()
@@ -122,5 +127,8 @@ class Browser:
 
 
 def _write(pipe: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(pipe, data) :]
+    try:
+        while data:
+            data = data[os.write(pipe, data) :]
+    except BrokenPipeError:
+        raise RunError("the browser ended unexpectedly") from None

@@ -47,7 +47,7 @@ function ticks(low, high, count, whole = false) {
 }
 
 // A frame of the figure's width. `legend` is a list of {label, color, dash?, shape?}; it wraps.
-function frame(figure, { height, left = 46, right = 14, top = 22, bottom = 40, label, legend = [] }) {
+function frame(figure, { height, left = 46, right = 14, top = 28, bottom = 40, label, legend = [] }) {
   const whole = Math.max(280, Math.floor(figure.clientWidth || 640));
   const marks = node("g");
   let x = 0;
@@ -87,7 +87,7 @@ function axisLeft(chart, scale, values, write, title) {
     chart.plot.append(node("line", { class: "rule", x1: 0, x2: chart.width, y1: y, y2: y }));
     chart.plot.append(node("text", { class: "soft", x: -7, y: y + 4, "text-anchor": "end" }, write(value)));
   }
-  chart.plot.append(node("text", { class: "soft", x: -chart.left, y: -10 }, title));
+  chart.plot.append(node("text", { class: "soft", x: -chart.left, y: -14 }, title));
 }
 
 // Names of clients below their places; left out where there is no room for them.
