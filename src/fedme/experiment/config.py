@@ -31,6 +31,7 @@ from fedme.learn.criteria import Candidate, Criterion
 from fedme.learn.training import Training, require
 from fedme.methods import METHODS
 
+Log = Literal["tensorboard", "mlflow"]
 Spec = str | Mapping[str, Any]  # an architecture: its name, or a table with `name` and options
 
 PRESETS = importlib.resources.files("fedme") / "presets"
@@ -96,6 +97,7 @@ class Settings:
     output: str | None = None  # the run directory; runs/<name> by default
     evaluate_every: int = 1  # rounds; the last round is always evaluated
     checkpoint_every: int = 1  # rounds
+    log: Log | tuple[Log, ...] = ()  # also to TensorBoard or MLflow, or both: "tensorboard", ["tensorboard", "mlflow"]
     method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedme"})
     data: Mapping[str, Any] = field(default_factory=lambda: {"name": "digits"})
     partition: Mapping[str, Any] = field(default_factory=dict)

@@ -25,7 +25,7 @@ from fedme.datasets.federation import Federation
 from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
 from fedme.engines.inprocess import InProcess
 from fedme.engines.round import play
-from fedme.experiment import assemble, checkpoint, records, saved, summary
+from fedme.experiment import assemble, checkpoint, records, saved, sinks, summary
 from fedme.experiment.config import Experiment, load, to_toml
 from fedme.experiment.files import RunError, locked, replacing, write_json, write_text
 from fedme.experiment.progress import Display
@@ -113,6 +113,7 @@ def environment() -> dict[str, Any]:
 def _run(folder: Path, display: Display) -> None:
     experiment, _ = load(folder / CONFIG)
     settings, config = experiment.settings, experiment.plain()
+    sinks.require_packages(settings.log)
     root = Key(settings.seed)
     with stopping() as stop, ExitStack() as cleanup:
 
@@ -150,7 +151,8 @@ def _run(folder: Path, display: Display) -> None:
             at = checkpoint.Checkpoint(head, store.keep(method.init_server(prepared.task, root.at("init"))), {})
             checkpoint.save(folder, store, at, config)
         engine = InProcess(method, prepared.task, federation.clients, root, execute)
-        Loop(folder, experiment, prepared, engine, store, display).run(at, config)
+        logs = cleanup.enter_context(sinks.opened(settings.log, folder, config, at.header.round))
+        Loop(folder, experiment, prepared, engine, store, display, logs).run(at, config)
         write_text(folder / ENGINE, "".join(f"{line}\n" for line in execute.explain()))
     summary.write(folder, config)
 
@@ -179,9 +181,10 @@ class Loop:
         engine: InProcess,
         store: Store,
         display: Display,
+        logs: sinks.Logs,
     ) -> None:
         self.folder, self.experiment, self.prepared = folder, experiment, prepared
-        self.engine, self.store, self.display = engine, store, display
+        self.engine, self.store, self.display, self.logs = engine, store, display, logs
         self.method: AnyMethod = experiment.method
         self.root = Key(experiment.settings.seed)
         self.members = list(prepared.task.members)
@@ -229,7 +232,9 @@ class Loop:
         if t + 1 == settings.rounds or (t + 1) % settings.evaluate_every == 0:
             scores = self._assess(server, t, last=t + 1 == settings.rounds)
             self.shown = _headline(scores)
-        book.write(records.rows(t, played.traffic, scores, self.samples, played.server_seconds))
+        rows = records.rows(t, played.traffic, scores, self.samples, played.server_seconds)
+        book.write(rows)
+        self.logs.write(t, rows)
         return server
 
     def _rest(self, clients: Iterable[ClientId]) -> None:

@@ -187,7 +187,7 @@ def names(families: Mapping[str, tuple[str, str]]) -> dict[str, str]:
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """For every configuration, the settings in which they are not all the same; what only one method has does not count."""
     flat = [flattened(config) for config in configs]
-    skip = ("seed", "output", "name", "method.name")
+    skip = ("seed", "output", "name", "method.name", "log")
     keys = [key for key in dict.fromkeys(key for each in flat for key in each) if key not in skip]
     odd = [key for key in keys if len({repr(each[key]) for each in flat if key in each}) > 1]
     return [{key: each[key] for key in odd if key in each} for each in flat]
