@@ -117,7 +117,7 @@ def test_hovering_tells_the_numbers_that_were_recorded(shown, runs):
 def test_choosing_a_client_dims_the_others_and_adds_its_line(shown):
     lines = shown.run("document.querySelectorAll('#rounds polyline').length")
     pick(shown, "#client", "3")
-    assert shown.run("document.querySelectorAll('#clients circle.dot.halo:not(.dim)').length") == 1
+    assert shown.run("document.querySelectorAll('#clients circle.own:not(.dim)').length") == 1
     assert shown.run("document.querySelectorAll('#labels circle.bubble.dim').length") > 0
     assert shown.run("document.querySelectorAll('#rounds polyline').length") == lines + 1
     assert "client 3 (digits-fedme, seed 0)" in shown.run("document.querySelector('#rounds svg').textContent")

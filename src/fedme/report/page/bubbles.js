@@ -3,18 +3,18 @@
 views.push({
   id: "labels",
   title: "Who has which labels",
-  about: () => "The area of a bubble is the number of samples, training, validation and test together.",
+  about: () => `The area of a bubble is the number of samples, training, validation and test together.${ofHowMany()}`,
   missing: () => (run().labels ? null : "This run was made before label counts were recorded; run it again to see them."),
   draw: (figure) => {
     const { classes, counts, parts } = run().labels;
-    const names = run().clients;
+    const names = run().clients.slice(0, MOST);
     const left = 14 + Math.min(110, Math.max(...classes.map((name) => textWidth(name.slice(0, 16), 10))));
     const step = (Math.max(280, figure.clientWidth) - left - 14) / names.length;
     const row = Math.max(9, Math.min(24, 460 / classes.length));
     const chart = frame(figure, { height: row * classes.length, left, top: 6, bottom: roomForNames(names, step), label: "samples of every label at every client" });
     const wide = chart.width / names.length;
     namesBelow(chart, names, (index) => (index + 0.5) * wide, wide);
-    const most = Math.max(1, ...counts.flat());
+    const most = names.reduce((most, _, index) => Math.max(most, ...counts[index]), 1);
     const largest = Math.max(1.5, Math.min(row, Math.max(wide, 9)) / 2 - 0.5);
     classes.forEach((name, k) => {
       chart.plot.append(node("line", { class: "rule", x1: 0, x2: chart.width, y1: (k + 0.5) * row, y2: (k + 0.5) * row }));

@@ -14,6 +14,11 @@ const runName = (each) => story.families[each.family].label + (story.runs.filter
 const clientName = (index) => `client ${run().clients[index]}`;
 const clientIndex = () => (state.client === null ? -1 : run().clients.indexOf(state.client));
 
+// Charts with a row or a mark for every client show this many; the sorted ones show all.
+const MOST = 200;
+const someClients = () => run().clients.map((_, index) => index).slice(0, MOST);
+const ofHowMany = () => (run().clients.length > MOST ? ` The first ${MOST} of ${run().clients.length} clients.` : "");
+
 function build(made, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (typeof value === "function") made.addEventListener(name, value);

@@ -3,12 +3,12 @@
 const without = () => `${runName(run())} has no exchange of models: its method is ${story.families[run().family].method}.`;
 
 function lent() {
-  const size = run().clients.length;
+  const size = someClients().length;
   const times = Array.from({ length: size }, () => new Array(size).fill(0));
   const kept = times.map((row) => row.slice());
   run().exchange.lenders.forEach((row, t) =>
     row.forEach((lender, borrower) => {
-      if (lender < 0) return;
+      if (lender < 0 || lender >= size || borrower >= size) return;
       times[borrower][lender] += 1;
       kept[borrower][lender] += run().exchange.adopted[t][borrower];
     }),
@@ -19,10 +19,10 @@ function lent() {
 views.push({
   id: "exchange",
   title: "Who lent to whom",
-  about: () => "All rounds together. Each column lends, each row borrows; the darker a square, the more often. The dot inside grows with the share of the loans that the borrower kept.",
+  about: () => `All rounds together. Each column lends, each row borrows; the darker a square, the more often. The dot inside grows with the share of the loans that the borrower kept.${ofHowMany()}`,
   missing: () => (run().exchange ? null : without()),
   draw: (figure) => {
-    const names = run().clients;
+    const names = run().clients.slice(0, MOST);
     const { times, kept } = lent();
     const left = 16 + Math.min(110, Math.max(...names.map((name) => textWidth(name.slice(0, 16), 10))));
     const whole = Math.max(280, figure.clientWidth);
@@ -82,7 +82,7 @@ function roundControls() {
 views.push({
   id: "loans",
   title: "The exchange of one round",
-  about: () => "An arc goes from a lender to a borrower: above to the right, below to the left. Thick arcs were adopted. Clients have the colour of the architecture they held, and stand by cluster where there are several.",
+  about: () => `An arc goes from a lender to a borrower: above to the right, below to the left. Thick arcs were adopted. Clients have the colour of the architecture they held, and stand by cluster where there are several.${ofHowMany()}`,
   controls: roundControls,
   missing: () => (run().exchange ? null : without()),
   draw: (figure) => {
@@ -91,7 +91,7 @@ views.push({
     const { names: archs, held } = run().lineage;
     const clusters = run().clusters?.of[t];
     const names = run().clients;
-    const order = names.map((_, index) => index);
+    const order = someClients();
     if (clusters) order.sort((a, b) => clusters[a] - clusters[b] || a - b);
     const before = held[t];
     const present = [...new Set(before)].filter((each) => each >= 0).sort((a, b) => a - b);
@@ -104,15 +104,15 @@ views.push({
       label: `loans of round ${t}`,
       legend: [...present.map((each) => ({ label: archs[each], color: color(each), shape: "dot" })), { label: "adopted", color: "var(--ink)", shape: "line" }, { label: "not adopted", color: "var(--soft)", dash: "3 3", shape: "line" }],
     });
-    const step = chart.width / names.length;
+    const step = chart.width / order.length;
     const middle = chart.height / 2;
     const radius = Math.max(2, Math.min(10, step * 0.42));
     const at = new Map(order.map((index, rank) => [index, (rank + 0.5) * step]));
     const tall = middle - 12;
-    const longest = Math.max(1, ...order.map((index) => (lenders[t][index] < 0 ? 0 : Math.abs(at.get(index) - at.get(lenders[t][index])))));
+    const longest = Math.max(1, ...order.map((index) => (at.has(lenders[t][index]) ? Math.abs(at.get(index) - at.get(lenders[t][index])) : 0)));
     for (const borrower of order) {
       const lender = lenders[t][borrower];
-      if (lender < 0) continue;
+      if (!at.has(lender)) continue;
       const [from, to] = [at.get(lender), at.get(borrower)];
       const right = to > from;
       const top = middle + (right ? -1 : 1) * (radius + 4 + (tall - radius - 4) * (Math.abs(to - from) / longest));

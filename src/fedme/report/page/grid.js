@@ -34,11 +34,11 @@ const oneArchitecture = () => (run().lineage.names.length > 1 ? null : `Every cl
 views.push({
   id: "lineage",
   title: "Which architecture each client holds",
-  about: () => `One row a client, sorted by what it holds in the end; the first column is the start.${run().exchange ? " A dot marks a round in which the client adopted its guest." : ""}`,
+  about: () => `One row a client, sorted by what it holds in the end; the first column is the start.${run().exchange ? " A dot marks a round in which the client adopted its guest." : ""}${ofHowMany()}`,
   missing: oneArchitecture,
   draw: (figure) => {
     const { names, held, began } = run().lineage;
-    const order = run().clients.map((_, index) => index).sort((a, b) => held.at(-1)[a] - held.at(-1)[b] || began.at(-1)[a] - began.at(-1)[b] || a - b);
+    const order = someClients().sort((a, b) => held.at(-1)[a] - held.at(-1)[b] || began.at(-1)[a] - began.at(-1)[b] || a - b);
     const exchange = run().exchange;
     drawGrid(figure, {
       order,
@@ -91,13 +91,13 @@ views.push({
 views.push({
   id: "clusters",
   title: "Clusters over rounds",
-  about: () => `Which cluster each client was in; pale where it took no part.${run().clusters?.renumbered ? " Clusters are found anew each round and numbered so that as many clients as possible keep their number." : ""}`,
+  about: () => `Which cluster each client was in; pale where it took no part.${run().clusters?.renumbered ? " Clusters are found anew each round and numbered so that as many clients as possible keep their number." : ""}${ofHowMany()}`,
   missing: () => (run().clusters ? null : `${runName(run())} has no clusters, or only one.`),
   draw: (figure) => {
     const { of } = run().clusters;
     const last = (index) => of.findLast((row) => row[index] >= 0)?.[index] ?? -1;
-    const order = run().clients.map((_, index) => index).sort((a, b) => last(a) - last(b) || a - b);
-    const count = 1 + Math.max(...of.flat());
+    const order = someClients().sort((a, b) => last(a) - last(b) || a - b);
+    const count = 1 + of.flat().reduce((most, each) => Math.max(most, each), 0);
     drawGrid(figure, {
       order,
       columns: of.length,

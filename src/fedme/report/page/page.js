@@ -29,7 +29,7 @@ function redraw(id) {
   const focused = controls.contains(document.activeElement) ? [...controls.querySelectorAll("select, input, button")].indexOf(document.activeElement) : -1;
   const open = figure.querySelector("details")?.open;
   about.textContent = missing ?? view.about();
-  controls.replaceChildren(...(missing === null || view.id === "gain" || view.id === "clients" ? (view.controls?.() ?? []) : []));
+  controls.replaceChildren(...(missing === null ? (view.controls?.() ?? []) : []));
   if (focused >= 0) controls.querySelectorAll("select, input, button")[focused]?.focus();
   figure.replaceChildren();
   takes.hidden = missing !== null;

@@ -42,12 +42,12 @@ views.push({
     const wide = Math.min(6, Math.max(2, step * 0.35));
     order.forEach((index, rank) => {
       const at = place(rank);
-      chart.plot.append(node("line", { class: `rule${dim(index)}`, x1: at, x2: at, y1: y(values[index]), y2: chart.height }));
+      if (step > 6) chart.plot.append(node("line", { class: `rule${dim(index)}`, x1: at, x2: at, y1: y(values[index]), y2: chart.height }));
       for (const each of others) {
         const value = other(each, index);
         if (value !== null) chart.plot.append(node("circle", { class: `dot${dim(index)}`, cx: at, cy: y(value), r: wide * 0.55, fill: color(each.family) }));
       }
-      chart.plot.append(node("circle", { class: `dot halo${dim(index)}`, cx: at, cy: y(values[index]), r: wide, fill: color(several ? run().family : 0) }));
+      chart.plot.append(node("circle", { class: `dot own${step > 6 ? " halo" : ""}${dim(index)}`, cx: at, cy: y(values[index]), r: wide, fill: color(several ? run().family : 0) }));
       if (rank < 3 && order.length > 3) chart.plot.append(node("circle", { cx: at, cy: y(values[index]), r: wide + 2.5, fill: "none", stroke: "var(--warn)", "stroke-width": 1.5 }));
     });
     hover(chart, (px) => {
