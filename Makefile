@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow check format clean install bench bench-scale bench-memory
+.PHONY: demo docs test test-slow check format clean install bench bench-scale bench-memory
 
 install: $(READY)
 
@@ -24,13 +24,17 @@ test-slow: $(READY)
 	$(BIN)/pytest -m slow
 
 check: $(READY)
-	$(BIN)/ruff format --check --quiet src tests benchmarks
-	$(BIN)/ruff check --quiet src tests benchmarks
+	$(BIN)/ruff format --check --quiet src tests benchmarks website
+	$(BIN)/ruff check --quiet src tests benchmarks website
 	$(BIN)/mypy
 
 format: $(READY)
-	$(BIN)/ruff format src tests benchmarks
-	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks website
+	$(BIN)/ruff check --fix src tests benchmarks website
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open site/index.html"
 
 bench: $(READY)
 	$(BIN)/python benchmarks/bench.py
@@ -43,4 +47,4 @@ bench-memory: $(READY)
 	$(BIN)/python benchmarks/memory.py
 
 clean:
-	rm -rf $(VENV) benchmarks/.venvs benchmarks/results build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) benchmarks/.venvs benchmarks/results build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -20,8 +20,9 @@ ALLOWED = {
     "datasets": {"core"},
     "zoo": {"core"},
     "experiment": {"core", "learn", "methods", "engines", "datasets", "zoo", "(version)"},
-    "cli": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment", "(version)"},
-    "api": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment"},
+    "report": {"core", "experiment", "(version)"},
+    "cli": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment", "report", "(version)"},
+    "api": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment", "report"},
     "__main__": {"cli"},
     "__init__": {"api", "core", "learn", "methods", "engines", "datasets", "zoo", "experiment"},
 }

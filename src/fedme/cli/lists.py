@@ -10,7 +10,6 @@ from fedme import zoo
 from fedme.cli.app import FileArgument, Json, Overrides, app, err, literal, out, source
 from fedme.core.typed import nearest
 from fedme.datasets import DATASETS
-from fedme.datasets.federation import Federation
 from fedme.datasets.partition import PARTITIONS
 from fedme.experiment import assemble
 from fedme.experiment.config import ConfigError, load, presets
@@ -75,20 +74,9 @@ def data_show(
         err.print(f"note: {literal(note)}")
     federation = assemble.gather(experiment)
     if as_json:
-        print(json.dumps(_division(federation)))
+        print(json.dumps(federation.division()))
         return
     out.print(federation.table(first))
     for note in federation.notes:
         out.print(f"note: {literal(note)}")
     out.print(f"partition {experiment.partition_name}, seed {experiment.settings.seed}, digest {federation.partition.digest()}")
-
-
-def _division(federation: Federation) -> dict[str, Any]:
-    """Who has how many samples of what, as plain data."""
-    labels, classes = federation.dataset.source.labels, federation.dataset.schema.classes
-    counts = federation.partition.counts(labels, len(classes)).tolist()
-    clients = {}
-    for (client, data), row in zip(federation.clients.items(), counts, strict=True):
-        sizes = {part: len(getattr(data, part)) for part in ("train", "val", "test")}
-        clients[client] = sizes | {"labels": dict(zip(classes, row, strict=True))}
-    return {"digest": federation.partition.digest(), "clients": clients, "notes": list(federation.notes)}

@@ -66,6 +66,16 @@ class Federation:
         """Sizes and labels of the clients, for a terminal."""
         return self.partition.table(self.dataset.source.labels, self.dataset.schema.classes, first)
 
+    def division(self) -> dict[str, Any]:
+        """Who has how many samples of what, as plain data."""
+        labels, classes = self.dataset.source.labels, self.dataset.schema.classes
+        counts = self.partition.counts(labels, len(classes)).tolist()
+        clients = {}
+        for (client, data), row in zip(self.clients.items(), counts, strict=True):
+            sizes = {part: len(getattr(data, part)) for part in ("train", "val", "test")}
+            clients[client] = sizes | {"labels": dict(zip(classes, row, strict=True))}
+        return {"digest": self.partition.digest(), "clients": clients, "notes": list(self.notes)}
+
 
 def federate(dataset: Dataset, partition: Partitioner, options: DataOptions, key: Key) -> Federation:
     """Divide a data set among clients; the same key gives the same federation.

@@ -68,7 +68,7 @@ class File:
 
 def digest(config: Mapping[str, Any]) -> str:
     """A fingerprint of everything in a configuration that decides the results."""
-    deciding = {key: value for key, value in config.items() if key not in ("output", "name", "checkpoint_every")}
+    deciding = {key: value for key, value in config.items() if key not in ("output", "name", "checkpoint_every", "log")}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
 

@@ -34,6 +34,7 @@ from fedme.learn.training import Training, require
 from fedme.methods import METHODS
 from fedme.zoo import Entry
 
+Log = Literal["tensorboard", "mlflow"]
 Spec = str | Mapping[str, Any]  # an architecture: its name, or a table with `name` and options
 
 PRESETS = importlib.resources.files("fedme") / "presets"
@@ -99,6 +100,7 @@ class Settings:
     output: str | None = None  # the run directory; runs/<name> by default
     evaluate_every: int = 1  # rounds; the last round is always evaluated
     checkpoint_every: int = 1  # rounds
+    log: Log | tuple[Log, ...] = ()  # also to TensorBoard or MLflow, or both: "tensorboard", ["tensorboard", "mlflow"]
     method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedme"})
     data: Mapping[str, Any] = field(default_factory=dict)
     partition: Mapping[str, Any] = field(default_factory=dict)

@@ -37,6 +37,8 @@ def _comments(kind: type[Any]) -> dict[str, str]:
 
 
 def _default(field: "dataclasses.Field[Any]") -> str:
+    if dataclasses.is_dataclass(field.default):
+        return "{}"
     if field.default is not dataclasses.MISSING:
         return "" if field.default is None else json.dumps(field.default)
     return "{}" if field.default_factory is not dataclasses.MISSING else "(required)"

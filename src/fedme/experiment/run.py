@@ -25,7 +25,7 @@ from fedme.datasets.federation import Federation
 from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
 from fedme.engines.inprocess import InProcess
 from fedme.engines.round import play
-from fedme.experiment import assemble, cards, checkpoint, newcomers, records, saved, summary
+from fedme.experiment import assemble, cards, checkpoint, newcomers, records, saved, sinks, summary
 from fedme.experiment.config import Experiment, load, to_toml
 from fedme.experiment.files import RunError, locked, replacing, write_json, write_text
 from fedme.experiment.lineage import Lineage, lineages
@@ -34,6 +34,7 @@ from fedme.experiment.store import Store
 from fedme.experiment.summary import CONFIG
 
 ENGINE = "engine.log"
+LABELS = "labels.json"  # who has how many samples of what: reports need no data
 FEW = 10  # test samples
 COPIES = 4  # of a client's weights while it is assessed: personal and shared model, fine-tuned copy, its momentum
 PART = 4  # the share of the memory for weights that one group of clients may take while it is assessed
@@ -116,6 +117,7 @@ def environment() -> dict[str, Any]:
 
 def _run(folder: Path, display: Display, experiment: Experiment) -> None:
     settings, config = experiment.settings, experiment.plain()
+    sinks.require_packages(settings.log)
     root = Key(settings.seed)
     with stopping() as stop, ExitStack() as cleanup:
 
@@ -133,6 +135,7 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
             display.note(f"note: {note}", always=True)
         with replacing(folder / "partition.safetensors") as temporary:
             federation.partition.save(temporary)
+        write_json(folder / LABELS, federation.division())
         found = checkpoint.load(folder, config)
         prepared = assemble.prepare(
             experiment,
@@ -152,7 +155,8 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
             at = checkpoint.Checkpoint(head, store.keep(method.init_server(prepared.task, root.at("init"))), {})
             checkpoint.save(folder, store, at, config)
         engine = InProcess(method, prepared.task, federation.clients, root, execute)
-        Loop(folder, experiment, prepared, engine, store, display).run(at, config)
+        logs = cleanup.enter_context(sinks.opened(settings.log, folder, config, at.header.round))
+        Loop(folder, experiment, prepared, engine, store, display, logs).run(at, config)
         write_text(folder / ENGINE, "".join(f"{line}\n" for line in execute.explain()))
     summary.write(folder, config)
 
@@ -181,9 +185,10 @@ class Loop:
         engine: InProcess,
         store: Store,
         display: Display,
+        logs: sinks.Logs,
     ) -> None:
         self.folder, self.experiment, self.prepared = folder, experiment, prepared
-        self.engine, self.store, self.display = engine, store, display
+        self.engine, self.store, self.display, self.logs = engine, store, display, logs
         self.method: AnyMethod = experiment.method
         self.root = Key(experiment.settings.seed)
         self.members = list(prepared.task.members)
@@ -239,7 +244,9 @@ class Loop:
         if last:
             method, key = self.experiment.method_name, self.root.at("init")
             newcomers.save_offers(self.folder, server, self.prepared.task, method, settings.rounds, key)
-        book.write(records.rows(t, played.traffic, scores, self.samples, played.server_seconds))
+        rows = records.rows(t, played.traffic, scores, self.samples, played.server_seconds)
+        book.write(rows)
+        self.logs.write(t, rows)
         return server
 
     def _rest(self, clients: Iterable[ClientId]) -> None:

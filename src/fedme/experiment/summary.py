@@ -139,15 +139,10 @@ class Line:
 
 def compare(folders: Sequence[Path], split: str = "test", selection: str = "last round") -> list[Line]:
     """Runs that differ only in their seed become one line a model and stage."""
-    families: dict[str, dict[int, Path]] = defaultdict(dict)
     runs = {folder: read(folder) for folder in dict.fromkeys(folder.resolve() for folder in folders)}
-    for folder, run in runs.items():
-        other = families[run["config"]].setdefault(run["seed"], folder)
-        if other != folder:
-            raise RunError(f"{other} and {folder} are the same experiment with the same seed; compare one of them")
-    differing = _differing([config_of(next(iter(family.values()))) for family in families.values()])
+    groups = families(runs)
     lines = []
-    for family, differs in zip(families.values(), differing, strict=True):
+    for family, differs in zip(groups, differing([config_of(next(iter(family.values()))) for family in groups]), strict=True):
         mine = [runs[folder] for folder in family.values()]
         kinds = [(r["model"], r["stage"]) for r in mine[0]["results"] if (r["split"], r["selection"]) == (split, selection)]
         for model, stage in kinds:
@@ -170,19 +165,39 @@ def compare(folders: Sequence[Path], split: str = "test", selection: str = "last
     return lines
 
 
-def _differing(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def families(runs: Mapping[Path, Mapping[str, Any]]) -> list[dict[int, Path]]:
+    """Runs that differ only in their seed, by seed; `runs` are the summaries of run directories."""
+    found: dict[str, dict[int, Path]] = defaultdict(dict)
+    for folder, run in runs.items():
+        other = found[run["config"]].setdefault(run["seed"], folder)
+        if other != folder:
+            raise RunError(f"{other} and {folder} are the same experiment with the same seed; compare one of them")
+    return list(found.values())
+
+
+def names(families: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+    """A name for every family of runs, given its name and method; those of the same name and method are numbered."""
+    found = {}
+    for config, family in families.items():
+        twins = [each for each, other in families.items() if other == family]
+        found[config] = family[0] if len(twins) == 1 else f"{family[0]} #{twins.index(config) + 1}"
+    return found
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """For every configuration, the settings in which they are not all the same; what only one method has does not count."""
-    flat = [_flat(config) for config in configs]
-    skip = ("seed", "output", "name", "method.name")
+    flat = [flattened(config) for config in configs]
+    skip = ("seed", "output", "name", "method.name", "log")
     keys = [key for key in dict.fromkeys(key for each in flat for key in each) if key not in skip]
     odd = [key for key in keys if len({repr(each[key]) for each in flat if key in each}) > 1]
     return [{key: each[key] for key in odd if key in each} for each in flat]
 
 
-def _flat(value: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+def flattened(value: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    """Tables within tables as one, with dotted keys."""
     found: dict[str, Any] = {}
     for key, item in value.items():
-        found |= _flat(item, f"{at}{key}.") if isinstance(item, Mapping) else {f"{at}{key}": item}
+        found |= flattened(item, f"{at}{key}.") if isinstance(item, Mapping) else {f"{at}{key}": item}
     return found
 
 

@@ -101,7 +101,7 @@ def comparison(lines: list[summary.Line], style: Format, out: Console) -> None:
         numbers = ["accuracy_mean", "accuracy_std", "pooled_mean", "pooled_std", "bytes"]
         render("", [*words, *numbers], [_record(line) for line in lines], "csv", out)
         return
-    names = _run_names(lines)
+    names = summary.names({line.config: (line.name, line.method) for line in lines})
     header = ["run", "method", "model", "accuracy %", "pooled %", "seeds", "MB sent"]
     rows = [
         [
@@ -125,16 +125,6 @@ def comparison(lines: list[summary.Line], style: Format, out: Console) -> None:
             if "#" in name:
                 differs = next(line.differs for line in lines if line.config == config)
                 out.print(f"{name}: {_settings(differs)}", highlight=False, markup=False)
-
-
-def _run_names(lines: list[summary.Line]) -> dict[str, str]:
-    """A name for every family of runs; those of the same name and method are numbered."""
-    families = {line.config: (line.name, line.method) for line in lines}
-    names = {}
-    for config, family in families.items():
-        twins = [each for each, other in families.items() if other == family]
-        names[config] = family[0] if len(twins) == 1 else f"{family[0]} #{twins.index(config) + 1}"
-    return names
 
 
 def _spread(values: tuple[float, ...]) -> str:

@@ -1,0 +1,115 @@
+"use strict";
+// What all charts are made of: elements, scales, axes, a legend, and a frame that knows how wide it may be.
+
+const story = JSON.parse(document.getElementById("data").textContent);
+const several = story.families.length > 1;
+const views = []; // {id, title, about, controls?, missing?, draw}, in the order of the page
+const state = { run: 0, client: null, split: Object.keys(story.curves.splits)[0], metric: "accuracy", stage: "round", log: false, late: false, round: null };
+
+const color = (index) => `var(--c${index % 8})`;
+const dash = (index) => ["", "7 4", "2 3", "9 3 2 3"][Math.floor(index / 8) % 4];
+const percent = (value, digits = 1) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)} %`);
+const run = () => story.runs[state.run];
+const runName = (each) => story.families[each.family].label + (story.runs.filter((other) => other.family === each.family).length > 1 ? `, seed ${each.seed}` : "");
+const clientName = (index) => `client ${run().clients[index]}`;
+const clientIndex = () => (state.client === null ? -1 : run().clients.indexOf(state.client));
+
+// Charts with a row or a mark for every client show this many; the sorted ones show all.
+const MOST = 200;
+const someClients = () => run().clients.map((_, index) => index).slice(0, MOST);
+const ofHowMany = () => (run().clients.length > MOST ? ` The first ${MOST} of ${run().clients.length} clients.` : "");
+
+function build(made, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (typeof value === "function") made.addEventListener(name, value);
+    else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+const node = (tag, attributes, ...children) => build(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+const element = (tag, attributes, ...children) => build(document.createElement(tag), attributes, children);
+
+const pen = document.createElement("canvas").getContext("2d");
+function textWidth(text, size = 12) {
+  pen.font = `${size}px system-ui, sans-serif`;
+  return pen.measureText(text).width;
+}
+
+function linear([a, b], [c, d]) {
+  const slope = b === a ? 0 : (d - c) / (b - a);
+  return (value) => c + (value - a) * slope;
+}
+
+function ticks(low, high, count, whole = false) {
+  const rough = (high - low || 1) / Math.max(1, count);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  let step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough);
+  if (whole) step = Math.max(1, Math.round(step));
+  const found = [];
+  for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6; at += step) found.push(Math.abs(at) < step * 1e-9 ? 0 : at);
+  return found;
+}
+
+// A frame of the figure's width. `legend` is a list of {label, color, dash?, shape?}; it wraps.
+function frame(figure, { height, left = 46, right = 14, top = 28, bottom = 40, label, legend = [] }) {
+  const whole = Math.max(280, Math.floor(figure.clientWidth || 640));
+  const marks = node("g");
+  let x = 0;
+  let y = 0;
+  for (const item of legend) {
+    const wide = 20 + textWidth(item.label) + 14;
+    if (x > 0 && x + wide > whole) [x, y] = [0, y + 20];
+    const middle = y + 8;
+    if (item.shape === "line") marks.append(node("line", { x1: x, x2: x + 14, y1: middle, y2: middle, stroke: item.color, "stroke-width": 2.5, "stroke-dasharray": item.dash }));
+    else if (item.shape === "ring") marks.append(node("circle", { cx: x + 7, cy: middle, r: 4.5, fill: "var(--card)", stroke: item.color, "stroke-width": 2 }));
+    else if (item.shape === "dot") marks.append(node("circle", { cx: x + 7, cy: middle, r: 4.5, fill: item.color }));
+    else marks.append(node("rect", { x: x + 1, y: middle - 6, width: 12, height: 12, rx: 2, fill: item.color }));
+    marks.append(node("text", { x: x + 19, y: middle + 4 }, item.label));
+    x += wide;
+  }
+  const above = legend.length ? y + 26 : 0;
+  const svg = node("svg", { width: whole, height: above + top + height + bottom, viewBox: `0 0 ${whole} ${above + top + height + bottom}`, role: "img", "aria-label": label });
+  const plot = node("g", { transform: `translate(${left},${above + top})` });
+  svg.append(marks, plot);
+  figure.append(svg);
+  return { svg, plot, width: whole - left - right, height, left };
+}
+
+function axisBelow(chart, scale, values, write, title) {
+  chart.plot.append(node("line", { class: "axis", x1: 0, x2: chart.width, y1: chart.height, y2: chart.height }));
+  for (const value of values) {
+    const x = scale(value);
+    chart.plot.append(node("line", { class: "axis", x1: x, x2: x, y1: chart.height, y2: chart.height + 4 }));
+    chart.plot.append(node("text", { class: "soft", x, y: chart.height + 17, "text-anchor": "middle" }, write(value)));
+  }
+  chart.plot.append(node("text", { class: "soft", x: chart.width, y: chart.height + 34, "text-anchor": "end" }, title));
+}
+
+function axisLeft(chart, scale, values, write, title) {
+  for (const value of values) {
+    const y = scale(value);
+    chart.plot.append(node("line", { class: "rule", x1: 0, x2: chart.width, y1: y, y2: y }));
+    chart.plot.append(node("text", { class: "soft", x: -7, y: y + 4, "text-anchor": "end" }, write(value)));
+  }
+  chart.plot.append(node("text", { class: "soft", x: -chart.left, y: -14 }, title));
+}
+
+// Names of clients below their places; left out where there is no room for them.
+function namesBelow(chart, names, place, step) {
+  if (step < 10) return;
+  const longest = Math.max(...names.map((name) => textWidth(name, 10)));
+  names.forEach((name, index) => {
+    const x = place(index);
+    const chosen = state.client === name ? "warn small" : "soft small";
+    const short = name.length > 14 ? `${name.slice(0, 13)}…` : name;
+    const turned = longest > step - 2;
+    chart.plot.append(node("text", { class: chosen, x, y: chart.height + 14, "text-anchor": turned ? "end" : "middle", transform: turned ? `rotate(-50 ${x} ${chart.height + 10})` : null }, short));
+  });
+}
+
+function roomForNames(names, step) {
+  if (step < 10) return 26;
+  const longest = Math.max(...names.map((name) => textWidth(name.slice(0, 14), 10)));
+  return longest > step - 2 ? 24 + 0.77 * longest : 34;
+}

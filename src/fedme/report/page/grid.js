@@ -1,0 +1,112 @@
+// Clients by rounds: which architecture each holds, and which cluster it is in. And the shares of the architectures.
+
+// `value(row, column)` is a colour's number, or -1; equal neighbours are drawn as one.
+function drawGrid(figure, { order, columns, value, legend, label, tip, marked, write, title }) {
+  const names = order.map((index) => run().clients[index]);
+  const left = 16 + Math.min(110, Math.max(...names.map((name) => textWidth(name.slice(0, 16), 10))));
+  const row = Math.max(3, Math.min(20, 420 / order.length));
+  const chart = frame(figure, { height: row * order.length, left, top: 8, label, legend });
+  const wide = chart.width / columns;
+  order.forEach((index, rank) => {
+    if (row >= 9) chart.plot.append(node("text", { class: state.client === names[rank] ? "warn small" : "soft small", x: -6, y: (rank + 0.5) * row + 3.5, "text-anchor": "end" }, names[rank].length > 16 ? `${names[rank].slice(0, 15)}…` : names[rank]));
+    for (let from = 0; from < columns; ) {
+      let to = from + 1;
+      while (to < columns && value(index, to) === value(index, from)) to += 1;
+      const kind = value(index, from);
+      chart.plot.append(node("rect", { class: `cell${kind < 0 ? " none" : ""}${dim(index)}`, x: from * wide, y: rank * row, width: (to - from) * wide, height: row - (row > 5 ? 1 : 0), fill: kind < 0 ? null : color(kind) }));
+      from = to;
+    }
+    if (marked && wide > 3) for (let column = 0; column < columns; column += 1)
+      if (marked(index, column)) chart.plot.append(node("circle", { class: state.client === null || names[rank] === state.client ? null : "dim", cx: (column + 0.5) * wide, cy: (rank + 0.5) * row - 0.5, r: Math.min(2.5, row * 0.25, wide * 0.3), fill: "var(--card)" }));
+  });
+  const scale = (column) => (column + 0.5) * wide;
+  axisBelow(chart, scale, ticks(0, columns - 1, chart.width / 60, true), write, title);
+  hover(chart, (px, py) => {
+    const [column, rank] = [Math.min(columns - 1, Math.floor(px / wide)), Math.min(order.length - 1, Math.floor(py / row))];
+    if (column < 0 || rank < 0) return null;
+    return { tip: tip(order[rank], column), client: names[rank], outline: [node("rect", { x: column * wide, y: rank * row, width: wide, height: row })] };
+  });
+}
+
+const moment = (column) => (column === 0 ? "at the start" : `after round ${column - 1}`);
+const oneArchitecture = () => (run().lineage.names.length > 1 ? null : `Every client of ${runName(run())} holds ${run().lineage.names[0]} all the time.`);
+
+views.push({
+  id: "lineage",
+  title: "Which architecture each client holds",
+  about: () => `One row a client, sorted by what it holds in the end; the first column is the start.${run().exchange ? " A dot marks a round in which the client adopted its guest." : ""}${ofHowMany()}`,
+  missing: oneArchitecture,
+  draw: (figure) => {
+    const { names, held, began } = run().lineage;
+    const order = someClients().sort((a, b) => held.at(-1)[a] - held.at(-1)[b] || began.at(-1)[a] - began.at(-1)[b] || a - b);
+    const exchange = run().exchange;
+    drawGrid(figure, {
+      order,
+      columns: held.length,
+      value: (index, column) => held[column][index],
+      legend: names.map((name, k) => ({ label: name, color: color(k) })),
+      label: "architecture of every client over rounds",
+      marked: exchange && ((index, column) => column > 0 && exchange.adopted[column - 1][index]),
+      write: (column) => (column === 0 ? "start" : `${column - 1}`),
+      title: "round",
+      tip: (index, column) => {
+        const rows = [`${clientName(index)} ${moment(column)}: ${names[held[column][index]] ?? "not known"}`];
+        if (exchange) rows.push(began[column][index] === index ? "its own model, from the start" : `a model that began at ${run().clients[began[column][index]]}`);
+        if (exchange && column > 0 && exchange.adopted[column - 1][index]) rows.push(`adopted from ${run().clients[exchange.lenders[column - 1][index]]}`);
+        return rows.join("\n");
+      },
+    });
+  },
+});
+
+views.push({
+  id: "shares",
+  title: "Architectures over rounds",
+  about: () => "How many clients hold each architecture. One that nobody holds any more cannot come back.",
+  missing: oneArchitecture,
+  draw: (figure) => {
+    const { names, held } = run().lineage;
+    const chart = frame(figure, { height: 190, label: "number of clients that hold each architecture", legend: names.map((name, k) => ({ label: name, color: color(k) })) });
+    const total = run().clients.length;
+    const wide = chart.width / held.length;
+    const y = linear([0, total], [chart.height, 0]);
+    const counts = held.map((row) => names.map((_, k) => row.filter((each) => each === k).length));
+    axisLeft(chart, y, ticks(0, total, 5, true), (value) => `${value}`, "clients");
+    counts.forEach((row, column) => {
+      let below = 0;
+      row.forEach((count, k) => {
+        if (count) chart.plot.append(node("rect", { class: "bar", x: column * wide, width: Math.max(0.5, wide - (wide > 5 ? 1 : 0)), y: y(below + count), height: y(below) - y(below + count), fill: color(k) }));
+        below += count;
+      });
+    });
+    axisBelow(chart, (column) => (column + 0.5) * wide, ticks(0, held.length - 1, chart.width / 60, true), (column) => (column === 0 ? "start" : `${column - 1}`), "round");
+    hover(chart, (px) => {
+      const column = Math.min(held.length - 1, Math.max(0, Math.floor(px / wide)));
+      const rows = names.map((name, k) => `${name}: ${counts[column][k]}`).filter((_, k) => counts[column][k]);
+      return { tip: [moment(column), ...rows].join("\n"), outline: [node("rect", { x: column * wide, y: 0, width: wide, height: chart.height })] };
+    });
+  },
+});
+
+views.push({
+  id: "clusters",
+  title: "Clusters over rounds",
+  about: () => `Which cluster each client was in; pale where it took no part.${run().clusters?.renumbered ? " Clusters are found anew each round and numbered so that as many clients as possible keep their number." : ""}${ofHowMany()}`,
+  missing: () => (run().clusters ? null : `${runName(run())} has no clusters, or only one.`),
+  draw: (figure) => {
+    const { of } = run().clusters;
+    const last = (index) => of.findLast((row) => row[index] >= 0)?.[index] ?? -1;
+    const order = someClients().sort((a, b) => last(a) - last(b) || a - b);
+    const count = 1 + of.flat().reduce((most, each) => Math.max(most, each), 0);
+    drawGrid(figure, {
+      order,
+      columns: of.length,
+      value: (index, column) => of[column][index],
+      legend: Array.from({ length: count }, (_, k) => ({ label: `cluster ${k}`, color: color(k) })),
+      label: "cluster of every client over rounds",
+      write: (column) => `${column}`,
+      title: "round",
+      tip: (index, column) => `${clientName(index)}, round ${column}: ${of[column][index] < 0 ? "took no part" : `cluster ${of[column][index]}`}`,
+    });
+  },
+});

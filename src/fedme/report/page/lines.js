@@ -1,0 +1,109 @@
+// Results against rounds and against megabytes: lines with bands.
+
+const share = (metric) => metric !== "loss";
+const written = (value, metric) => (value === null ? "–" : share(metric) ? percent(value, 2) : value.toFixed(3));
+
+function chosenLines() {
+  const found = [];
+  for (const line of story.curves.lines) {
+    const values = line.values[state.split]?.[state.metric];
+    if (!values) continue;
+    const owner = story.families[line.family];
+    const mine = found.filter((each) => each.family === line.family).length;
+    found.push({ ...line, label: several ? `${owner.label}: ${line.model}` : line.model, mean: values.mean, std: values.std, color: color(several ? line.family : found.length), dash: several ? ["", "6 4", "2 3"][mine % 3] : "" });
+  }
+  const client = clientIndex();
+  const history = run().history[state.split];
+  if (client >= 0 && history && state.metric === "accuracy")
+    found.push({ family: -1, label: `${clientName(client)} (${runName(run())})`, rounds: history.rounds, megabytes: null, mean: history.values[client], std: [], color: "var(--warn)", dash: "3 3" });
+  return state.late ? found.map(lateHalf) : found;
+}
+
+function lateHalf(line) {
+  const from = Math.max(0, line.rounds.findIndex((t) => t >= line.rounds.at(-1) / 2));
+  const cut = (values) => values && values.slice(from);
+  return { ...line, rounds: cut(line.rounds), megabytes: cut(line.megabytes), mean: cut(line.mean), std: cut(line.std) };
+}
+
+function drawLines(figure, lines, { along, title, write, log = false }) {
+  const flat = (line) => along(line).every((x) => x === 0);
+  const shown = lines.filter((line) => along(line));
+  const chart = frame(figure, {
+    height: Math.min(340, Math.max(220, figure.clientWidth * 0.42)),
+    label: `${story.curves.metrics[state.metric]} against ${title}`,
+    legend: shown.map((line) => ({ label: line.label, color: line.color, dash: line.dash, shape: line.mean.length > 1 ? "line" : "ring" })),
+  });
+  const xs = shown.flatMap((line) => (flat(line) ? [] : along(line))).filter((x) => !log || x > 0);
+  const ys = shown.flatMap((line) => line.mean.flatMap((y, i) => (y === null ? [] : [y - (line.std[i] ?? 0), y + (line.std[i] ?? 0)])));
+  let [low, high] = [Math.min(...ys), Math.max(...ys)];
+  const pad = (high - low || 0.02) * 0.06;
+  [low, high] = [low - pad, high + pad];
+  if (share(state.metric)) [low, high] = [Math.max(0, low), Math.min(1, high)];
+  const first = xs.length ? Math.min(...xs) : 0;
+  const last = xs.length ? Math.max(...xs) : 1;
+  const bend = log ? Math.log10 : (x) => x;
+  const straight = linear([bend(first), first === last ? bend(first) + 1 : bend(last)], [0, chart.width]);
+  const x = (value) => straight(bend(value));
+  const y = linear([low, high], [chart.height, 0]);
+  axisLeft(chart, y, ticks(low, high, 5), (value) => (share(state.metric) ? `${+(100 * value).toFixed(2)}` : +value.toFixed(3)), `${story.curves.splits[state.split]} ${story.curves.metrics[state.metric]}${share(state.metric) ? ", %" : ""}`);
+  const marks = log ? ticks(Math.ceil(bend(first)), Math.floor(bend(last)), 6, true).map((each) => 10 ** each) : ticks(first, last, chart.width / 90, title === "round");
+  axisBelow(chart, x, marks, write, title);
+  for (const line of shown) {
+    const points = along(line).map((at, i) => [at, line.mean[i], line.std[i]]).filter(([at, mean]) => mean !== null && (flat(line) || !log || at > 0));
+    if (flat(line)) {
+      const level = y(points.at(-1)[1]);
+      chart.plot.append(node("line", { class: "line", x1: 0, x2: chart.width, y1: level, y2: level, stroke: line.color, "stroke-dasharray": "1 4", "stroke-linecap": "round" }));
+      continue;
+    }
+    const banded = points.filter(([, , std]) => std !== null && std !== undefined);
+    if (banded.length > 1) {
+      const edge = (sign) => banded.map(([at, mean, std]) => `${x(at)},${y(Math.min(high, Math.max(low, mean + sign * std)))}`);
+      chart.plot.append(node("polygon", { class: "band", points: [...edge(1), ...edge(-1).reverse()].join(" "), fill: line.color }));
+    }
+    chart.plot.append(node("polyline", { class: "line", points: points.map(([at, mean]) => `${x(at)},${y(mean)}`).join(" "), stroke: line.color, "stroke-dasharray": line.dash }));
+    for (const [at, mean, std] of points.length <= 12 ? points : points.slice(-1)) {
+      if (std) chart.plot.append(node("line", { x1: x(at), x2: x(at), y1: y(mean - std), y2: y(mean + std), stroke: line.color, "stroke-width": points.length === 1 ? 2 : 0 }));
+      if (points.length === 1) chart.plot.append(node("circle", { cx: x(at), cy: y(mean), r: 4.5, fill: "var(--card)", stroke: line.color, "stroke-width": 2 }));
+      else chart.plot.append(node("circle", { class: "halo", cx: x(at), cy: y(mean), r: 4, fill: line.color }));
+    }
+  }
+  const places = [...new Set(xs)].sort((a, b) => a - b);
+  hover(chart, (px) => {
+    if (!places.length) return null;
+    const at = places.reduce((best, each) => (Math.abs(x(each) - px) < Math.abs(x(best) - px) ? each : best));
+    const rows = [];
+    const outline = [node("line", { x1: x(at), x2: x(at), y1: 0, y2: chart.height, "stroke-dasharray": "2 3" })];
+    for (const line of shown) {
+      const i = flat(line) ? line.mean.length - 1 : along(line).indexOf(at);
+      if (i < 0 || line.mean[i] === null) continue;
+      const std = line.std[i];
+      rows.push(`${line.label}: ${written(line.mean[i], state.metric)}${std ? ` ± ${written(std, state.metric)}` : ""}`);
+      outline.push(node("circle", { cx: x(at), cy: y(line.mean[i]), r: 5 }));
+    }
+    return { tip: `${title === "round" ? `round ${at}` : `${write(at)} MB sent`}\n${rows.join("\n")}`, outline };
+  });
+}
+
+const seeded = () => story.runs.length > story.families.length;
+const curveControls = () => [
+  picker("split", story.curves.splits, "Samples"),
+  picker("metric", Object.fromEntries(Object.entries(story.curves.metrics).filter(([key]) => story.curves.lines.some((line) => line.values[state.split]?.[key]))), "Metric"),
+  checker("late", "later half only"),
+];
+
+views.push({
+  id: "rounds",
+  title: "Results over rounds",
+  about: () => `Mean over clients after each round${seeded() ? "; lines are means over seeds, bands their standard deviation (ddof = 1)" : "; one seed, so there is no band"}. Choosing a client adds its own line.`,
+  controls: curveControls,
+  draw: (figure) => drawLines(figure, chosenLines(), { along: (line) => line.rounds, title: "round", write: (value) => `${value}` }),
+});
+
+views.push({
+  id: "bytes",
+  title: "Results over megabytes sent",
+  about: () => "What the method's messages cost, both ways and all clients together. A dotted level belongs to a run that sends nothing.",
+  controls: () => [...curveControls(), checker("log", "logarithmic")],
+  missing: () => (story.curves.lines.every((line) => line.megabytes.every((each) => each === 0)) ? "These runs send nothing." : null),
+  draw: (figure) => drawLines(figure, chosenLines(), { along: (line) => line.megabytes, title: "megabytes", write: (value) => `${+value.toPrecision(3)}`, log: state.log }),
+});

@@ -1,0 +1,203 @@
+"""The results in words and in one table, each number saying what it is."""
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedme.core.data import ClientId
+from fedme.experiment.summary import spread
+from fedme.report import clients, exchange, lineage
+from fedme.report.runs import PERSONAL, Family, Kind, Run
+
+FEW = 10  # test samples, below which a client's accuracy says little
+NAMED = 3  # clients that are named
+
+
+def view(families: Sequence[Family]) -> dict[str, Any]:
+    """What is to be told of each family, line by line, and a table with a line for every model of every family."""
+    told = _ranking(families) if len(families) > 1 else []
+    for family in families:
+        told.append((family.label, _family(family, families)))
+    return {"told": [{"about": about, "lines": lines} for about, lines in told], "table": _table(families)}
+
+
+def _ranking(families: Sequence[Family]) -> list[tuple[str, list[str]]]:
+    best: list[tuple[float, float | None, str]] = []
+    for family in families:
+        mean, std = _over_seeds(family, PERSONAL)
+        if mean is not None:
+            best.append((mean, std, family.label))
+    best.sort(key=lambda each: -each[0])
+    if not best:
+        return []
+    parts = [f"{label} {_percent(mean, std)}" for mean, std, label in best]
+    text = [f"Test accuracy of the personal models after the last round, mean over clients, best first: {', '.join(parts)}."]
+    if len(best) > 1:
+        seeds = [len(family.runs) for family in families]
+        text.append(
+            "± is the standard deviation over seeds; a gap that is not clearly larger than it says little."
+            if min(seeds) > 1
+            else "Runs of a single seed have no spread: repeat them with other seeds before you trust a small gap."
+        )
+    if not all(family.runs[0].same_division(families[0].runs[0]) for family in families):
+        text.append("Not all of these runs gave the same samples to the same clients.")
+    return [("In short", text)]
+
+
+def _family(family: Family, families: Sequence[Family]) -> list[str]:
+    run = family.runs[0]
+    config, everything = run.config, [each for other in families for each in other.runs]
+    partition = config["partition"].get("name", "")
+    text = [
+        f"{_method(family.method)} with {len(run.clients)} clients on {config['data']['name']}"
+        f"{f' ({partition} partition)' if partition else ''}, {len(run.rounds)} rounds, {_seeds(family)}."
+    ]
+    unfinished = [each for each in family.runs if "unfinished" in each.result]
+    text += [f"Not finished: seed {each.result['seed']} has {each.result['unfinished']} behind it." for each in unfinished]
+    text.append(" ".join(_accuracy(family)))
+    text.append(_sent(family))
+    single = [_worst(run), _against_local(run, clients.local(run, everything)), _exchanged(run)]
+    of = f"Seed {run.result['seed']}: " if len(family.runs) > 1 else ""
+    return text + [of + " ".join(each) for each in single if each]
+
+
+def _accuracy(family: Family) -> list[str]:
+    split = "test" if PERSONAL in family.runs[0].scores else "val"
+    mean, std = _over_seeds(family, ("personal", "round", split))
+    if mean is None:
+        return []
+    pooled, pooled_std = spread([_pooled(run, ("personal", "round", split)) for run in family.runs])
+    word = "test" if split == "test" else "validation"
+    text = [
+        f"After the last round the personal models are right on {_percent(mean, std)} of a client's {word} samples, "
+        f"mean over clients ({_percent(pooled, pooled_std)} of all samples pooled)."
+    ]
+    tuned, tuned_std = _over_seeds(family, ("personal", "finetuned", split))
+    if tuned is not None:
+        text.append(f"After fine-tuning it is {_percent(tuned, tuned_std)}, {_points(tuned - mean)}.")
+    return text
+
+
+def _worst(run: Run) -> list[str]:
+    scores = {client: score for client, score in run.last(PERSONAL).items() if score["accuracy"] is not None}
+    if len(scores) < 2:
+        return []
+    order = sorted(scores, key=lambda client: scores[client]["accuracy"])
+    named = [f"{client} ({100 * scores[client]['accuracy']:.1f} %)" for client in order[: min(NAMED, len(order) - 1)]]
+    best = order[-1]
+    text = [f"The worst clients are {_listed(named)}; the best is client {best} ({100 * scores[best]['accuracy']:.1f} %)."]
+    few = [client for client in scores if scores[client]["samples"] < FEW]
+    if few:
+        text.append(f"{_clients(len(few))} fewer than {FEW} test samples: a single one moves {_its(few)} accuracy a lot.")
+    return text
+
+
+def _against_local(run: Run, alone: Run | None) -> list[str]:
+    if alone is None:
+        local = run.result["method"] == "local"
+        return [] if local else ["No run of Local over the same clients is in this report, so it cannot say what they gained."]
+    gains = clients.gains(run, alone)
+    if not gains:
+        return []
+    up = sum(gain > 0 for gain in gains.values())
+    down = sum(gain < 0 for gain in gains.values())
+    text = [
+        f"Beside training alone, {up} of {len(gains)} clients gained, {down} lost and {len(gains) - up - down} stayed; "
+        f"the mean is {100 * statistics.fmean(gains.values()):+.1f} points."
+    ]
+    loser = min(gains, key=lambda client: gains[client])
+    if gains[loser] < 0:
+        text.append(f"Client {loser} lost most ({100 * gains[loser]:+.1f}).")
+    return text
+
+
+def _exchanged(run: Run) -> list[str]:
+    lent, adopted = exchange.totals(run)
+    held = lineage.architectures(run)
+    text = []
+    if lent:
+        text.append(f"{lent} models were lent and {adopted} of them ({100 * adopted / lent:.0f} %) adopted.")
+        left = len(set(lineage.origins(run)[-1].values()))
+        text.append(f"The {len(run.clients)} personal models descend from {left} of the {len(run.clients)} first ones.")
+    first, last = (Counter(held[index].values()) for index in (0, -1))
+    if len(first | last) > 1:
+        most = ", ".join(f"{name} ({count})" for name, count in last.most_common())
+        text.append(f"Architectures at the end: {most}.")
+        gone = [name for name in first if name not in last]
+        text += [f"Nobody holds {_listed(gone)} any more."] if gone else []
+    return text
+
+
+def _sent(family: Family) -> str:
+    mega = statistics.fmean(sum(run.sent.values()) / 1e6 for run in family.runs)
+    return f"{mega:.1f} MB were sent in all, both ways." if mega else "Nothing was sent."
+
+
+def _table(families: Sequence[Family]) -> dict[str, Any]:
+    rows = []
+    for family in families:
+        kinds = dict.fromkeys(kind for kind in family.runs[0].scores if kind[2] == "test")
+        for kind in sorted(kinds, key=lambda kind: (kind[0] != "personal", kind[1] != "round")):
+            mean, std = _over_seeds(family, kind)
+            if mean is None:
+                continue
+            pooled, pooled_std = spread([_pooled(run, kind) for run in family.runs])
+            worst = statistics.fmean(
+                min(score["accuracy"] for score in run.last(kind).values() if score["accuracy"] is not None)
+                for run in family.runs
+            )
+            if kind[0] == "global" and all(run.last(kind) == run.last(PERSONAL) for run in family.runs):
+                continue
+            model = kind[0] if kind[1] == "round" else f"{kind[0]}, fine-tuned"
+            mega = statistics.fmean(sum(run.sent.values()) / 1e6 for run in family.runs)
+            numbers = [_percent(mean, std), _percent(pooled, pooled_std), f"{100 * worst:.1f} %", f"{mega:.1f}"]
+            rows.append([family.label, family.method, model, *numbers, str(len(family.runs))])
+    header = ["run", "method", "model", "test accuracy", "pooled", "worst client", "MB sent", "seeds"]
+    return {"header": header, "rows": rows}
+
+
+def _over_seeds(family: Family, kind: Kind) -> tuple[float | None, float | None]:
+    """Mean and standard deviation over seeds of the client-mean accuracy."""
+    means = [_mean(run.last(kind)) for run in family.runs]
+    known = [mean for mean in means if mean is not None]
+    return spread(known) if known and len(known) == len(means) else (None, None)
+
+
+def _mean(scores: Mapping[ClientId, Mapping[str, Any]]) -> float | None:
+    values = [score["accuracy"] for score in scores.values() if score["accuracy"] is not None]
+    return statistics.fmean(values) if values else None
+
+
+def _pooled(run: Run, kind: Kind) -> float:
+    scores = [score for score in run.last(kind).values() if score["accuracy"] is not None]
+    return float(sum(score["accuracy"] * score["samples"] for score in scores) / sum(score["samples"] for score in scores))
+
+
+def _percent(mean: float, std: float | None) -> str:
+    return f"{100 * mean:.1f} %" if std is None else f"{100 * mean:.1f} ± {100 * std:.1f} %"
+
+
+def _points(change: float) -> str:
+    return "the same" if abs(change) < 0.0005 else f"{100 * abs(change):.1f} points {'more' if change > 0 else 'less'}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _clients(count: int) -> str:
+    return "1 client has" if count == 1 else f"{count} clients have"
+
+
+def _its(few: Sequence[str]) -> str:
+    return "its" if len(few) == 1 else "their"
+
+
+def _seeds(family: Family) -> str:
+    seeds = [str(run.result["seed"]) for run in family.runs]
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {_listed(seeds)}"
+
+
+def _method(name: str) -> str:
+    return name.rpartition(":")[2] if ":" in name else name

@@ -1,0 +1,187 @@
+"""What a report says is what the records say."""
+
+import json
+import shutil
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedme import report
+from fedme.experiment import records
+from fedme.experiment.files import RunError
+from fedme.report import clusters, lineage
+from fedme.report.runs import families, read
+
+
+@pytest.fixture(scope="module")
+def story(runs):
+    return report.story(families(runs))
+
+
+def rows(folder, **wanted):
+    return [row for row in records.read(folder) if wanted.items() <= row.items()]
+
+
+def test_runs_that_differ_only_in_their_seed_are_one_family(story):
+    assert [family["label"] for family in story["families"]] == ["digits-fedme", "digits-local", "hyp"]
+    assert [(run["family"], run["seed"]) for run in story["runs"]] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
+
+
+def test_curves_are_means_and_deviations_over_seeds_of_client_means(story, runs):
+    line = story["curves"]["lines"][0]
+    assert line["rounds"] == [0, 1, 2, 3]
+    for t in line["rounds"]:
+        means = [
+            statistics.fmean(r["accuracy"] for r in rows(folder, round=t, model="personal", split="test", stage="round"))
+            for folder in runs[:2]
+        ]
+        values = line["values"]["test"]["accuracy"]
+        assert values["mean"][t] == pytest.approx(statistics.fmean(means), abs=1e-6)
+        assert values["std"][t] == pytest.approx(statistics.stdev(means), abs=1e-6)
+    sent = [{(r["round"], r["client"]): r["bytes_up"] + r["bytes_down"] for r in records.read(f)} for f in runs[:2]]
+    assert line["megabytes"][-1] == pytest.approx(statistics.fmean(sum(each.values()) for each in sent) / 1e6, abs=1e-6)
+    single = next(line for line in story["curves"]["lines"] if line["family"] == 2)
+    assert set(single["values"]["test"]["accuracy"]["std"]) == {None}
+
+
+def test_every_client_has_its_accuracy_and_its_gain_over_local(story, runs):
+    mine, alone = story["runs"][0], story["runs"][2]
+    assert mine["local"] == 2  # the same seed, so the same samples
+    assert story["runs"][1]["local"] == 3
+    assert alone["local"] is None
+    assert mine["comparable"] == [2, 4]
+    last = {r["client"]: r["accuracy"] for r in rows(runs[0], round=3, model="personal", split="test", stage="round")}
+    assert mine["accuracy"]["test round"] == [pytest.approx(last[client], abs=1e-5) for client in mine["clients"]]
+
+
+def test_the_exchange_is_what_the_method_told(story, runs):
+    told = {(r["round"], r["client"]): r["notes"] for r in records.read(runs[0]) if r.get("notes")}
+    mine = story["runs"][0]
+    assert len(told) == 20
+    for (t, client), notes in told.items():
+        place = mine["clients"].index(client)
+        assert mine["clients"][mine["exchange"]["lenders"][t][place]] == notes["lender"]
+        assert mine["exchange"]["adopted"][t][place] == notes["adopts"]
+    assert story["runs"][2]["exchange"] is None
+
+
+def test_architectures_follow_what_was_evaluated_and_begin_with_the_first(story, runs):
+    mine = story["runs"][0]["lineage"]
+    for row in rows(runs[0], model="personal", split="test", stage="round"):
+        place = story["runs"][0]["clients"].index(row["client"])
+        assert mine["names"][mine["held"][row["round"] + 1][place]] == row["arch"]
+    assert [mine["names"][each] for each in mine["held"][0]] == ["mlr", "dnn-8", "mlr", "dnn-8", "mlr"]
+
+
+def test_architectures_between_evaluations_are_known_from_adoptions(runs, tmp_path):
+    """With every other evaluation left out, what is told of adoptions leads to the same."""
+    whole = lineage.architectures(read(runs[0]))
+    copy = shutil.copytree(runs[0], tmp_path / "sparse")
+    kept = [row for row in records.read(copy) if row["stage"] not in ("round", "finetuned") or row["round"] == 3]
+    (copy / records.NAME).write_text("".join(json.dumps(row) + "\n" for row in kept))
+    assert lineage.architectures(read(copy)) == whole
+
+
+def test_adopting_takes_over_the_line_of_the_lender(runs):
+    run = read(runs[0])
+    began = lineage.origins(run)
+    for t in run.rounds:
+        for client in run.clients:
+            notes = run.notes[t][client]
+            source = notes["lender"] if notes["adopts"] else client
+            assert began[t + 1][client] == began[t][source]
+
+
+rounds_of_clusters = st.lists(st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 3)), max_size=6)
+
+
+@given(rounds_of_clusters)
+def test_renumbering_keeps_the_groups(rounds):
+    for before, after in zip(rounds, clusters.renumbered(rounds), strict=True):
+        assert before.keys() == after.keys()
+        assert all((before[a] == before[b]) == (after[a] == after[b]) for a in before for b in before)
+
+
+def test_renumbering_undoes_a_swap():
+    first = {"a": 0, "b": 0, "c": 1}
+    swapped = {"a": 1, "b": 1, "c": 0}
+    assert clusters.renumbered([first, swapped]) == [first, first]
+
+
+def test_clusters_of_models_that_the_server_keeps_are_not_renumbered(story):
+    assert story["runs"][0]["clusters"]["renumbered"]
+    hyp = story["runs"][4]["clusters"]
+    assert hyp is None or not hyp["renumbered"]
+
+
+def test_labels_add_up(story, runs):
+    labels = json.loads((runs[0] / "labels.json").read_text())
+    mine = story["runs"][0]["labels"]
+    assert [sum(row) for row in mine["counts"]] == [sum(parts) for parts in mine["parts"]]
+    assert sum(map(sum, mine["counts"])) == sum(sum(c["labels"].values()) for c in labels["clients"].values())
+
+
+def test_words_name_the_worst_client_and_say_what_is_compared(story):
+    told = {each["about"]: " ".join(each["lines"]) for each in story["words"]["told"]}
+    assert "best first: " in told["In short"]
+    mine = story["runs"][0]
+    worst = min(range(5), key=lambda i: mine["accuracy"]["test round"][i])
+    assert f"The worst clients are {mine['clients'][worst]} (" in told["digits-fedme"]
+    assert "clients gained" in told["digits-fedme"]
+    assert "20 models were lent" in told["digits-fedme"]
+    assert "Nothing was sent." in told["digits-local"]
+    assert "±" in told["digits-fedme"]
+
+
+def test_a_run_without_local_says_so(runs):
+    told = report.story(families(runs[:1]))["words"]["told"]
+    assert "No run of Local" in " ".join(told[0]["lines"])
+
+
+def test_the_page_is_one_file_without_a_network_and_the_same_every_time(runs, tmp_path):
+    report.write(runs, tmp_path / "a.html")
+    report.write(runs, tmp_path / "deep" / "b.html")
+    text = (tmp_path / "a.html").read_text()
+    assert text == (tmp_path / "deep" / "b.html").read_text()
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
+    assert "default-src 'none'" in text
+
+
+def test_a_run_from_before_labels_were_recorded(runs, tmp_path):
+    old = shutil.copytree(runs[0], tmp_path / "old")
+    (old / "labels.json").unlink()
+    mine = report.story(families([old, runs[2]]))["runs"][0]
+    assert mine["labels"] is None
+    assert mine["local"] == 1  # by the configuration
+    assert mine["clients"] == ["0", "1", "2", "3", "4"]
+
+
+def test_an_unfinished_run(runs, tmp_path):
+    half = shutil.copytree(runs[0], tmp_path / "half")
+    (half / "summary.json").unlink()
+    lines = (half / records.NAME).read_text().splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line)["round"] < 2]
+    (half / records.NAME).write_text("".join(kept) + '{"round": 2, "cli')
+    told = report.story(families([half]))["words"]["told"][0]["lines"]
+    assert "Not finished: seed 0 has 2 of 4 rounds behind it." in told
+    (half / records.NAME).write_text("")
+    with pytest.raises(RunError, match="nothing to report"):
+        families([half])
+
+
+def test_what_cannot_be_reported(runs, tmp_path):
+    with pytest.raises(RunError, match="at least one run"):
+        families([])
+    with pytest.raises(RunError, match="not a run directory"):
+        families([tmp_path])
+    twin = shutil.copytree(runs[0], tmp_path / "twin")
+    with pytest.raises(RunError, match="same experiment with the same seed"):
+        families([runs[0], twin])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written"):
+        report.write(runs[:1], tmp_path / "file" / "report.html")
+    (twin / "labels.json").write_text("{")
+    with pytest.raises(RunError, match="labels.json: cannot be read"):
+        families([twin])

@@ -1,0 +1,97 @@
+"""A run seen from a terminal while it goes on."""
+
+import io
+import json
+import shutil
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from fedme.experiment import records
+from fedme.experiment.files import RunError
+from fedme.report.braille import plot
+from fedme.report.watch import Followed, watch
+
+
+def console(terminal=False):
+    return Console(file=io.StringIO(), width=120, force_terminal=terminal)
+
+
+def test_once_draws_curves_and_the_last_numbers(runs):
+    out = console()
+    watch(runs[0], out, 1.0, once=True)
+    said = out.file.getvalue()
+    assert "digits-fedme: fedme, seed 0, finished" in said
+    assert "validation accuracy %" in said
+    assert "training loss" in said
+    assert any("\u2801" <= letter <= "\u28ff" for letter in said)
+    last = [
+        r["accuracy"]
+        for r in records.read(runs[0])
+        if (r["round"], r["model"], r["split"], r["stage"]) == (3, "personal", "test", "round")
+    ]
+    assert f"test accuracy % {100 * sum(last) / len(last):.4g}" in said
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_it_follows_a_run_to_its_end(runs, tmp_path, terminal):
+    folder = shutil.copytree(runs[0], tmp_path / "run")
+    rest = (folder / records.NAME).read_bytes()
+    (folder / records.NAME).write_bytes(b"")
+    done = (folder / "summary.json").read_bytes()
+    (folder / "summary.json").unlink()
+
+    def go_on():
+        with (folder / records.NAME).open("ab", buffering=0) as file:
+            for start in range(0, len(rest), 5000):  # whole rounds or not
+                file.write(rest[start : start + 5000])
+                time.sleep(0.01)
+        (folder / "summary.json").write_bytes(done)
+
+    writer = threading.Thread(target=go_on)
+    writer.start()
+    out = console(terminal)
+    watch(folder, out, 0.02)
+    writer.join()
+    said = out.file.getvalue()
+    assert "round 4/4" in said
+    if not terminal:
+        assert [line.split(":")[0] for line in said.splitlines()] == [f"round {t}/4" for t in (1, 2, 3, 4)]
+
+
+def test_rounds_that_are_computed_again_replace_the_old_ones(runs, tmp_path):
+    folder = shutil.copytree(runs[0], tmp_path / "run")
+    run = Followed(folder)
+    assert run.look()
+    sent = dict(run.sent)
+    assert not run.look()
+    lines = (folder / records.NAME).read_text().splitlines(keepends=True)
+    (folder / records.NAME).write_text("".join(line for line in lines if json.loads(line)["round"] < 2))
+    assert run.look()
+    assert run.sent == {t: sent[t] for t in (0, 1)}
+
+
+def test_a_run_without_a_round_and_no_run_at_all(runs, tmp_path):
+    folder = shutil.copytree(runs[0], tmp_path / "run")
+    (folder / records.NAME).unlink()
+    (folder / "summary.json").unlink()
+    out = console()
+    watch(folder, out, 1.0, once=True)
+    assert "no round is finished yet" in out.file.getvalue()
+    with pytest.raises(RunError, match="not a run directory"):
+        watch(tmp_path, out, 1.0)
+
+
+points = st.lists(st.tuples(st.integers(0, 50), st.floats(-1e6, 1e6)), min_size=1, max_size=20)
+
+
+@given(points, st.integers(1, 200), st.integers(2, 20))
+def test_a_plot_fits_its_place_whatever_is_drawn(line, width, height):
+    rows = plot({"a": line}, width, height, 50).plain.splitlines()
+    assert len(rows) == height + 2
+    assert all(len(row) <= max(width, 24) for row in rows[1:])
+    assert any("\u2801" <= letter <= "\u28ff" for letter in "".join(rows))
