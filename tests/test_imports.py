@@ -20,7 +20,8 @@ ALLOWED = {
     "datasets": {"core"},
     "zoo": {"core"},
     "experiment": {"core", "learn", "methods", "engines", "datasets", "zoo", "(version)"},
-    "cli": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment", "(version)"},
+    "reproduce": {"core", "experiment"},
+    "cli": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment", "reproduce", "(version)"},
     "__main__": {"cli"},
     "__init__": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment"},
 }
