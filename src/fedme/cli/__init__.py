@@ -13,7 +13,7 @@ from fedme.experiment.config import ConfigError
 from fedme.experiment.files import RunError
 from fedme.experiment.run import Interrupted
 
-for family in ("runs", "results", "lists", "reproduce", "demo"):  # in the order of `fedme --help`
+for family in ("runs", "sweep", "results", "lists", "reproduce", "demo"):  # in the order of `fedme --help`
     importlib.import_module(f"fedme.cli.{family}")
 
 ERRORS = (ConfigError, RunError, TaskError, DataError, PartitionError, TypedError, zoo.ArchError)
