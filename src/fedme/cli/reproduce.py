@@ -93,7 +93,7 @@ def _run(
     for result in wanted:
         picked = chosen[result.name]
         names |= dict.fromkeys(result.runs if picked is None else (cell.run for cell in picked))
-    minutes = sum(catalogue.family_of(run)[0].minutes[spot.scale] for run in names) * len(seeds)
+    minutes = sum(catalogue.family_of(run).minutes[spot.scale] for run in names) * len(seeds)
     at_once = runs.jobs_for(minutes, len(names) * len(seeds), jobs)
     plans = runs.planned(list(names), spot, seeds, at_once)
     with Display(err, quiet) as display:

@@ -199,11 +199,15 @@ def families() -> Mapping[str, Family]:
     return {name: build(Family, table, f"families.toml: {name}") for name, table in _read("families").items()}
 
 
-def family_of(run: str) -> tuple[Family, tuple[str, ...]]:
-    """The family of a run, and its overrides."""
-    name, _, variant = run.partition("/")
-    family = families()[name]
-    return family, (families()[family.runs_of] if family.runs_of else family).runs[variant]
+def family_of(run: str) -> Family:
+    """The family of a run."""
+    return families()[run.partition("/")[0]]
+
+
+def words_of(run: str) -> tuple[str, ...]:
+    """The overrides of a run."""
+    family = family_of(run)
+    return (families()[family.runs_of] if family.runs_of else family).runs[run.partition("/")[2]]
 
 
 def find(names: Sequence[str]) -> list[Result]:
@@ -219,7 +223,7 @@ def find(names: Sequence[str]) -> list[Result]:
 
 def minutes(result: Result, scale: Scale, seeds: int = 1) -> float:
     """About how long a result takes on one processor."""
-    return seeds * sum(family_of(run)[0].minutes[scale] for run in result.runs if not run.endswith("/data"))
+    return seeds * sum(family_of(run).minutes[scale] for run in result.runs if not run.endswith("/data"))
 
 
 def cost(minutes: float) -> str:

@@ -79,7 +79,7 @@ def _claims(told: dict[Scale, Findings]) -> str:
         found = {scale: verdicts.of_claim(claim, told[scale]) for scale in SCALES}
         rows.append((str(number), claim.text, claim.source, *(found[scale].says for scale in SCALES)))
         details += [_detail(number, claim, scale, found[scale]) for scale in SCALES if found[scale].says != "not run"]
-    lines.append(text(("", "claim", "source", "full scale", "small scale"), rows, "markdown"))
+    lines.append(text(("", "claim", "source", *(f"{scale} scale" for scale in SCALES)), rows, "markdown"))
     return "\n".join([*lines, *details])
 
 

@@ -10,6 +10,7 @@ from fedme.experiment.tables import text
 from fedme.reproduce import verdicts
 from fedme.reproduce.catalogue import Cell, Result, claims, family_of
 from fedme.reproduce.findings import ACCURACIES, Findings, Pick
+from fedme.reproduce.runs import scale_of
 from fedme.reproduce.verdicts import Verdict
 
 DIGITS = {"%": 2, "samples": 2, "clients": 1, "seconds": 3}
@@ -54,7 +55,7 @@ def _shrunk(result: Result, findings: Findings) -> list[str]:
     """What the scale changed, for every family that has finished runs."""
     found: dict[str, list[str]] = {}
     for run in result.runs:
-        if run in findings.runs and (says := family_of(run)[0].at(findings.scale).says) and not run.endswith("/data"):
+        if run in findings.runs and (says := family_of(run).at(scale_of(run, findings.scale)).says):
             names = found.setdefault(says, [])
             if (name := run.partition("/")[0]) not in names:
                 names.append(name)
@@ -88,13 +89,12 @@ def _extra(result: Result, findings: Findings) -> list[tuple[str, Pick, bool]]:
 
 
 def _line(cell: Cell, result: Result, findings: Findings) -> list[str]:
-    digits = DIGITS[result.unit]
     values = findings.values(cell.run, cell.measure)
-    paper = "" if cell.paper is None else f"{cell.paper:.{digits}f}"
-    paper += "" if cell.std is None else f" ± {cell.std:.{digits}f}"
+    paper = "" if cell.paper is None else _number(cell.paper, result)
+    paper += "" if cell.std is None else f" ± {_number(cell.std, result)}"
     difference = ""
     if values and cell.paper is not None:
-        difference = f"{spread(list(values.values()))[0] - cell.paper:+.{digits}f}"
+        difference = _number(spread(list(values.values()))[0] - cell.paper, result, "+")
     verdict = verdicts.of_cell(cell, result, findings) if findings.scale != "smoke" else ""
     seeds = str(len(values)) if values else ""
     return [cell.row, cell.column, paper, _shown(values, result), difference, verdict, seeds]
@@ -103,9 +103,14 @@ def _line(cell: Cell, result: Result, findings: Findings) -> list[str]:
 def _shown(values: dict[int, float], result: Result) -> str:
     if not values:
         return ""
-    digits = DIGITS[result.unit]
     mean, std = spread(list(values.values()))
-    return f"{mean:.{digits}f}" if std is None else f"{mean:.{digits}f} ± {std:.{digits}f}"
+    return _number(mean, result) if std is None else f"{_number(mean, result)} ± {_number(std, result)}"
+
+
+def _number(value: float, result: Result, sign: str = "") -> str:
+    """With the digits that suit the unit; counts of samples are whole where they can be."""
+    digits = 0 if result.unit == "samples" and value == round(value) else DIGITS[result.unit]
+    return f"{value:{sign}.{digits}f}"
 
 
 def _ends(result: Result, findings: Findings) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

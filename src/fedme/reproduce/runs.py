@@ -8,7 +8,7 @@ from typing import Any
 
 from fedme.experiment.batch import Planned
 from fedme.experiment.config import override, parse, read_preset
-from fedme.reproduce.catalogue import Scale, Shrunk, family_of
+from fedme.reproduce.catalogue import Scale, Shrunk, family_of, words_of
 
 CHECKPOINTS = 12  # in a run, about: enough to lose little, few enough to cost little
 ONLY_DATA = "data"  # the run that looks at the data and trains nothing
@@ -38,9 +38,7 @@ def experiment(run: str, scale: Scale, seed: int, workers: int | None = None) ->
 
 def _raw(run: str, scale: Scale) -> dict[str, Any]:
     preset, words = _words(run)
-    if run.endswith(f"/{ONLY_DATA}") and scale == "small":
-        scale = "full"  # to look at the whole data costs nothing
-    shrunk = family_of(run)[0].at(scale)
+    shrunk = family_of(run).at(scale_of(run, scale))
     raw, _ = read_preset(preset)
     override(raw, [*words, *shrunk.set])
     override(raw, shrunk.by_method.get(raw["method"]["name"], ()))
@@ -48,8 +46,13 @@ def _raw(run: str, scale: Scale) -> dict[str, Any]:
     return raw
 
 
+def scale_of(run: str, scale: Scale) -> Scale:
+    """The scale that a run really has: to look at the whole data costs nothing."""
+    return "full" if scale == "small" and run.endswith(f"/{ONLY_DATA}") else scale
+
+
 def _words(run: str) -> tuple[str, Sequence[str]]:
-    family, words = family_of(run)
+    family, words = family_of(run), words_of(run)
     other = words and "=" not in words[0]
     return (words[0], words[1:]) if other else (family.preset, words)
 

@@ -13,6 +13,7 @@ from fedme.reproduce.catalogue import Cell, Claim, Result
 from fedme.reproduce.findings import Findings, points
 from fedme.reproduce.stats import Paired, paired
 
+EQUAL = 0.005  # numbers that are printed alike
 SEEDS = 3  # from which on an interval decides
 MARGIN = 2.0  # points that fewer seeds must differ by
 SHARE = 0.1  # of the rounds, that one must be sooner by
@@ -48,6 +49,8 @@ def of_cell(cell: Cell, result: Result, findings: Findings) -> str:
         return ""
     if cell.std is not None and abs(ours - cell.paper) <= cell.std:
         return "within the paper's std"
+    if result.unit == "samples":
+        return "equal" if abs(ours - cell.paper) < EQUAL else "differs"
     rivals = [each for each in result.cells if (each.column, each.group) == (cell.column, cell.group) and each != cell]
     pairs = [
         (each.paper, theirs) for each in rivals if each.paper is not None and (theirs := _mean(findings, each)) is not None
