@@ -80,11 +80,11 @@ class Batch:
         return outcomes
 
     def _shared_out(self, todo: Sequence[Planned], jobs: int) -> list[Outcome]:
-        waiting, outcomes = deque(todo), list[Outcome]()
-        hands = [Hand(self.after) for _ in range(jobs)]
+        waiting, outcomes, hands = deque(todo), list[Outcome](), list[Hand]()
         self.display.start("runs", len(todo))
         try:
             with run.stopping() as stop:
+                hands += [Hand(self.after) for _ in range(jobs)]
                 while waiting or any(hand.planned for hand in hands):
                     stop()
                     for hand in hands:
@@ -200,16 +200,13 @@ class Hand:
         return Outcome(planned, said["error"])
 
     def ask_to_stop(self) -> None:
-        """Let the process save what it has, and wait for that."""
+        """Let the process save what it has."""
         if self.planned is not None and self.process.is_alive():
             self.process.terminate()
-            self.process.join()
 
     def close(self) -> None:
-        """End the process; one that is still at work saves first."""
+        """End the process: it sees that nobody listens any more, and saves first if it is at work."""
         self.line.close()
-        if self.planned is not None and self.process.is_alive():
-            self.process.terminate()
         self.process.join()
 
 
@@ -225,7 +222,10 @@ class Telling(Display):
 
     def advance(self, info: str | None = None) -> None:
         super().advance(info)
-        self.line.send_bytes(_encoded({"at": f"{self.done}/{self.total}"}))
+        try:
+            self.line.send_bytes(_encoded({"at": f"{self.done}/{self.total}"}))
+        except OSError:
+            raise run.Interrupted("nobody listens any more") from None
 
 
 def _encoded(message: Mapping[str, Any]) -> bytes:
