@@ -42,7 +42,9 @@ def test_runs_are_kept(tmp_path):
 
 def test_what_cannot_change_results_does_not_count():
     config = load("digits-fedavg", TINY)[0].plain()
-    same = load("digits-fedavg", [*TINY, "name=other", "output=x", "checkpoint_every=2", "engine.workers=1"])[0].plain()
+    same = load(
+        "digits-fedavg", [*TINY, "name=other", "output=x", "checkpoint_every=2", "engine.workers=1", "engine.memory=1.0"]
+    )[0].plain()
     assert identity(config) == identity(same)
     for word in ("seed=1", "rounds=4", "train.lr=0.2", "engine.dtype=float64", "evaluate_every=3"):
         assert identity(load("digits-fedavg", [*TINY, word])[0].plain()) != identity(config), word

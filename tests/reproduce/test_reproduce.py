@@ -108,7 +108,7 @@ def test_results_of_other_settings_do_not_count(fedme, tmp_path):
     spot = Spot(tmp_path, "smoke")
     path = spot.folder("pfml-synthetic-mlr/pfml-u5", 0) / measured.NAME
     assert findings.gather(spot).seeds("pfml-synthetic-mlr/pfml-u5") == (0,)
-    path.write_text(re.sub(r'"identity": "\w+"', '"identity": "0"', path.read_text()))
+    path.write_text(path.read_text().replace('"lam": 20.0', '"lam": 21.0'))
     assert findings.gather(spot).seeds("pfml-synthetic-mlr/pfml-u5") == ()
 
 
@@ -179,6 +179,6 @@ def test_the_page_and_its_archive(fedme, tmp_path, smoke, monkeypatch):
 
 def test_a_damaged_archive_says_where(tmp_path):
     path = tmp_path / "full.jsonl"
-    path.write_text('{"run": "a/b", "seed": 0, "identity": 7}\n')
+    path.write_text('{"run": "a/b", "seed": 0, "config": 7}\n')
     with pytest.raises(findings.RunError, match="line 1"):
         findings.read_archive(path)

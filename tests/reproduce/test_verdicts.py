@@ -30,7 +30,7 @@ def run(*accuracies, validation=()):
     }
     if validation:
         curves["personal round val"] = Curve(rounds, tuple(v / 100 for v in validation), tuple(v / 100 for v in validation))
-    return Measured("", curves)
+    return Measured({}, curves)
 
 
 def findings(**runs):
@@ -116,7 +116,7 @@ def test_slower():
     pairs = (("femnist/a seconds server", "femnist/b seconds server"),)
 
     def timed(seconds):
-        return Measured("", seconds={"server": seconds})
+        return Measured({}, seconds={"server": seconds})
 
     assert of_claim(claim("slower", pairs), findings(a=[timed(2.0)], b=[timed(1.0)])).says == "holds"
     assert of_claim(claim("slower", pairs), findings(a=[timed(1.0)], b=[timed(1.1)])).says == "not decided at this scale"

@@ -144,8 +144,8 @@ def finished(planned: Planned) -> bool:
 
 
 def identity(config: Mapping[str, Any]) -> str:
-    """A fingerprint of everything that can change results: not where, under which name and by how many workers."""
-    engine = {key: value for key, value in config["engine"].items() if key != "workers"}
+    """A fingerprint of everything that can change results: not where, under which name, with how many workers and memory."""
+    engine = {key: value for key, value in config["engine"].items() if key not in ("workers", "memory")}
     return digest({**config, "engine": engine})
 
 

@@ -10,10 +10,11 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fedme.core.typed import TypedError
 from fedme.experiment.batch import identity
+from fedme.experiment.config import ConfigError, parse
 from fedme.experiment.files import RunError, finite, write_text
 from fedme.reproduce import catalogue, measured
 from fedme.reproduce.catalogue import Scale
@@ -110,10 +111,17 @@ def gather(spot: Spot, runs: list[str] | None = None, archive: Path | None = Non
             seed = folder.name.removeprefix(prefix)
             if seed.isdigit() and (each := measured.read(folder)) is not None:
                 mine[int(seed)] = each
-        wanted = {seed: identity(experiment(run, spot.scale, seed)) for seed in mine}
-        if mine := {seed: each for seed, each in mine.items() if each.identity == wanted[seed]}:
+        if mine := {seed: each for seed, each in mine.items() if _is(each, experiment(run, spot.scale, seed))}:
             found[run] = mine
     return Findings(spot.scale, found)
+
+
+def _is(run: Measured, config: Mapping[str, Any]) -> bool:
+    """Whether a run was made with a configuration, as it is read today."""
+    try:
+        return identity(parse(run.config).plain()) == identity(config)
+    except ConfigError:
+        return False
 
 
 def read_archive(path: Path) -> dict[tuple[str, int], Measured]:

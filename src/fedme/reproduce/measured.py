@@ -12,11 +12,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedme.core.typed import TypedError, build
+from fedme.core.typed import build
 from fedme.experiment import assemble, records, summary
-from fedme.experiment.batch import identity
 from fedme.experiment.config import load, parse
-from fedme.experiment.files import RunError, write_json
+from fedme.experiment.files import write_json
 
 NAME = "measured.json"
 FEW = 5  # clients up to which every one has a curve of its own
@@ -36,7 +35,7 @@ class Curve:
 class Measured:
     """One run. Curves of accuracy are named "model stage split", those of loss "loss role", a client's "client 0"."""
 
-    identity: str  # of its configuration
+    config: Mapping[str, Any]  # every default filled in
     curves: Mapping[str, Curve] = field(default_factory=dict)
     chosen: tuple[int, ...] = ()  # clients that begin with each architecture of the pool
     seconds: Mapping[str, float] = field(default_factory=dict)  # of one client and of the server, mean over rounds
@@ -67,7 +66,7 @@ def take(folder: Path) -> None:
     curves |= _of_clients(_by_name(accuracy).get("personal round test", {}))
     busy = [value for value in seconds.values() if value]
     took = {"client": statistics.fmean(busy) if busy else 0.0, "server": statistics.fmean(server.values()) if server else 0.0}
-    found = Measured(identity(config), curves, _chosen(folder), {name: _rounded(value, 4) for name, value in took.items()})
+    found = Measured(_told(config), curves, _chosen(folder), {name: _rounded(value, 4) for name, value in took.items()})
     write_json(folder / NAME, asdict(found))
 
 
@@ -87,20 +86,23 @@ def look(config: Mapping[str, Any], folder: Path) -> None:
         }
         found |= {f"{part} {name}": _rounded(float(value), 2) for name, value in numbers.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / NAME, asdict(Measured(identity(config), samples=found)))
+    write_json(folder / NAME, asdict(Measured(_told(config), samples=found)))
 
 
 def read(folder: Path) -> Measured | None:
-    """What a run measured; None if it is not finished."""
-    path = folder / NAME
-    if not path.exists():
+    """What a run measured; None if it is not finished. A file that cannot be read is made again."""
+    try:
+        return from_plain(json.loads((folder / NAME).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
         if not (folder / summary.NAME).exists():
             return None
-        take(folder)
-    try:
-        return from_plain(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypedError) as error:
-        raise RunError(f"{path}: cannot be read ({error}); delete it, it is made again") from error
+    take(folder)
+    return from_plain(json.loads((folder / NAME).read_text(encoding="utf-8")))
+
+
+def _told(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration without the place where it was run."""
+    return {key: value for key, value in config.items() if key != "output"}
 
 
 def from_plain(plain: Any) -> Measured:
