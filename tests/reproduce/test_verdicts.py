@@ -46,7 +46,7 @@ def test_cells():
     assert verdict(0, a=[run(40)], b=[run(45)], c=[run(46)]) == "same order"
     assert verdict(0, a=[run(40)], b=[run(39)]) == "differs"
     assert verdict(2, a=[run(40)], c=[run(39)]) == "differs"
-    assert verdict(0, a=[run(40)]) == "differs"
+    assert verdict(0, a=[run(40)]) == "nothing to compare with"
     assert verdict(0, b=[run(40)]) == ""
     assert verdict(3, d=[run(40)]) == ""
 
@@ -94,7 +94,10 @@ def test_sooner():
     assert of_claim(claim("sooner"), findings(a=[quick], b=[slow])).says == "holds"
     found = of_claim(claim("sooner"), findings(a=[slow], b=[quick]))
     assert found.says == "does not hold"
-    assert found.comparisons[0].numbers == "never against 41 rounds to 74.00"
+    assert found.comparisons[0].numbers == "never against 11 rounds to 70.30; never against 41 rounds to 74.00"
+    assert found.comparisons[0].seeds == 1
+    steep, steady = run(40, 45, 50, 75, 75), run(40, 67, 68, 69, 70)  # steep is sooner at 70, later at 95 % of it
+    assert of_claim(claim("sooner"), findings(a=[steep], b=[steady])).says == "not decided at this scale"
     assert of_claim(claim("sooner"), findings(a=[slow], b=[slow])).says == "not decided at this scale"
 
 
@@ -152,7 +155,8 @@ def test_the_sheet_shows_paper_ours_and_difference():
     )
     assert sheet.rows[1] == ("b", "one", "60.00 ± 2.00", "", "", "", "", "")
     assert sheet.rows[3] == ("ours", "one", "", "10.00", "", "", "1", "9.00")
-    assert sheet.finished == 2
+    assert [row[0] for row in sheet.finished] == ["a", "ours"]
+    assert report.command(sheet, 2) == "fedme reproduce made-up --scale full --seeds 2 --only a/one --only ours/one"
     assert "51.00 ± 1.41" in sheet.text("csv")
     assert "$\\pm$" in sheet.text("latex")
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedme.cli.app import Json, Quiet, Style, app, err, out
-from fedme.experiment.batch import Batch, Planned
+from fedme.experiment.batch import MENDABLE, Batch, Planned
 from fedme.experiment.config import ConfigError
 from fedme.experiment.progress import Display
 from fedme.experiment.tables import Format, render
@@ -106,11 +106,9 @@ def _run(
 
 
 def _look(plan: Planned) -> str:
-    from fedme.datasets.errors import DataError
-
     try:
         measured.look(plan.config, plan.folder)
-    except DataError as error:
+    except MENDABLE as error:
         return f"{plan.name}: {error}"
     return ""
 

@@ -28,6 +28,7 @@ from fedme.experiment.files import RunError
 from fedme.experiment.progress import Display
 
 MENDABLE = (ConfigError, RunError, TaskError, DataError, PartitionError, TypedError, zoo.ArchError)
+# ^ what a user can mend: told in one line, without a traceback
 POLL = 0.5  # seconds between looks at a request to stop
 
 

@@ -28,7 +28,7 @@ def _figure(result: Result, findings: Findings, panels: Sequence[Panel | str], f
         from matplotlib.figure import Figure
     except ImportError:
         raise RunError("curves need matplotlib: pip install 'fedme[plots]'") from None
-    columns = min(len(panels), 3)
+    columns = 2 if len(panels) == 4 else min(len(panels), 3)
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(WIDTH * columns, HEIGHT * lines), layout="constrained")
     FigureCanvasAgg(figure)

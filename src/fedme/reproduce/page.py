@@ -37,7 +37,7 @@ def write(path: Path, root: Path) -> list[Path]:
         if not shown:
             missing.append(f"`{result.name}`")
         for each in shown:
-            files = report.write(each, folder)
+            files = report.write(each, folder, ("csv", "latex"))
             files += curves.draw(result, told[each.scale], folder)  # type: ignore[index]
             written += files
         parts += [_section(shown, folder, told)] if shown else []
@@ -51,7 +51,7 @@ def _section(sheets: Sequence[Sheet], folder: Path, told: dict[Scale, Findings])
     parts = [f"## {result.source}: {result.title}\n"]
     for each in sheets:
         seeds = max((len(told[each.scale].seeds(run)) for run in result.runs), default=1)  # type: ignore[index]
-        parts.append(f"`fedme reproduce {result.name} --scale {each.scale} --seeds {seeds}`\n")
+        parts.append(f"```\n{report.command(each, seeds)}\n```\n")
         parts.append(f"{each.notes[0]}\n")
         if (folder / f"{result.name}-{each.scale}.png").exists():
             parts.append(f"![{result.title}]({folder.name}/{result.name}-{each.scale}.png)\n")
@@ -62,10 +62,8 @@ def _section(sheets: Sequence[Sheet], folder: Path, told: dict[Scale, Findings])
 
 def _finished(sheet: Sheet) -> str:
     """The table without what has not been run, and how much that is."""
-    ours = next(i for i, name in enumerate(sheet.header) if name.startswith("ours"))
-    rows = [row for row in sheet.rows if row[ours]]
-    left = len(sheet.rows) - len(rows)
-    table = text(sheet.header, rows, "markdown")
+    left = len(sheet.rows) - len(sheet.finished)
+    table = text(sheet.header, sheet.finished, "markdown")
     return f"{table}\n{left} of {len(sheet.rows)} places are not run at this scale.\n" if left else table
 
 

@@ -1,5 +1,6 @@
 """Tables: the paper's number, ours, the difference and a verdict, a line for every cell; as Markdown, CSV or LaTeX."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,12 @@ class Sheet:
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
-    finished: int  # cells or curves that have a number
+
+    @property
+    def finished(self) -> tuple[tuple[str, ...], ...]:
+        """The rows that have a number of ours."""
+        ours = next(i for i, name in enumerate(self.header) if name.startswith("ours"))
+        return tuple(row for row in self.rows if row[ours])
 
     def text(self, style: str) -> str:
         """The table as text."""
@@ -39,7 +45,6 @@ def sheet(result: Result, findings: Findings, chosen: Sequence[Cell] | None = No
     header, rows = _table(result, findings, chosen) if result.rows else _ends(result, findings)
     judged = findings.scale != "smoke"  # which only shows that everything runs
     told = [verdicts.of_claim(claim, findings) for claim in claims() if judged and result.name in claim.results]
-    ours = list(header).index("ours" if result.unit != "%" else "ours %")
     return Sheet(
         result,
         findings.scale,
@@ -47,7 +52,6 @@ def sheet(result: Result, findings: Findings, chosen: Sequence[Cell] | None = No
         tuple(rows),
         (*_shrunk(result, findings), *result.notes),
         tuple(each for each in told if each.says != "not run"),
-        sum(bool(row[ours]) for row in rows),
     )
 
 
@@ -122,14 +126,15 @@ def _ends(result: Result, findings: Findings) -> tuple[tuple[str, ...], list[tup
             first = next(iter(findings.runs.get(series.run, {}).values()), None)
             last = max((t for curve in first.curves.values() for t in curve.rounds), default=0) + 1 if first else ""
             rows.append((panel.title, series.name, _shown(values, result), str(last), str(len(values)) if values else ""))
-    return ("panel", "curve", "ours %", "after rounds", "seeds"), rows
+    return ("panel", "curve", "ours", "after rounds", "seeds"), rows
 
 
-def write(sheet: Sheet, folder: Path) -> list[Path]:
+def write(sheet: Sheet, folder: Path, styles: Sequence[str] = tuple(SUFFIXES)) -> list[Path]:
     """The table as Markdown, CSV and LaTeX files."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for style, suffix in SUFFIXES.items():
+    for style in styles:
+        suffix = SUFFIXES[style]
         path = folder / f"{sheet.result.name}-{sheet.scale}.{suffix}"
         write_text(path, markdown(sheet) if style == "markdown" else sheet.text(style))
         written.append(path)
@@ -143,6 +148,17 @@ def markdown(sheet: Sheet) -> str:
     if sheet.verdicts:
         parts.append("".join(claim_lines(verdict) for verdict in sheet.verdicts))
     return "\n".join(parts)
+
+
+def command(sheet: Sheet, seeds: int) -> str:
+    """The command that makes what is finished, and nothing else."""
+    words = ["fedme", "reproduce", sheet.result.name, "--scale", sheet.scale, "--seeds", str(seeds)]
+    if sheet.result.rows and len(sheet.finished) < len(sheet.rows):
+        for column in dict.fromkeys(row[1] for row in sheet.finished):
+            there = [row[0] for row in sheet.finished if row[1] == column]
+            whole = len(there) == sum(row[1] == column for row in sheet.rows)
+            words += [word for row in ([""] if whole else there) for word in ("--only", f"{row}/{column}")]
+    return shlex.join(words)
 
 
 def _paragraphs(notes: Sequence[str]) -> list[str]:
