@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedme.experiment import summary
-from fedme.reproduce import catalogue, findings, measured, page
+from fedme.reproduce import catalogue, curves, findings, measured, page
 from fedme.reproduce.runs import Spot
 
 RESULTS = catalogue.results()
@@ -77,6 +77,25 @@ def test_only_some_cells(fedme, tmp_path):
     assert "'MLR, lambda 20'" in err.replace("\n", " ")
 
 
+def test_rows_may_have_a_slash_of_their_own(fedme, smoke):
+    sheet = made(fedme, smoke, "fedme-table7", "--only", "FedAvg w/ fine-tuning/IID")
+    assert [(row[""], row["column"]) for row in sheet["rows"]] == [("FedAvg w/ fine-tuning", "IID")]
+    assert len(made(fedme, smoke, "fedme-table7", "--only", "FedAvg w/o fine-tuning/", "--no-runs")["rows"]) == 4
+    assert len(made(fedme, smoke, "pfml-table3", "--only", "PM", "--no-runs")["rows"]) == 4
+    code, _, err = fedme("reproduce", "fml-figure3", "--scale", "smoke", "--runs", smoke, "--only", "a/b")
+    assert code == 2
+    assert "has curves" in err
+
+
+def test_without_matplotlib_everything_else_is_there(fedme, smoke, monkeypatch):
+    monkeypatch.setattr(curves, "possible", lambda: False)
+    code, out, err = fedme("reproduce", "fml-figure6", "--scale", "smoke", "--runs", smoke, "--quiet")
+    assert code == 0
+    assert "LeNet5" in out
+    assert "fedme[plots]" in err
+    assert fedme("reproduce", "--page", smoke / "page.md", "--runs", smoke, "--quiet")[0] == 0  # nothing finished to draw
+
+
 def test_a_wrong_name_is_an_error_that_helps(fedme, tmp_path):
     code, _, err = fedme("reproduce", "pfml-tabel3")
     assert code == 2
@@ -116,7 +135,7 @@ def test_data_that_is_missing_keeps_only_its_own_cells(fedme, tmp_path, monkeypa
     monkeypatch.setenv("FEDME_DATA", str(tmp_path / "nowhere"))
     words = ("--scale", "small", "--runs", tmp_path, "--quiet", "--only", "model 1/FEMNIST")
     code, out, err = fedme("reproduce", "fedme-table5", *words)
-    assert code == 0
+    assert code == 1
     assert "not run: femnist/fedme-model-1, seed 0: femnist" in err.replace("\n", " ")
     assert "74.80" in out
 

@@ -56,22 +56,29 @@ def reproduce(
     sheets = [report.sheet(result, told, chosen[result.name]) for result in wanted]
     for each in sheets:
         files = report.write(each, root / "tables")
-        files += curves.draw(each.result, told, root / "tables") if each.result.panels or each.result.plot else []
+        files += curves.draw(each.result, told, root / "tables") if curves.possible() else []
         if not as_json:
             _print(each, style, files)
     if as_json:
         print(json.dumps([_plain(each) for each in sheets], indent=2))
+    if not curves.possible() and any(each.result.panels or each.result.plot for each in sheets):
+        err.print(f"note: {curves.MISSING}", markup=False, highlight=False)
     for line in failed:
         err.print(f"not run: {line}", markup=False, highlight=False, soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
 
 
 def _chosen(result: Result, only: Sequence[str] | None) -> list[Cell] | None:
     """The cells that `--only` names, as ROW/COLUMN, ROW/ or /COLUMN."""
     if not only:
         return None
+    if not result.rows:
+        raise ConfigError(f"--only chooses cells of tables, but {result.name} has curves")
     found = []
     for word in only:
-        row, _, column = word.partition("/")
+        row, slash, column = word.rpartition("/")  # rows may have a slash of their own
+        row, column = (row, column) if slash else (word, "")
         mine = [cell for cell in result.cells if row in ("", cell.row) and column in ("", cell.column)]
         if not mine:
             rows, columns = (", ".join(f"'{each.name}'" for each in part) for part in (result.rows, result.columns))

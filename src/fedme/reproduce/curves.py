@@ -1,5 +1,6 @@
 """Curves as PNG and PDF; the one place that needs matplotlib, which the extra `plots` brings."""
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,13 @@ from fedme.reproduce.catalogue import Panel, Result
 from fedme.reproduce.findings import Findings, points
 
 FORMATS = ("png", "pdf")
+MISSING = "curves need matplotlib: pip install 'fedme[plots]'"
 WIDTH, HEIGHT = 4.2, 3.2  # inches of a panel
+
+
+def possible() -> bool:
+    """Whether curves can be drawn here."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def draw(result: Result, findings: Findings, folder: Path) -> list[Path]:
@@ -23,11 +30,11 @@ def draw(result: Result, findings: Findings, folder: Path) -> list[Path]:
 
 
 def _figure(result: Result, findings: Findings, panels: Sequence[Panel | str], folder: Path) -> list[Path]:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise RunError("curves need matplotlib: pip install 'fedme[plots]'") from None
+    if not possible():
+        raise RunError(MISSING)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     columns = 2 if len(panels) == 4 else min(len(panels), 3)
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(WIDTH * columns, HEIGHT * lines), layout="constrained")

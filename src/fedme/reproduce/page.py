@@ -38,7 +38,7 @@ def write(path: Path, root: Path) -> list[Path]:
             missing.append(f"`{result.name}`")
         for each in shown:
             files = report.write(each, folder, ("csv", "latex"))
-            files += curves.draw(result, told[each.scale], folder)  # type: ignore[index]
+            files += curves.draw(result, told[each.scale], folder)
             written += files
         parts += [_section(shown, folder, told)] if shown else []
     parts.append(_missing(missing))
@@ -50,7 +50,7 @@ def _section(sheets: Sequence[Sheet], folder: Path, told: dict[Scale, Findings])
     result = sheets[0].result
     parts = [f"## {result.source}: {result.title}\n"]
     for each in sheets:
-        seeds = max((len(told[each.scale].seeds(run)) for run in result.runs), default=1)  # type: ignore[index]
+        seeds = max((len(told[each.scale].seeds(run)) for run in result.runs), default=1)
         parts.append(f"```\n{report.command(each, seeds)}\n```\n")
         parts.append(f"{each.notes[0]}\n")
         if (folder / f"{result.name}-{each.scale}.png").exists():

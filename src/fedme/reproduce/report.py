@@ -9,7 +9,7 @@ from fedme.experiment.files import write_text
 from fedme.experiment.summary import spread
 from fedme.experiment.tables import text
 from fedme.reproduce import verdicts
-from fedme.reproduce.catalogue import Cell, Result, claims, family_of
+from fedme.reproduce.catalogue import Cell, Result, Scale, claims, family_of
 from fedme.reproduce.findings import ACCURACIES, Findings, Pick
 from fedme.reproduce.runs import scale_of
 from fedme.reproduce.verdicts import Verdict
@@ -23,7 +23,7 @@ class Sheet:
     """A result at a scale, ready to be shown."""
 
     result: Result
-    scale: str
+    scale: Scale
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
