@@ -144,6 +144,7 @@ def test_only_listed_members_are_unpacked(tmp_path, server, name, pack):
         ("x.tar.gz", tar({"in/a": b"1", "in/b": b"2"})[:60], "cannot be unpacked"),
         ("x.zip", b"PK nonsense", "cannot be unpacked"),
     ],
+    ids=["missing", "link", "large tar", "large zip", "cut", "nonsense"],  # archives hold the time, names must not
 )
 def test_bad_archives_are_refused(tmp_path, server, name, content, message):
     with pytest.raises(DataError, match=message):
