@@ -4,19 +4,12 @@ import importlib
 import sys
 from pathlib import Path
 
-from fedme import zoo
 from fedme.cli.app import app, err, literal
-from fedme.core.method import TaskError
-from fedme.core.typed import TypedError
-from fedme.datasets.errors import DataError, PartitionError
-from fedme.experiment.config import ConfigError
-from fedme.experiment.files import RunError
+from fedme.experiment.batch import MENDABLE
 from fedme.experiment.run import Interrupted
 
-for family in ("runs", "results", "models", "report", "lists", "demo"):  # in the order of `fedme --help`
+for family in ("runs", "sweep", "results", "models", "report", "lists", "reproduce", "demo"):  # in the order of `fedme --help`
     importlib.import_module(f"fedme.cli.{family}")
-
-ERRORS = (ConfigError, RunError, TaskError, DataError, PartitionError, TypedError, zoo.ArchError)
 
 
 def main() -> None:
@@ -25,7 +18,7 @@ def main() -> None:
     sys.path.insert(0, str(Path.cwd()))
     try:
         app()
-    except ERRORS as error:
+    except MENDABLE as error:
         err.print(f"[bold red]error:[/] {literal(error)}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except Interrupted as stopped:

@@ -305,7 +305,7 @@ def load(source: str | Path | None, overrides: Sequence[str] = ()) -> tuple[Expe
     if path is not None and (path.suffix == ".toml" or path.exists()):
         raw, origin = _read_toml(path), str(path)
     else:
-        raw, origin = _read_preset(str(source) if source is not None else DEMO)
+        raw, origin = read_preset(str(source) if source is not None else DEMO)
     if path is not None and origin == str(path):
         _anchor(raw, path.parent)
     notes = override(raw, overrides)
@@ -338,7 +338,8 @@ def presets() -> dict[str, str]:
     return {name.removesuffix(".toml"): (PRESETS / name).read_text().splitlines()[0].lstrip("# ") for name in files}
 
 
-def _read_preset(name: str) -> tuple[dict[str, Any], str]:
+def read_preset(name: str) -> tuple[dict[str, Any], str]:
+    """The plain data of a built-in experiment, and what to call it in messages."""
     known = presets()
     if name not in known:
         raise ConfigError(f"'{name}' is neither a file nor a preset{nearest(name, known)}")

@@ -15,8 +15,8 @@ Format = Literal["table", "markdown", "csv", "latex"]
 
 def render(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], style: Format, console: Console) -> None:
     """Print a table; columns whose cells are all numbers are aligned to the right, and numbers are never broken."""
-    right = [all(row[i][:1].isdigit() or row[i][:1] in ("", "-") for row in rows) for i in range(len(header))]
     if style == "table":
+        right = _numeric(header, rows)
         console.print(title, highlight=False, markup=False)
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for name, align in zip(header, right, strict=True):
@@ -26,7 +26,17 @@ def render(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], sty
             table.add_row(*(Text(cell) for cell in row))
         console.print(table)
     else:
-        print({"markdown": _markdown, "csv": _csv, "latex": _latex}[style](header, rows, right), end="")
+        print(text(header, rows, style), end="")
+
+
+def text(header: Sequence[str], rows: Sequence[Sequence[str]], style: Literal["markdown", "csv", "latex"]) -> str:
+    """A table as text."""
+    return {"markdown": _markdown, "csv": _csv, "latex": _latex}[style](header, rows, _numeric(header, rows))
+
+
+def _numeric(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
+    """Which columns hold numbers only."""
+    return [all(row[i][:1].isdigit() or row[i][:1] in ("", "-", "+") for row in rows) for i in range(len(header))]
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:

@@ -1,0 +1,168 @@
+"""Verdicts of cells and claims, on numbers made up for the purpose."""
+
+import pytest
+
+from fedme.reproduce import report
+from fedme.reproduce.catalogue import Claim, Column, Result, Row
+from fedme.reproduce.findings import Findings, value
+from fedme.reproduce.measured import Curve, Measured
+from fedme.reproduce.verdicts import of_cell, of_claim
+
+RESULT = Result(
+    "made-up",
+    "a table",
+    "nowhere",
+    columns=(Column("one", "femnist"),),
+    rows=(
+        Row("a", "{column}/a", "own", (50.0,), (2.0,)),
+        Row("b", "{column}/b", "own", (60.0,), (2.0,)),
+        Row("c", "{column}/c", "own", (70.0,), (2.0,)),
+        Row("ours", "{column}/d", "own"),
+    ),
+)
+
+
+def run(*accuracies, validation=()):
+    """A run with this client-mean accuracy in % over rounds; pooled is one point less."""
+    rounds = tuple(range(0, 10 * len(accuracies), 10))
+    curves = {
+        "personal round test": Curve(rounds, tuple(a / 100 for a in accuracies), tuple(a / 100 - 0.01 for a in accuracies))
+    }
+    if validation:
+        curves["personal round val"] = Curve(rounds, tuple(v / 100 for v in validation), tuple(v / 100 for v in validation))
+    return Measured({}, curves)
+
+
+def findings(**runs):
+    return Findings("full", {f"femnist/{name}": dict(enumerate(seeds)) for name, seeds in runs.items()})
+
+
+def verdict(cell, **runs):
+    return of_cell(RESULT.cells[cell], RESULT, findings(**runs))
+
+
+def test_cells():
+    assert verdict(0, a=[run(51.9)]) == "within the paper's std"
+    assert verdict(0, a=[run(40)], b=[run(45)], c=[run(46)]) == "same order"
+    assert verdict(0, a=[run(40)], b=[run(39)]) == "differs"
+    assert verdict(2, a=[run(40)], c=[run(39)]) == "differs"
+    assert verdict(0, a=[run(40)]) == "nothing to compare with"
+    assert verdict(0, b=[run(40)]) == ""
+    assert verdict(3, d=[run(40)]) == ""
+
+
+def claim(kind="greater", pairs=(("femnist/a own", "femnist/b own"),), **more):
+    return Claim("it is so", "somewhere", ("made-up",), kind, pairs=pairs, **more)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "says"),
+    [
+        ([60], [55], "holds"),
+        ([60], [59], "not decided at this scale"),
+        ([50], [55], "does not hold"),
+        ([60, 60], [55, 61], "not decided at this scale"),
+        ([60, 61, 62], [59.5, 60.4, 61.5], "holds"),
+        ([60, 61, 62], [60.5, 61.6, 62.5], "does not hold"),
+        ([60, 61, 62], [55, 70, 50], "not decided at this scale"),
+        ([], [50], "not run"),
+    ],
+)
+def test_greater(left, right, says):
+    found = of_claim(claim(), findings(a=[run(v) for v in left], b=[run(v) for v in right]))
+    assert found.says == says
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "says"),
+    [
+        ([60], [60.4], "holds"),
+        ([60], [61.5], "not decided at this scale"),
+        ([60], [70], "does not hold"),
+        ([60, 60, 60], [60.1, 60.2, 60.1], "holds"),
+        ([60, 60, 60], [65.1, 65.2, 65.1], "does not hold"),
+        ([60, 60, 60], [60.1, 70, 50], "not decided at this scale"),
+    ],
+)
+def test_close(left, right, says):
+    found = of_claim(claim("close", tolerance=0.5), findings(a=[run(v) for v in left], b=[run(v) for v in right]))
+    assert found.says == says
+
+
+def test_sooner():
+    quick, slow = run(70, 71, 72, 73, 74), run(50, 60, 65, 69, 70)
+    assert of_claim(claim("sooner"), findings(a=[quick], b=[slow])).says == "holds"
+    found = of_claim(claim("sooner"), findings(a=[slow], b=[quick]))
+    assert found.says == "does not hold"
+    assert found.comparisons[0].numbers == "never against 11 rounds to 70.30; never against 41 rounds to 74.00"
+    assert found.comparisons[0].seeds == 1
+    steep, steady = run(40, 45, 50, 75, 75), run(40, 67, 68, 69, 70)  # steep is sooner at 70, later at 95 % of it
+    assert of_claim(claim("sooner"), findings(a=[steep], b=[steady])).says == "not decided at this scale"
+    assert of_claim(claim("sooner"), findings(a=[slow], b=[slow])).says == "not decided at this scale"
+
+
+def test_between_and_steady():
+    pairs = (("femnist/a own", "femnist/b own"), ("femnist/a own", "femnist/c own"))
+    assert of_claim(claim("between", pairs), findings(a=[run(60)], b=[run(50)], c=[run(70)])).says == "holds"
+    assert of_claim(claim("between", pairs), findings(a=[run(80)], b=[run(50)], c=[run(70)])).says == "does not hold"
+    assert (
+        of_claim(claim("between", pairs), findings(a=[run(71)], b=[run(50)], c=[run(70)])).says == "not decided at this scale"
+    )
+    assert of_claim(claim("between", pairs), findings(a=[run(60)], b=[run(50)])).says == "not run"
+    still, wild = [run(60), run(60.1), run(60)], [run(50), run(60), run(70)]
+    assert of_claim(claim("steady", pairs), findings(a=still, b=wild, c=wild)).says == "holds"
+    assert of_claim(claim("steady", pairs), findings(a=wild, b=still, c=still)).says == "does not hold"
+    assert of_claim(claim("steady", pairs), findings(a=still[:1], b=wild, c=wild)).says == "not decided at this scale"
+
+
+def test_slower():
+    pairs = (("femnist/a seconds server", "femnist/b seconds server"),)
+
+    def timed(seconds):
+        return Measured({}, seconds={"server": seconds})
+
+    assert of_claim(claim("slower", pairs), findings(a=[timed(2.0)], b=[timed(1.0)])).says == "holds"
+    assert of_claim(claim("slower", pairs), findings(a=[timed(1.0)], b=[timed(1.1)])).says == "not decided at this scale"
+    assert of_claim(claim("slower", pairs), findings(a=[timed(1.0)], b=[timed(2.0)])).says == "does not hold"
+
+
+def test_a_claim_of_several_comparisons():
+    pairs = (("femnist/a own", "femnist/b own"), ("femnist/a own", "femnist/c own"), ("femnist/a own", "femnist/d own"))
+    some = {"a": [run(60)], "b": [run(50)], "c": [run(50)]}
+    assert of_claim(claim(pairs=pairs), findings(**some)).says == "holds (2 of 3 comparisons run)"
+    assert of_claim(claim(pairs=pairs), findings(**some, d=[run(70)])).says == "does not hold"
+    assert of_claim(claim(pairs=pairs, need="most"), findings(**some, d=[run(70)])).says == "holds"
+    assert of_claim(claim(pairs=pairs), findings(**some, d=[run(60)])).says == "not decided at this scale"
+
+
+def test_which_round():
+    one = run(50, 70, 60, validation=(50, 55, 80))
+    assert value(one, "own") == 60
+    assert value(one, "own", "test") == 70
+    assert value(one, "own", "validation") == 60
+    assert value(one, "own", other=True) == pytest.approx(59)
+    assert value(one, "PM") == pytest.approx(59)
+    assert value(run(50, 70), "own", "validation") is None
+    assert value(one, "tuned") is None
+    assert value(one, "GM") is None
+
+
+def test_the_sheet_shows_paper_ours_and_difference():
+    sheet = report.sheet(RESULT, findings(a=[run(50), run(52)], d=[run(10)]))
+    assert sheet.header == ("", "column", "paper %", "ours %", "difference", "verdict", "seeds", "pooled %")
+    assert sheet.rows[0] == (
+        *("a", "one", "50.00 ± 2.00", "51.00 ± 1.41", "+1.00", "within the paper's std", "2", "50.00 ± 1.41"),
+    )
+    assert sheet.rows[1] == ("b", "one", "60.00 ± 2.00", "", "", "", "", "")
+    assert sheet.rows[3] == ("ours", "one", "", "10.00", "", "", "1", "9.00")
+    assert [row[0] for row in sheet.finished] == ["a", "ours"]
+    assert report.command(sheet, 2) == "fedme reproduce made-up --scale full --seeds 2 --only a/one --only ours/one"
+    assert "51.00 ± 1.41" in sheet.text("csv")
+    assert "$\\pm$" in sheet.text("latex")
+
+
+def test_a_best_round_on_test_data_has_a_column_of_its_own():
+    greedy = Result("x", "x", "x", columns=RESULT.columns, rows=RESULT.rows[:1], best_on_test=True)
+    sheet = report.sheet(greedy, findings(a=[run(70, 50)]))
+    assert sheet.header[-1] == "best round on test data % (the paper's rule)"
+    assert (sheet.rows[0][3], sheet.rows[0][-1]) == ("50.00", "70.00")
