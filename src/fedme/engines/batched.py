@@ -210,6 +210,8 @@ def _outputs(op: Train) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _count(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    network = template(arch, False)
+    x = torch.zeros((1, *shape), dtype=dtype)
     with torch.inference_mode():
-        outputs: torch.Tensor = template(arch, False)(torch.zeros((1, *shape), dtype=dtype))
+        outputs: torch.Tensor = network(x.to(next(network.parameters()).dtype) if x.is_floating_point() else x)
     return outputs.shape[-1]

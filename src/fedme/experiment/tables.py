@@ -20,8 +20,10 @@ def render(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], sty
         console.print(title, highlight=False, markup=False)
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for name, align in zip(header, right, strict=True):
-            short = all(len(row[header.index(name)]) <= 30 for row in rows)
-            table.add_column(name, justify="right" if align else "left", no_wrap=short, overflow="fold")
+            longest = max((len(row[header.index(name)]) for row in rows), default=0)
+            least = max(longest, len(name)) if align else None
+            side: Literal["left", "right"] = "right" if align else "left"
+            table.add_column(name, justify=side, no_wrap=longest <= 30, overflow="fold", min_width=least)
         for row in rows:
             table.add_row(*(Text(cell) for cell in row))
         console.print(table)
