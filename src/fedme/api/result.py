@@ -18,7 +18,7 @@ from fedme.experiment.files import RunError
 from fedme.experiment.personal import Personal
 from fedme.experiment.progress import Display
 from fedme.experiment.summary import CONFIG
-from fedme.experiment.tables import Format, render
+from fedme.experiment.tables import Format, render, wide
 from fedme.zoo import Entry
 
 
@@ -98,7 +98,7 @@ class Result(Mapping[ClientId, Personal]):
         title = (
             f"test accuracy in % of {self.experiment.method_name}'s personal models, and of training on one's own samples alone"
         )
-        render(title, header, cells, style, Console())
+        render(title, header, cells, style, wide())
 
     def join(self, client: Client, epochs: int | None = None, per_cluster: bool = False) -> Personal:
         """The model of a client that was not there: what fits its validation part best, then fine-tuned.

@@ -1,7 +1,5 @@
 """The application that commands are added to, and what they share: options, consoles, words."""
 
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +7,7 @@ import typer
 from rich.console import Console
 
 import fedme
-from fedme.experiment.tables import Format
+from fedme.experiment.tables import Format, wide
 
 app = typer.Typer(
     help="Personalised federated learning where every client keeps its own model, of its own architecture.",
@@ -24,7 +22,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only no
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Style = Annotated[Format, typer.Option("--format", "-f", help="How to print the table.")]
 
-out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140)
+out = wide()
 err = Console(stderr=True)
 
 

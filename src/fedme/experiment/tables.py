@@ -2,6 +2,8 @@
 
 import csv
 import io
+import os
+import sys
 from collections.abc import Sequence
 from typing import Literal
 
@@ -11,6 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 Format = Literal["table", "markdown", "csv", "latex"]
+
+
+def wide() -> Console:
+    """Standard output; what is not a terminal is as wide as tables need."""
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140)
 
 
 def render(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], style: Format, console: Console) -> None:
