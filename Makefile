@@ -4,24 +4,27 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow check format clean install bench bench-scale bench-memory
+.PHONY: demo test test-slow test-deploy check format clean install bench bench-scale bench-memory
 
 install: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "FedMe needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,flower]'
 	touch $@
 
 demo: $(READY)
 	$(BIN)/fedme demo
 
 test: $(READY) check
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow and not deploy"
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow
+
+test-deploy: $(READY)
+	$(BIN)/pytest -n 2 -m deploy
 
 check: $(READY)
 	$(BIN)/ruff format --check --quiet src tests benchmarks

@@ -9,6 +9,7 @@ from fedme.cli.app import app, err, literal
 from fedme.core.method import TaskError
 from fedme.core.typed import TypedError
 from fedme.datasets.errors import DataError, PartitionError
+from fedme.engines.flower import EngineError
 from fedme.experiment.config import ConfigError
 from fedme.experiment.files import RunError
 from fedme.experiment.run import Interrupted
@@ -16,7 +17,7 @@ from fedme.experiment.run import Interrupted
 for family in ("runs", "results", "lists", "demo"):  # in the order of `fedme --help`
     importlib.import_module(f"fedme.cli.{family}")
 
-ERRORS = (ConfigError, RunError, TaskError, DataError, PartitionError, TypedError, zoo.ArchError)
+ERRORS = (ConfigError, RunError, TaskError, DataError, PartitionError, TypedError, zoo.ArchError, EngineError)
 
 
 def main() -> None:

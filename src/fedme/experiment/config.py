@@ -71,7 +71,8 @@ class FinetuneOptions:
 class EngineOptions:
     """The `[engine]` table: what runs the clients."""
 
-    name: Literal["inprocess"] = "inprocess"
+    name: Literal["inprocess", "flower"] = "inprocess"  # "flower": clients in processes of Ray, one operation after another
+    address: str | None = None  # of a Ray cluster, for "flower"; this machine by default
     path: Way = "auto"  # one way for all operations: "alone" (the plain reference), "stacked", "vmap" or "workers"
     device: Device = "cpu"  # where arithmetic is done: "cpu", "cuda" or "mps"
     workers: int | None = None  # processes for networks that are not stacked, such as convolutions; one a processor by default
@@ -82,6 +83,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         require(self.workers is None or self.workers >= 1, "workers", f"must be at least 1, not {self.workers}")
         require(self.threads >= 1, "threads", f"must be at least 1, not {self.threads}")
+        require(self.address is None or self.name == "flower", "address", "is that of a Ray cluster, for engine=flower")
         require(self.device != "mps" or self.dtype == "float32", "dtype", "mps has no float64")
         require(self.memory >= 0, "memory", f"must not be negative, not {self.memory}")
 

@@ -20,7 +20,7 @@ from typing import Any
 import fedme
 from fedme.core.data import ClientId
 from fedme.core.key import Key
-from fedme.core.method import Round
+from fedme.core.method import Round, Task
 from fedme.datasets.federation import Federation
 from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
 from fedme.engines.inprocess import InProcess
@@ -29,6 +29,7 @@ from fedme.experiment import assemble, checkpoint, records, saved, summary
 from fedme.experiment.config import Experiment, load, to_toml
 from fedme.experiment.files import RunError, locked, replacing, write_json, write_text
 from fedme.experiment.progress import Display
+from fedme.experiment.remote import on_flower
 from fedme.experiment.store import Store
 from fedme.experiment.summary import CONFIG
 
@@ -147,8 +148,15 @@ def _run(folder: Path, display: Display) -> None:
             head = checkpoint.Header(0, 0, assigned)
             at = checkpoint.Checkpoint(head, store.keep(method.init_server(prepared.task, root.at("init"))), {})
             checkpoint.save(folder, store, at, config)
-        engine = InProcess(method, prepared.task, federation.clients, root, execute)
-        Loop(folder, experiment, prepared, engine, store, display).run(at, config)
+
+        def work(engine: Any) -> None:
+            Loop(folder, experiment, engine, store, display).run(at, config)
+
+        if settings.engine.name == "flower":
+            display.note("starting Flower ...")
+            on_flower(experiment, prepared, work, tick, stop)
+        else:
+            work(InProcess(method, prepared.task, federation.clients, root, execute))
         write_text(folder / ENGINE, "".join(f"{line}\n" for line in execute.explain()))
     summary.write(folder, config)
 
@@ -173,17 +181,14 @@ class Loop:
         self,
         folder: Path,
         experiment: Experiment,
-        prepared: assemble.Prepared,
-        engine: InProcess,
+        engine: Any,
         store: Store,
         display: Display,
     ) -> None:
-        self.folder, self.experiment, self.prepared = folder, experiment, prepared
+        self.folder, self.experiment = folder, experiment
         self.engine, self.store, self.display = engine, store, display
         self.method: AnyMethod = experiment.method
         self.root = Key(experiment.settings.seed)
-        self.members = list(prepared.task.members)
-        self.samples = {client: len(data.train) for client, data in engine.clients.items()}
         self.shown = ""
 
     def run(self, at: checkpoint.Checkpoint, config: Mapping[str, Any]) -> None:
@@ -220,14 +225,15 @@ class Loop:
 
     def _round(self, server: Any, t: int, book: records.Records) -> Any:
         settings = self.experiment.settings
-        played = play(self.method, self.prepared.task, self.engine, server, t, settings.rounds, self.root)
+        task = self.engine.muster()
+        played = play(self.method, task, self.engine, server, t, settings.rounds, self.root)
         server = self.store.keep(played.server)
         self._rest(played.traffic)
         scores: dict[ClientId, list[Scored]] = {}
         if t + 1 == settings.rounds or (t + 1) % settings.evaluate_every == 0:
-            scores = self._assess(server, t, last=t + 1 == settings.rounds)
+            scores = self._assess(task, server, t, last=t + 1 == settings.rounds)
             self.shown = _headline(scores)
-        book.write(records.rows(t, played.traffic, scores, self.samples, played.server_seconds))
+        book.write(records.rows(t, played.traffic, scores, self.engine.samples, played.server_seconds))
         return server
 
     def _rest(self, clients: Iterable[ClientId]) -> None:
@@ -236,28 +242,28 @@ class Loop:
         states.update({client: self.store.keep(states[client]) for client in clients if client in states})
         self.store.settle()
 
-    def _assess(self, server: Any, t: int, last: bool) -> dict[ClientId, list[Scored]]:
+    def _assess(self, task: Task, server: Any, t: int, last: bool) -> dict[ClientId, list[Scored]]:
         """The scores of all clients, a few clients at a time so that their models fit in memory."""
-        settings, task = self.experiment.settings, self.prepared.task
+        settings = self.experiment.settings
         tune = settings.finetune.epochs and (last or settings.finetune.when == "always")
         finetune = Finetune(settings.train, settings.finetune.epochs) if tune else None
         scores: dict[ClientId, list[Scored]] = {}
-        for clients in self._groups():
+        for clients in self._groups(task):
             deliveries = {client: self.method.deliver(task, server, client) for client in clients}
             done = self.engine.assess(deliveries, Round(t, settings.rounds), finetune)
             scores |= {client: each.value.scores for client, each in done.items()}
             if last:
-                self._save_models({client: each.value for client, each in done.items()})
+                self._save_models(task, {client: each.value for client, each in done.items()})
             self._rest(clients)
         return scores
 
-    def _groups(self) -> Iterator[list[ClientId]]:
+    def _groups(self, task: Task) -> Iterator[list[ClientId]]:
         """The clients in groups whose models, with copies for fine-tuning, take at most a part of the memory."""
         room = max(self.store.budget // PART, 1)
         group: list[ClientId] = []
         taken = 0
-        for client, member in self.prepared.task.members.items():
-            size = COPIES * self.prepared.task.dtype.itemsize * member.arch.parameters
+        for client, member in task.members.items():
+            size = COPIES * task.dtype.itemsize * member.arch.parameters
             if group and taken + size > room:
                 yield group
                 group, taken = [], 0
@@ -265,23 +271,27 @@ class Loop:
             taken += size
         yield group
 
-    def _save_models(self, assessed: Mapping[ClientId, Assessment]) -> None:
-        schema, rounds = self.prepared.task.schema, self.experiment.settings.rounds
+    def _save_models(self, task: Task, assessed: Mapping[ClientId, Assessment]) -> None:
         for client, assessment in assessed.items():
-            classes = list(self.prepared.task.members[client].labels)
-            for name, file, stage in (("personal", "model", "round"), ("finetuned", "finetuned", "finetuned")):
-                if name not in assessment.models:
-                    continue
-                mine = [s for s in assessment.scores if s.model == "personal" and s.stage == stage]
-                about = {
-                    "client": client,
-                    "model": "personal",
-                    "stage": stage,
-                    "method": self.experiment.method_name,
-                    "rounds": rounds,
-                    "accuracy": {s.split: s.metrics.accuracy for s in mine},
-                }
-                saved.save(saved.folder_of(self.folder, client), file, assessment.models[name], schema, classes, about)
+            save_models(saved.folder_of(self.folder, client), self.experiment, task, client, assessment)
+
+
+def save_models(folder: Path, experiment: Experiment, task: Task, client: ClientId, assessment: Assessment) -> None:
+    """A client's models at the end, those that are here: the personal one, and that after fine-tuning."""
+    classes = list(task.members[client].labels)
+    for name, file, stage in (("personal", "model", "round"), ("finetuned", "finetuned", "finetuned")):
+        if name not in assessment.models:
+            continue
+        mine = [s for s in assessment.scores if s.model == "personal" and s.stage == stage]
+        about = {
+            "client": client,
+            "model": "personal",
+            "stage": stage,
+            "method": experiment.method_name,
+            "rounds": experiment.settings.rounds,
+            "accuracy": {s.split: s.metrics.accuracy for s in mine},
+        }
+        saved.save(folder, file, assessment.models[name], task.schema, classes, about)
 
 
 def _headline(scores: Mapping[ClientId, list[Scored]]) -> str:
