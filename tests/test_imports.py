@@ -20,7 +20,8 @@ ALLOWED = {
     "datasets": {"core"},
     "zoo": {"core"},
     "experiment": {"core", "learn", "methods", "engines", "datasets", "zoo", "(version)"},
-    "cli": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment", "(version)"},
+    "deploy": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment", "(version)"},
+    "cli": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment", "deploy", "(version)"},
     "__main__": {"cli"},
     "__init__": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment"},
 }
@@ -77,6 +78,12 @@ def test_imports_go_one_way(path):
 @pytest.mark.parametrize("path", [p for p in FILES if part(p) == "methods"], ids=lambda p: p.name)
 def test_a_method_stays_short(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) < 145
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_flower_is_imported_in_one_place(path):
+    inside = path.relative_to(ROOT).parts[:2] == ("engines", "flower")
+    assert inside or not {name.split(".")[0] for name in modules(parsed(path), path)} & {"flwr", "ray"}
 
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml"}

@@ -14,7 +14,7 @@ from fedme.experiment.config import ConfigError
 from fedme.experiment.files import RunError
 from fedme.experiment.run import Interrupted
 
-for family in ("runs", "results", "lists", "demo"):  # in the order of `fedme --help`
+for family in ("runs", "results", "lists", "demo", "deploy"):  # in the order of `fedme --help`
     importlib.import_module(f"fedme.cli.{family}")
 
 ERRORS = (ConfigError, RunError, TaskError, DataError, PartitionError, TypedError, zoo.ArchError, EngineError)

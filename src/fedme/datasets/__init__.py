@@ -12,6 +12,7 @@ from fedme.datasets.images import Images
 from fedme.datasets.mnist import Emnist, FashionMnist, Mnist
 from fedme.datasets.partition import PARTITIONS, Partitioner
 from fedme.datasets.shakespeare import Shakespeare
+from fedme.datasets.sites import Sites
 from fedme.datasets.synthetic import Synthetic
 
 DATASETS: dict[str, type] = {
@@ -25,6 +26,7 @@ DATASETS: dict[str, type] = {
     "cifar100": Cifar100,
     "femnist": Femnist,
     "shakespeare": Shakespeare,
+    "sites": Sites,
 }
 
 __all__ = [

@@ -93,7 +93,7 @@ def federate(dataset: Dataset, partition: Partitioner, options: DataOptions, key
         groups = options.groups.get(client)
         if groups is not None:
             rows = _keep_classes(client, pool.labels, rows, groups)
-        mine = _parts(client, rows, test_share, options.val, gap, key.at("client", client))
+        mine = parts_of(client, rows, test_share, options.val, gap, key.at("client", client))
         if natural and options.limit is not None:
             mine = _thinned(mine, options.limit, key.at("client", client, "limit"))
         parts[client] = mine
@@ -186,7 +186,8 @@ def _keep_classes(client: ClientId, labels: Tensor, rows: tuple[Tensor, Tensor],
     return train, test
 
 
-def _parts(client: ClientId, rows: tuple[Tensor, Tensor], test_share: float | None, val: float, gap: int, key: Key) -> Parts:
+def parts_of(client: ClientId, rows: tuple[Tensor, Tensor], test_share: float | None, val: float, gap: int, key: Key) -> Parts:
+    """A client's training and test rows as its three parts; without a test part one is cut by `test_share`."""
     train, test = rows
     if test_share is not None:
         if len(train) < 2:

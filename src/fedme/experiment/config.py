@@ -167,7 +167,7 @@ def _parse(raw: Mapping[str, Any]) -> Experiment:
     return Experiment(settings, method_name, method, data_name, dataset, data, partition_name, partition)
 
 
-NATURAL = ("synthetic", "images", "femnist", "shakespeare")  # data sets that come cut into clients
+NATURAL = ("synthetic", "images", "femnist", "shakespeare", "sites")  # data sets that come cut into clients
 
 
 def _pick(
@@ -255,14 +255,15 @@ def load(source: str | Path | None, overrides: Sequence[str] = ()) -> tuple[Expe
     """The experiment in a file, or a preset by its name (the demo's FedMe by default), with overrides; and notes to show."""
     path = Path(source) if source is not None else None
     if path is not None and (path.suffix == ".toml" or path.exists()):
-        raw, origin = _read_toml(path), str(path)
+        raw, origin = read_toml(path), str(path)
     else:
         raw, origin = _read_preset(str(source) if source is not None else DEMO)
     notes = override(raw, overrides)
     return parse(raw, f"{origin} with {' '.join(overrides)}" if overrides else origin), notes
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as plain data."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedme.core.client import Steps
 from fedme.core.data import ClientId
-from fedme.core.method import Report, Round
+from fedme.core.method import Report, Round, Task
 from fedme.core.model import Arch, Model
 from fedme.engines.client import Assessment, Finetune, Scored
 from fedme.engines.drive import Done, T
@@ -45,8 +45,12 @@ class Simulated:
     def __init__(self, room: Room, link: Link, tick: Callable[[], None]) -> None:
         self.room, self.link, self.tick = room, link, tick
         self.kinds = Kinds.of(room.engine.method)
-        self.task, self.clients = room.engine.task, room.engine.clients
+        self.samples = room.engine.samples
         self.states: dict[ClientId, Any] = {}
+
+    def muster(self) -> Task:
+        """The federation, always the same."""
+        return self.room.engine.task
 
     def present(self) -> list[ClientId]:
         """Everybody."""
