@@ -192,7 +192,8 @@ def test_the_page_and_its_archive(fedme, tmp_path, smoke, monkeypatch):
     assert "## PFML, Table 3" in first
     assert "```\nfedme reproduce pfml-table3 --scale smoke --seeds 1\n```" in first
     assert (tmp_path / "docs" / "reproduction" / "pfml-table3-smoke.tex").exists()
-    fedme("reproduce", "--page", target, "--runs", tmp_path / "no-runs-here", "--quiet")
+    target.unlink()
+    assert fedme("reproduce", "--page", target, "--runs", tmp_path / "no-runs-here", "--quiet")[0] == 0
     assert target.read_text() == first  # from the archive alone
 
 

@@ -89,7 +89,8 @@ class Batched:
 
     def _pieces(self, members: list[int], ops: Sequence[Op]) -> list[list[int]]:
         """A group as it is, or dealt out to the workers if it is worth their while: the largest operation first."""
-        hands = self.workers.count if self.workers is not None else 1
+        # Who gives this process several threads wants its processors for them.
+        hands = self.workers.count if self.workers is not None and torch.get_num_threads() == 1 else 1
         if hands == 1 or len(ops) < 2 * hands or not isinstance(ops[0], Train) or sum(map(effort, ops)) < LARGE:
             return [members]
         order = [index for _, index in sorted(zip(map(effort, ops), members, strict=True), key=lambda pair: -pair[0])]

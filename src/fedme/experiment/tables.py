@@ -28,7 +28,7 @@ def render(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], sty
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for name, align in zip(header, right, strict=True):
             longest = max((len(row[header.index(name)]) for row in rows), default=0)
-            least = max(longest, len(name)) if align else None
+            least = max(longest, len(name)) if align or longest <= 12 else None  # long names are folded instead
             side: Literal["left", "right"] = "right" if align else "left"
             table.add_column(name, justify=side, no_wrap=longest <= 30, overflow="fold", min_width=least)
         for row in rows:

@@ -132,7 +132,8 @@ def read_archive(path: Path) -> dict[tuple[str, int], Measured]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             plain = json.loads(line)
-            found[str(plain.pop("run")), int(plain.pop("seed"))] = measured.from_plain(plain)
+            name = str(plain.pop("run")), int(plain.pop("seed"))
+            found[name] = measured.from_plain(plain)
         except (ValueError, KeyError, AttributeError, TypedError) as error:
             raise RunError(f"{path}, line {number}: cannot be read ({error}); restore the file") from error
     return found
