@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 
-.PHONY: demo docs test test-slow check format clean install bench bench-scale bench-memory
+.PHONY: demo docs test test-slow test-deploy check format clean install bench bench-scale bench-memory
 
 install: $(READY)
 
@@ -23,10 +23,13 @@ demo: $(BASE)
 	$(BIN)/fedme demo
 
 test: $(READY) check
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow and not deploy"
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow
+
+test-deploy: $(READY)
+	$(BIN)/pytest -n 2 -m deploy
 
 check: $(READY)
 	$(BIN)/ruff format --check --quiet src tests benchmarks website

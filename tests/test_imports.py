@@ -22,7 +22,20 @@ ALLOWED = {
     "experiment": {"core", "learn", "methods", "engines", "datasets", "zoo", "(version)"},
     "report": {"core", "experiment", "(version)"},
     "reproduce": {"core", "experiment"},
-    "cli": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment", "report", "reproduce", "(version)"},
+    "deploy": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment", "(version)"},
+    "cli": {
+        "core",
+        "learn",
+        "methods",
+        "engines",
+        "datasets",
+        "zoo",
+        "experiment",
+        "report",
+        "reproduce",
+        "deploy",
+        "(version)",
+    },
     "api": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment", "report"},
     "__main__": {"cli"},
     "__init__": {"api", "core", "learn", "methods", "engines", "datasets", "zoo", "experiment"},
@@ -80,6 +93,12 @@ def test_imports_go_one_way(path):
 @pytest.mark.parametrize("path", [p for p in FILES if part(p) == "methods"], ids=lambda p: p.name)
 def test_a_method_stays_short(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) < 145
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_flower_is_imported_in_one_place(path):
+    inside = path.relative_to(ROOT).parts[:2] == ("engines", "flower")
+    assert inside or not {name.split(".")[0] for name in modules(parsed(path), path)} & {"flwr", "ray"}
 
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml"}

@@ -202,6 +202,11 @@ def test_one_model_a_cluster_is_faster():
         assert offer.about["metrics"]["val"]["loss"] == min(o.about["metrics"]["val"]["loss"] for o in rivals)
 
 
+def test_all_models_of_a_server_are_offered_one_a_cluster_or_not():
+    result = fit(method=fedme.HypCluster, clusters=2)
+    assert len(newcomers.offers(result.folder, "hypcluster", per_cluster=True)) == 2
+
+
 @pytest.mark.parametrize(("method", "reason"), [(fedme.Local, "share nothing"), (fedme.FedMD, "share outputs on public data")])
 def test_methods_without_a_model_to_give_refuse_newcomers(method, reason):
     more = {"public_epochs": 1, "private_epochs": 1} if method is fedme.FedMD else {}

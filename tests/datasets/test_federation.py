@@ -219,7 +219,8 @@ def test_every_data_set_has_a_line_for_the_list():
     for name, kind in DATASETS.items():
         assert kind.__doc__ is not None, name
         assert "\n" not in kind.__doc__, name
-        kind()
+        if name != "sites":  # what a sample looks like has no default
+            kind()
 
 
 @pytest.mark.skipif("FEDME_DATA" not in os.environ, reason="needs the real files")

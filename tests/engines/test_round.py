@@ -195,7 +195,10 @@ def test_only_those_who_are_there_are_asked():
 
     method, setting = FedAvg(TRAIN), task()
     engine, server = begin(method, setting, clients(), Away)
-    assert list(play(method, setting, engine, server, 0, 1, ROOT).traffic) == ["0", "2"]
+    traffic = play(method, setting, engine, server, 0, 1, ROOT).traffic
+    assert {client: each.reason for client, each in traffic.items()} == {"0": "", "1": "not connected", "2": ""}
+    assert not traffic["1"].answered
+    assert not traffic["1"].bytes_down
     assert InProcess(method, setting, clients(), ROOT).present() == ["0", "1", "2"]
 
 

@@ -8,7 +8,7 @@ from fedme.cli.app import app, err, literal
 from fedme.experiment.batch import MENDABLE
 from fedme.experiment.run import Interrupted
 
-for family in ("runs", "sweep", "results", "models", "report", "lists", "reproduce", "demo"):  # in the order of `fedme --help`
+for family in ("runs", "sweep", "results", "models", "report", "lists", "reproduce", "demo", "deploy"):  # as in `fedme --help`
     importlib.import_module(f"fedme.cli.{family}")
 
 

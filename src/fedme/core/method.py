@@ -72,6 +72,8 @@ class Member:
     arch: Arch  # the architecture of its own model
     labels: tuple[str, ...]  # its label space
     max_parameters: int | None = None  # larger guests are never sent to it
+    accepts: tuple[str, ...] | None = None  # the architectures of guests it takes; any by default
+    lends_to: tuple[ClientId, ...] | None = None  # who may have its model as a guest; anybody by default
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from fedme.datasets.mnist import Emnist, FashionMnist, Mnist
 from fedme.datasets.own import Clients, Given
 from fedme.datasets.partition import PARTITIONS, Partitioner
 from fedme.datasets.shakespeare import Shakespeare
+from fedme.datasets.sites import Sites
 from fedme.datasets.synthetic import Synthetic
 
 DATASETS: dict[str, type] = {
@@ -28,6 +29,7 @@ DATASETS: dict[str, type] = {
     "shakespeare": Shakespeare,
     "clients": Clients,
     "given": Given,
+    "sites": Sites,
 }
 
 __all__ = [

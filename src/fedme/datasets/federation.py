@@ -110,7 +110,7 @@ def federate(dataset: Dataset, partition: Partitioner, options: DataOptions, key
         if groups is not None:
             rows = _keep_classes(client, pool.labels, rows, groups)
             kept = Kept(*(part if part is None else _of_groups(pool.labels, part, groups) for part in (kept.val, kept.test)))
-        mine = _parts(client, rows, test_share, options.val, gap, key.at("client", client), kept)
+        mine = parts_of(client, rows, test_share, options.val, gap, key.at("client", client), kept)
         if natural and options.limit is not None:
             mine = _thinned(mine, options.limit, key.at("client", client, "limit"))
         parts[client] = mine
@@ -235,9 +235,16 @@ def _keep_classes(client: ClientId, labels: Tensor, rows: tuple[Tensor, Tensor],
     return train, test
 
 
-def _parts(
-    client: ClientId, rows: tuple[Tensor, Tensor], test_share: float | None, val: float, gap: int, key: Key, kept: Kept
+def parts_of(
+    client: ClientId,
+    rows: tuple[Tensor, Tensor],
+    test_share: float | None,
+    val: float,
+    gap: int,
+    key: Key,
+    kept: Kept = Kept(),
 ) -> Parts:
+    """A client's training and test rows as its three parts; without a test part one is cut by `test_share`."""
     train, test = rows
     if kept.test is not None:
         test = kept.test

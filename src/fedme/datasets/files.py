@@ -2,6 +2,7 @@
 
 import csv
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,8 +28,8 @@ def needed(name: str, what: str, extra: str) -> ModuleType:
         raise DataError(f"{what} needs {name.split('.')[0]}: pip install 'fedme[{extra}]'") from error
 
 
-def read(path: Path, label: str | None, where: str, labelled: bool = True) -> Raw:
-    """The samples of a file or a folder; `label` names the column or array of labels."""
+def read(path: Path, label: str | None, where: str, labelled: bool = True, only: Sequence[str] = ()) -> Raw:
+    """The samples of a file or a folder; `label` names the column or array of labels, `only` those of the inputs, in order."""
     where = f"{where} ({path})"
     if path.is_dir():
         return checked(_images(path, where, labelled))
@@ -43,6 +44,10 @@ def read(path: Path, label: str | None, where: str, labelled: bool = True) -> Ra
         raise DataError(f"{where}: cannot be read ({error})") from error
     is_table = path.suffix.lower() != ".npz"
     labels = take_label(found, label or (None if is_table else "y"), where, labelled)
+    for name in only:
+        if name not in found:
+            raise DataError(f"{where}: there is no column '{name}'{nearest(name, found)}")
+    found = {name: found[name] for name in only} if only else found
     return checked(Raw(where, Table(found) if is_table else arrays(found, where), labels))
 
 
@@ -106,7 +111,7 @@ def _npz(path: Path, where: str) -> dict[str, np.ndarray]:
             return {name: file[name] for name in file.files}
     except FileNotFoundError:
         raise
-    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
+    except (ValueError, TypeError, OSError, zipfile.BadZipFile, EOFError) as error:  # TypeError: a single array
         hint = (
             "; it holds pickled objects, which can run any program: save plain arrays" if "allow_pickle" in str(error) else ""
         )

@@ -48,6 +48,15 @@ class InProcess:
             pooled = [join([getattr(part, name) for part in parts]) for name in ("train", "val", "test")]
             self.clients[POOL] = ClientData(POOL, *pooled)
 
+    def muster(self) -> Task:
+        """The federation, always the same."""
+        return self.task
+
+    @property
+    def samples(self) -> dict[ClientId, int]:
+        """How much every client trains on."""
+        return {client: len(data.train) for client, data in self.clients.items()}
+
     def present(self) -> list[ClientId]:
         """Everybody."""
         return list(self.task.members)

@@ -28,14 +28,25 @@ class Answer:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Absent:
+    """Why a client that was sent a message did not answer."""
+
+    reason: str
+
+
 class Engine(Protocol):
     """Where clients and server do their work."""
+
+    def muster(self) -> Task:
+        """The federation as it is now, looked at before every round: members may have joined."""
+        ...
 
     def present(self) -> Sequence[ClientId]:
         """The members that can be asked now, in their order."""
         ...
 
-    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer]:
+    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> Mapping[ClientId, Answer | Absent]:
         """Hand clients their messages and collect the replies that come back."""
         ...
 
@@ -55,16 +66,17 @@ class Traffic:
     """What a client was sent, sent back and computed in a round; `answered` is false if a reply is missing."""
 
     answered: bool = True
+    reason: str = ""  # why it is missing, if that is known
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0
     report: Report = field(default_factory=lambda: Report({}))
 
-    def add(self, down: Any, answer: Answer | None) -> None:
+    def add(self, down: Any, answer: Answer | Absent | None) -> None:
         """Count one exchange of the round."""
         self.bytes_down += nbytes(down)
-        if answer is None:
-            self.answered = False
+        if answer is None or isinstance(answer, Absent):
+            self.answered, self.reason = False, answer.reason if answer else ""
             return
         self.bytes_up += nbytes(answer.up) if answer.up is not None else 0
         self.seconds += answer.seconds
@@ -92,7 +104,10 @@ def play(method: AnyMethod, task: Task, engine: Engine, server: Any, t: int, tot
     for phase in method.phases:
         when = Round(t, total, phase)
         began = time.perf_counter()
-        plan = method.plan(server, engine.present(), when, key)
+        present = engine.present()
+        away = [client for client in task.members if client not in present]
+        traffic.update({client: Traffic(False, "not connected") for client in away if client not in traffic})
+        plan = method.plan(server, present, when, key)
         downs = engine.serve(method.dispatch(task, server, plan, when, key)).value
         seconds += time.perf_counter() - began
         answers = engine.exchange(downs, when)
@@ -100,8 +115,8 @@ def play(method: AnyMethod, task: Task, engine: Engine, server: Any, t: int, tot
             traffic.setdefault(client, Traffic()).add(down, answers.get(client))
         began = time.perf_counter()
         # Replies may arrive in any order; sums of floating-point numbers need one.
-        came = {client: answers[client].up for client in [POOL, *task.members] if client in answers and client in plan.count}
-        counted = {client: up for client, up in came.items() if up is not None}
+        came = {client: answers.get(client) for client in [POOL, *task.members] if client in plan.count}
+        counted = {client: each.up for client, each in came.items() if isinstance(each, Answer) and each.up is not None}
         server = method.aggregate(server, counted, when, key)
         seconds += time.perf_counter() - began
     return Played(server, traffic, seconds)

@@ -1,5 +1,6 @@
 """From an experiment to what a run needs: the federation's data, the task, and every architecture by name."""
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +19,8 @@ from fedme.datasets.preparation import Preparation
 from fedme.engines.batched import Batched
 from fedme.engines.device import missing
 from fedme.engines.drive import Execute, drive
-from fedme.experiment.config import ConfigError, EngineOptions, Experiment, Spec
+from fedme.engines.inprocess import one_by_one
+from fedme.experiment.config import ConfigError, EngineOptions, Experiment, Spec, parse
 from fedme.learn.selection import best_local
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -114,6 +116,13 @@ def prepare(
     task = task_of(chosen)
     experiment.method.check(task)
     return Prepared(federation, task, archs, selection)
+
+
+def reopened(config: str, assigned: str) -> tuple[Experiment, Prepared]:
+    """An experiment as another process sees it: from its configuration and every client's architecture, both as JSON."""
+    experiment = parse(json.loads(config))
+    torch.set_num_threads(experiment.settings.engine.threads)
+    return experiment, prepare(experiment, gather(experiment), one_by_one(), json.loads(assigned))
 
 
 def label_space(experiment: Experiment, schema: Schema, client: ClientId) -> tuple[str, ...]:

@@ -21,13 +21,14 @@ from fedme import zoo
 from fedme.core.method import TaskError
 from fedme.core.typed import TypedError
 from fedme.datasets.errors import DataError, PartitionError
+from fedme.engines.flower import EngineError
 from fedme.experiment import run, summary
 from fedme.experiment.checkpoint import digest
 from fedme.experiment.config import ConfigError, load, parse
 from fedme.experiment.files import RunError
 from fedme.experiment.progress import Display
 
-MENDABLE = (ConfigError, RunError, TaskError, DataError, PartitionError, TypedError, zoo.ArchError)
+MENDABLE = (ConfigError, RunError, TaskError, DataError, PartitionError, TypedError, zoo.ArchError, EngineError)
 # ^ what a user can mend: told in one line, without a traceback
 POLL = 0.5  # seconds between looks at a request to stop
 
@@ -146,7 +147,7 @@ def finished(planned: Planned) -> bool:
 
 def identity(config: Mapping[str, Any]) -> str:
     """A fingerprint of everything that can change results: not where, under which name, with how many workers and memory."""
-    engine = {key: value for key, value in config["engine"].items() if key not in ("workers", "memory")}
+    engine = {key: value for key, value in config["engine"].items() if key not in ("workers", "memory", "address")}
     return digest({**config, "engine": engine})
 
 

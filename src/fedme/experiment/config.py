@@ -75,7 +75,8 @@ class FinetuneOptions:
 class EngineOptions:
     """The `[engine]` table: what runs the clients."""
 
-    name: Literal["inprocess"] = "inprocess"
+    name: Literal["inprocess", "flower"] = "inprocess"  # "flower": clients in processes of Ray, one operation after another
+    address: str | None = None  # of a Ray cluster, for "flower"; this machine by default
     path: Way = "auto"  # one way for all operations: "alone" (the plain reference), "stacked", "vmap" or "workers"
     device: Device = "cpu"  # where arithmetic is done: "cpu", "cuda" or "mps"
     workers: int | None = None  # processes for networks that are not stacked, such as convolutions; one a processor by default
@@ -86,6 +87,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         require(self.workers is None or self.workers >= 1, "workers", f"must be at least 1, not {self.workers}")
         require(self.threads >= 1, "threads", f"must be at least 1, not {self.threads}")
+        require(self.address is None or self.name == "flower", "address", "is that of a Ray cluster, for engine=flower")
         require(self.device != "mps" or self.dtype == "float32", "dtype", "mps has no float64")
         require(self.memory >= 0, "memory", f"must not be negative, not {self.memory}")
 
@@ -215,7 +217,7 @@ def _check_clients(settings: Settings, kind: type[Any], data_name: str) -> None:
         raise TypedError("partition.name", f"'{named}' divides one data set, but every client has its own; leave it out")
 
 
-NATURAL = ("synthetic", "images", "femnist", "shakespeare", "clients", "given")  # data sets that come cut into clients
+NATURAL = ("synthetic", "images", "femnist", "shakespeare", "clients", "given", "sites")  # data sets that come cut into clients
 
 
 def _pick(
@@ -303,7 +305,7 @@ def load(source: str | Path | None, overrides: Sequence[str] = ()) -> tuple[Expe
     """The experiment in a file, or a preset by its name (the demo's FedMe by default), with overrides; and notes to show."""
     path = Path(source) if source is not None else None
     if path is not None and (path.suffix == ".toml" or path.exists()):
-        raw, origin = _read_toml(path), str(path)
+        raw, origin = read_toml(path), str(path)
     else:
         raw, origin = read_preset(str(source) if source is not None else DEMO)
     if path is not None and origin == str(path):
@@ -315,15 +317,17 @@ def load(source: str | Path | None, overrides: Sequence[str] = ()) -> tuple[Expe
 
 def _anchor(raw: dict[str, Any], folder: Path) -> None:
     """Samples are looked for beside the file that names them, wherever the command is given."""
-    tables = raw.get("clients", {})
-    places = [(table, ("data", "val", "test")) for table in (tables.values() if isinstance(tables, dict) else ())]
-    for table, keys in [*places, (raw.get("data"), ("unlabeled_file", "public_file"))]:
-        for key in keys:
-            if isinstance(table, dict) and isinstance(table.get(key), str):
-                table[key] = str((folder / table[key]).resolve())
+    tables, data = raw.get("clients", {}), raw.get("data")
+    files = [(table, key) for table in (tables.values() if isinstance(tables, dict) else ()) for key in ("data", "val", "test")]
+    if isinstance(data, dict) and data.get("name") != "sites":  # all sites have the same file, and the server alone its samples
+        files += [(data, "unlabeled_file"), (data, "public_file")]
+    for table, key in files:
+        if isinstance(table, dict) and isinstance(table.get(key), str):
+            table[key] = str((folder / table[key]).resolve())
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as plain data."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -107,11 +107,12 @@ def offers(
 
 
 def _best_of_clusters(abouts: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Any]:
-    """Of every cluster of the last round, the model that does best on its client's validation part."""
+    """Of every cluster of the last round, the model that does best on its client's validation part; and all of the server's."""
     best: dict[Any, tuple[float, Path]] = {}
     for folder, about in abouts.items():
-        cluster = (about.get("lineage") or {}).get("cluster")
-        loss = about["metrics"].get("val", {}).get("loss")
+        lineage = about.get("lineage")
+        cluster = folder if lineage is None else lineage.get("cluster")
+        loss = about.get("metrics", {}).get("val", {}).get("loss")
         rank = (float("inf") if loss is None else loss, folder)
         best[cluster] = min(best.get(cluster, rank), rank)
     return {folder: abouts[folder] for _, folder in best.values()}

@@ -10,7 +10,8 @@ A row says what it is about: round (from 0), client, model ("personal", "global"
 
 `bytes_up`, `bytes_down` and `client_seconds` are this client's in this round, `server_seconds` the server's; they are
 repeated in every row of a client and round. They count the messages of the method, not what evaluation or records need. A
-client that was sent a message and did not answer has a row whose `notes` say so. null means: not defined, or not finite.
+client that did not answer, or was not there to be asked, has a row whose `notes` say so under `missing`. null means: not
+defined, or not finite.
 """
 
 import json
@@ -78,7 +79,7 @@ def rows(
             for role, loss in losses.items():
                 measured = Metrics(samples.get(client, 0), 0, 0, loss=loss)
                 found.append(row(role, None, "train", "training", measured) | {"correct": None, "classes_present": None})
-            found[-1]["notes"] = dict(mine.report.notes) | ({} if mine.answered else {"missing": True})
+            found[-1]["notes"] = dict(mine.report.notes) | ({} if mine.answered else {"missing": mine.reason or True})
             for role, score in mine.report.scores.items():
                 measured = Metrics(score.samples, round(score.accuracy * score.samples), 0, score.loss, score.accuracy)
                 found.append(row(role, None, "val", "trained", measured) | {"classes_present": None})

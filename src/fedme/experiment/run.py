@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import fedme
-from fedme.core.data import ClientId
+from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
-from fedme.core.method import Round
+from fedme.core.method import Round, Task
 from fedme.datasets.federation import Federation
 from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
 from fedme.engines.inprocess import InProcess
@@ -30,6 +30,7 @@ from fedme.experiment.config import Experiment, load, to_toml
 from fedme.experiment.files import RunError, locked, replacing, write_json, write_text
 from fedme.experiment.lineage import Lineage, lineages
 from fedme.experiment.progress import Display
+from fedme.experiment.remote import on_flower, require_flower
 from fedme.experiment.store import Store
 from fedme.experiment.summary import CONFIG
 
@@ -118,6 +119,8 @@ def environment() -> dict[str, Any]:
 def _run(folder: Path, display: Display, experiment: Experiment) -> None:
     settings, config = experiment.settings, experiment.plain()
     sinks.require_packages(settings.log)
+    if settings.engine.name == "flower":
+        require_flower(experiment)
     root = Key(settings.seed)
     with stopping() as stop, ExitStack() as cleanup:
 
@@ -154,9 +157,16 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
             head = checkpoint.Header(0, 0, assigned)
             at = checkpoint.Checkpoint(head, store.keep(method.init_server(prepared.task, root.at("init"))), {})
             checkpoint.save(folder, store, at, config)
-        engine = InProcess(method, prepared.task, federation.clients, root, execute)
         logs = cleanup.enter_context(sinks.opened(settings.log, folder, config, at.header.round))
-        Loop(folder, experiment, prepared, engine, store, display, logs).run(at, config)
+
+        def work(engine: Any) -> None:
+            Loop(folder, experiment, engine, store, display, logs).run(at, config)
+
+        if settings.engine.name == "flower":
+            display.note("starting Flower ...")
+            on_flower(experiment, prepared, work, tick, stop)
+        else:
+            work(InProcess(method, prepared.task, federation.clients, root, execute))
         write_text(folder / ENGINE, "".join(f"{line}\n" for line in execute.explain()))
     summary.write(folder, config)
 
@@ -181,18 +191,15 @@ class Loop:
         self,
         folder: Path,
         experiment: Experiment,
-        prepared: assemble.Prepared,
-        engine: InProcess,
+        engine: Any,
         store: Store,
         display: Display,
         logs: sinks.Logs,
     ) -> None:
-        self.folder, self.experiment, self.prepared = folder, experiment, prepared
+        self.folder, self.experiment = folder, experiment
         self.engine, self.store, self.display, self.logs = engine, store, display, logs
         self.method: AnyMethod = experiment.method
         self.root = Key(experiment.settings.seed)
-        self.members = list(prepared.task.members)
-        self.samples = {client: len(data.train) for client, data in engine.clients.items()}
         self.shown = ""
         self.ancestry: Mapping[ClientId, Lineage] = {}  # known at the end
 
@@ -230,21 +237,22 @@ class Loop:
 
     def _round(self, server: Any, t: int, book: records.Records) -> Any:
         settings = self.experiment.settings
-        played = play(self.method, self.prepared.task, self.engine, server, t, settings.rounds, self.root)
+        task = self.engine.muster()
+        played = play(self.method, task, self.engine, server, t, settings.rounds, self.root)
         server = self.store.keep(played.server)
         self._rest(played.traffic)
         scores: dict[ClientId, list[Scored]] = {}
         last = t + 1 == settings.rounds
         if last and self.method.own_architectures:
-            now = records.rows(t, played.traffic, {}, self.samples, 0.0)
-            self.ancestry = lineages([*records.read(self.folder), *now], self.members)
+            now = records.rows(t, played.traffic, {}, self.engine.samples, 0.0)
+            self.ancestry = lineages([*records.read(self.folder), *now], task.members)
         if last or (t + 1) % settings.evaluate_every == 0:
-            scores = self._assess(server, t, last)
+            scores = self._assess(task, server, t, last)
             self.shown = _headline(scores)
         if last:
             method, key = self.experiment.method_name, self.root.at("init")
-            newcomers.save_offers(self.folder, server, self.prepared.task, method, settings.rounds, key)
-        rows = records.rows(t, played.traffic, scores, self.samples, played.server_seconds)
+            newcomers.save_offers(self.folder, server, task, method, settings.rounds, key)
+        rows = records.rows(t, played.traffic, scores, self.engine.samples, played.server_seconds)
         book.write(rows)
         self.logs.write(t, rows)
         return server
@@ -255,28 +263,28 @@ class Loop:
         states.update({client: self.store.keep(states[client]) for client in clients if client in states})
         self.store.settle()
 
-    def _assess(self, server: Any, t: int, last: bool) -> dict[ClientId, list[Scored]]:
+    def _assess(self, task: Task, server: Any, t: int, last: bool) -> dict[ClientId, list[Scored]]:
         """The scores of all clients, a few clients at a time so that their models fit in memory."""
-        settings, task = self.experiment.settings, self.prepared.task
+        settings = self.experiment.settings
         tune = settings.finetune.epochs and (last or settings.finetune.when == "always")
         finetune = Finetune(settings.train, settings.finetune.epochs) if tune else None
         scores: dict[ClientId, list[Scored]] = {}
-        for clients in self._groups():
+        for clients in self._groups(task):
             deliveries = {client: self.method.deliver(task, server, client) for client in clients}
             done = self.engine.assess(deliveries, Round(t, settings.rounds), finetune)
             scores |= {client: each.value.scores for client, each in done.items()}
             if last:
-                self._save_models({client: each.value for client, each in done.items()})
+                self._save_models(task, {client: each.value for client, each in done.items()})
             self._rest(clients)
         return scores
 
-    def _groups(self) -> Iterator[list[ClientId]]:
+    def _groups(self, task: Task) -> Iterator[list[ClientId]]:
         """The clients in groups whose models, with copies for fine-tuning, take at most a part of the memory."""
         room = max(self.store.budget // PART, 1)
         group: list[ClientId] = []
         taken = 0
-        for client, member in self.prepared.task.members.items():
-            size = COPIES * self.prepared.task.dtype.itemsize * member.arch.parameters
+        for client, member in task.members.items():
+            size = COPIES * task.dtype.itemsize * member.arch.parameters
             if group and taken + size > room:
                 yield group
                 group, taken = [], 0
@@ -284,20 +292,33 @@ class Loop:
             taken += size
         yield group
 
-    def _save_models(self, assessed: Mapping[ClientId, Assessment]) -> None:
-        schema, settings = self.prepared.task.schema, self.experiment.settings
-        notes = {}
+    def _save_models(self, task: Task, assessed: Mapping[ClientId, Assessment]) -> None:
+        notes: dict[str, bool] = {}
         for client, assessment in assessed.items():
-            classes = list(self.prepared.task.members[client].labels)
-            for name, file, stage in (("personal", "model", "round"), ("finetuned", "finetuned", "finetuned")):
-                if name not in assessment.models:
-                    continue
-                data, method = self.engine.clients[client], self.experiment.method_name
-                about = cards.about(data, stage, method, settings.rounds, assessment.scores, self.ancestry.get(client))
-                folder = saved.folder_of(self.folder, client)
-                notes[saved.save(folder, file, assessment.models[name], schema, classes, about)] = True
-        for note in filter(None, notes):
+            if assessment.models:  # those of sites stay there
+                folder, data = saved.folder_of(self.folder, client), self.engine.clients[client]
+                said = save_models(folder, self.experiment, task, data, assessment, self.ancestry.get(client))
+                notes |= dict.fromkeys(said, True)
+        for note in notes:
             self.display.note(f"note: {note}", always=True)
+
+
+def save_models(
+    folder: Path,
+    experiment: Experiment,
+    task: Task,
+    data: ClientData,
+    assessment: Assessment,
+    lineage: Lineage | None = None,
+) -> list[str]:
+    """A client's models at the end: the personal one, and that after fine-tuning; what the user should know about them."""
+    classes, rounds = list(task.members[data.id].labels), experiment.settings.rounds
+    notes = []
+    for name, file, stage in (("personal", "model", "round"), ("finetuned", "finetuned", "finetuned")):
+        if name in assessment.models:
+            about = cards.about(data, stage, experiment.method_name, rounds, assessment.scores, lineage)
+            notes.append(saved.save(folder, file, assessment.models[name], task.schema, classes, about))
+    return [note for note in notes if note]
 
 
 def _headline(scores: Mapping[ClientId, list[Scored]]) -> str:

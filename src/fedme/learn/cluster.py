@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from fedme.core.client import Steps, predict, together
@@ -28,6 +26,9 @@ def clustered(
 
 def similar(outputs: list[Tensor], clusters: int, key: Key) -> list[int]:
     """The cluster of each model. Lloyd's algorithm from distinct random models; an empty cluster is re-seeded far away."""
+    from sklearn.cluster import KMeans  # takes as long to import as everything else: only for who needs it
+    from sklearn.exceptions import ConvergenceWarning
+
     points = np.stack([output.flatten().double().numpy() for output in outputs])
     # Diverged models have no meaningful distance: zeros keep them together and the others apart.
     points = np.nan_to_num(points, nan=0.0, posinf=0.0, neginf=0.0)

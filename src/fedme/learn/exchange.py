@@ -11,11 +11,13 @@ Fits = Callable[[ClientId, ClientId], bool]
 
 
 def room_for(task: Task, models: Mapping[ClientId, Model]) -> Fits:
-    """Whether a borrower has room for a lender's model: the `max_parameters` of the clients."""
+    """Whether a borrower takes a lender's model (its size and its architecture) and the lender lends it to this one."""
 
     def fits(borrower: ClientId, lender: ClientId) -> bool:
-        room = task.members[borrower].max_parameters
-        return room is None or models[lender].parameters <= room
+        taker, giver, model = task.members[borrower], task.members[lender], models[lender]
+        small = taker.max_parameters is None or model.parameters <= taker.max_parameters
+        wanted = taker.accepts is None or model.arch.name in taker.accepts
+        return small and wanted and (giver.lends_to is None or borrower in giver.lends_to)
 
     return fits
 

@@ -1,0 +1,52 @@
+"""What went where: one line for every transfer, at the server and at every site. Lines are only ever added."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedme.core.model import Model
+from fedme.core.tree import nbytes
+
+NAME = "audit.jsonl"
+
+
+def note(folder: Path, what: str, peer: str, run: str, round_number: int, value: Any) -> None:
+    """Write down that `value` was "sent" to or "received" from `peer`: which models, what else, how many bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    line = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "what": what,
+        "peer": peer,
+        "run": run,
+        "round": round_number,
+        "bytes": nbytes(value) if value is not None else 0,
+        "models": [{"as": at, "arch": model.arch.name} for at, model in models_in(value)],
+        "with": _scalars(value),
+    }
+    with (folder / NAME).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def models_in(value: Any, at: str = "") -> Iterator[tuple[str, Model]]:
+    """Every model in a value, and where it is."""
+    if isinstance(value, Model):
+        yield at, value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from models_in(item, f"{at}.{name}" if at else str(name))
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from models_in(item, f"{at}[{i}]")
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from models_in(getattr(value, field.name), f"{at}.{field.name}" if at else field.name)
+
+
+def _scalars(value: Any) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(value):
+        return {}
+    pairs = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return {name: item for name, item in pairs.items() if isinstance(item, bool | int | float | str)}

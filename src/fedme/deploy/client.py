@@ -1,0 +1,112 @@
+"""What a site does when a message arrives: say hello, take part in a round, score its models. Personal models stay here."""
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedme import zoo
+from fedme.core.data import ClientData
+from fedme.core.key import Key
+from fedme.core.method import Round, Task, TaskError
+from fedme.core.model import Arch
+from fedme.core.typed import TypedError
+from fedme.deploy import audit
+from fedme.deploy.hello import introduce
+from fedme.deploy.prepared import client_data
+from fedme.deploy.private import PrivateState, exchanges
+from fedme.deploy.site import Site
+from fedme.engines.client import Finetune
+from fedme.engines.flower.apps import client_app
+from fedme.engines.flower.envelope import Envelope, Kinds
+from fedme.engines.inprocess import InProcess
+from fedme.experiment.config import ConfigError
+from fedme.experiment.run import save_models
+from fedme.experiment.saved import folder_of
+
+SPOKEN = (TypedError, TaskError, ConfigError, zoo.ArchError)  # errors about the federation; others may tell of data or paths
+log = logging.getLogger("fedme.site")
+
+
+class SiteError(RuntimeError):
+    """What the server is told of an error at a site."""
+
+
+def discreet(work: Callable[[Site, Envelope], Envelope]) -> Callable[[Envelope, Mapping[str, Any]], Envelope]:
+    """The same for Flower, with errors that say to the server no more than it may know; the site's log has the rest."""
+
+    @functools.wraps(work)
+    def answered(ask: Envelope, node_config: Mapping[str, Any]) -> Envelope:
+        try:
+            return work(Site.read(Path(str(node_config["site"]))), ask)
+        except Exception as error:
+            log.exception("a message could not be answered")
+            spoken = str(error) if isinstance(error, SPOKEN) else f"{type(error).__name__} (the site's own log says more)"
+            raise SiteError(spoken) from None
+
+    return answered
+
+
+@discreet
+def hello(site: Site, ask: Envelope) -> Envelope:
+    """Who this site is, if both agree on the experiment."""
+    run, config = ask.read("run", str), ask.read("config", dict[str, Any])
+    site.task()  # an architecture that cannot be built is said now
+    return Envelope.of(hello=introduce(site, run, config, len(client_data(site).train)))
+
+
+@discreet
+def train(site: Site, ask: Envelope) -> Envelope:
+    """One exchange of a round."""
+    desk = Desk(site, ask)
+    down = ask.read("down", desk.kinds.down, desk.archs)
+    audit.note(site.state, "received", "server", desk.run, desk.when.t, down)
+    before = exchanges(desk.engine.method.phases, desk.when)
+    version = desk.take_state(before)
+    answer = desk.engine.exchange({desk.me: down}, desk.when)[desk.me]
+    desk.private.write(before + 1, desk.engine.states[desk.me])
+    audit.note(site.state, "sent", "server", desk.run, desk.when.t, answer.up)
+    return Envelope.of(up=answer.up, report=answer.report, seconds=answer.seconds, before=version, after=before + 1)
+
+
+@discreet
+def evaluate(site: Site, ask: Envelope) -> Envelope:
+    """Score the site's models; at the end they are saved here. Only scores are sent."""
+    desk = Desk(site, ask)
+    delivery = ask.read("delivery", desk.kinds.down, desk.archs)
+    audit.note(site.state, "received", "server", desk.run, desk.when.t, delivery)
+    desk.take_state((desk.when.t + 1) * len(desk.engine.method.phases))
+    done = desk.engine.assess({desk.me: delivery}, desk.when, ask.read("finetune", Finetune | None))[desk.me]  # type: ignore[arg-type]
+    if desk.when.t + 1 == desk.when.total:
+        folder, data = folder_of(desk.private.folder, desk.me), desk.engine.clients[desk.me]
+        for note in save_models(folder, site.experiment, desk.task, data, done.value):
+            log.warning(note)
+    return Envelope.of(scores=done.value.scores, seconds=done.seconds)
+
+
+class Desk:
+    """What is needed for one message: the experiment as this site has it, its data, and its private state."""
+
+    def __init__(self, site: Site, ask: Envelope) -> None:
+        self.me, self.run, self.when = site.settings.name, ask.read("run", str), ask.read("when", Round)
+        torch.set_num_threads(site.experiment.settings.engine.threads)
+        self.task: Task
+        self.archs: dict[str, Arch]
+        self.task, self.archs = site.task()
+        self.private = PrivateState(site.state, self.run)
+        data: ClientData = client_data(site)
+        root = Key(site.experiment.settings.seed)
+        self.engine = InProcess(site.experiment.method, self.task, {self.me: data}, root)
+        self.kinds = Kinds.of(site.experiment.method)
+
+    def take_state(self, until: int) -> int:
+        """Go on from the newest private state that has seen at most `until` exchanges; its version."""
+        version, state = self.private.read(self.kinds.state, self.archs, until)
+        self.engine.states = {} if state is None else {self.me: state}
+        return version
+
+
+app = client_app(hello, train, evaluate)

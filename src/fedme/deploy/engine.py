@@ -1,0 +1,226 @@
+"""The server's side of a deployment: who is there, what each is sent, what came back. A site that is missing is normal."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedme import zoo
+from fedme.core.client import Steps
+from fedme.core.data import ClientId
+from fedme.core.method import Member, Report, Round, Task, TaskError
+from fedme.core.model import Arch
+from fedme.core.typed import TypedError, build
+from fedme.deploy import audit
+from fedme.deploy.federation import Settings
+from fedme.deploy.hello import Hello, admitted
+from fedme.deploy.private import exchanges
+from fedme.deploy.site import with_members
+from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
+from fedme.engines.drive import Done, T, drive
+from fedme.engines.flower import EngineError
+from fedme.engines.flower.envelope import Envelope, Kinds
+from fedme.engines.flower.link import Failure, Link, Node
+from fedme.engines.inprocess import one_by_one
+from fedme.engines.round import Absent, Answer
+from fedme.experiment.config import Experiment
+from fedme.experiment.files import write_json
+
+SITES = "sites.json"
+WAIT = 1.0  # seconds between two looks for sites
+AGAIN = 30.0  # seconds until a site that was refused is asked again
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the server remembers of a site through restarts."""
+
+    hello: Hello
+    version: int  # of its private state, after its last reply
+    joined: int  # the round
+
+
+@dataclass
+class Deployed:
+    """An engine whose clients are sites."""
+
+    folder: Path
+    run: str
+    experiment: Experiment
+    agreed: Task  # without members
+    archs: Mapping[str, Arch]
+    link: Link
+    settings: Settings
+    names: Callable[[], Mapping[Node, ClientId]] | None  # whose key a node has; None without authentication
+    say: Callable[[str], None]
+    states: dict[ClientId, Any] = field(default_factory=dict)  # they are at the sites
+    known: dict[ClientId, Known] = field(default_factory=dict)
+    nodes: dict[ClientId, Node] = field(default_factory=dict)  # who is connected
+    refused: dict[Node, float] = field(default_factory=dict)  # when they may be asked again
+    round: int = 0
+
+    def __post_init__(self) -> None:
+        self.method: AnyMethod = self.experiment.method
+        self.kinds = Kinds.of(self.method)
+        self.task = self.agreed
+
+    @property
+    def samples(self) -> dict[ClientId, int]:
+        """How much every site trains on."""
+        return {client: known.hello.samples for client, known in self.known.items()}
+
+    def muster(self) -> Task:
+        """Look who is there; whoever is new is asked who it is. Waits for enough sites."""
+        until = time.monotonic() + self.settings.patience
+        needed, asked_for = self.settings.min_sites if not self.round else 1, False
+        while True:
+            self._meet()
+            if len(self.nodes) >= needed:
+                return self.task
+            if not asked_for:
+                self.say(f"waiting for sites: {len(self.nodes)} of {needed} are there")
+                asked_for = True
+            if time.monotonic() > until:
+                raise EngineError(f"only {len(self.nodes)} of {needed} sites came; `fedme deploy submit --resume` tries again")
+            self.link.look()
+            time.sleep(WAIT)
+
+    def present(self) -> list[ClientId]:
+        """The members that are connected."""
+        return [client for client in self.task.members if client in self.nodes]
+
+    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer | Absent]:
+        """Send every site its message; those that fail are asked again until enough have answered."""
+        self.round = when.t + 1
+        until = time.monotonic() + self.settings.patience
+        needed = min(self.settings.min_replies, len(downs))
+        answers: dict[ClientId, Answer | Absent] = {}
+        while True:
+            missing = [client for client in downs if not isinstance(answers.get(client), Answer)]
+            answers |= self._exchange({client: downs[client] for client in missing}, when)
+            came = sum(isinstance(answer, Answer) for answer in answers.values())
+            if came >= needed:
+                self._remember()
+                return answers
+            self.say(f"round {when.t}: {came} of {needed} needed replies; asking again")
+            if time.monotonic() > until:
+                raise EngineError(
+                    f"round {when.t}: only {came} of {needed} needed replies; `fedme deploy submit --resume` goes on"
+                )
+            time.sleep(WAIT)
+            self._meet()
+
+    def _exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer | Absent]:
+        found: dict[ClientId, Answer | Absent] = {
+            client: Absent("not connected") for client in downs if client not in self.nodes
+        }
+        asked = {}
+        for client, down in downs.items():
+            if client in self.nodes:
+                audit.note(self.folder, "sent", client, self.run, when.t, down)
+                asked[client] = (self.nodes[client], Envelope.of(run=self.run, when=when, down=down))
+        for client, reply in self.link.ask("train", asked).items():
+            found[client] = self._answer(client, reply, when)
+        for client, answer in found.items():
+            if isinstance(answer, Absent):
+                self.say(f"round {when.t}: {client} is missing: {answer.reason}")
+        return found
+
+    def _answer(self, client: ClientId, reply: Envelope | Failure, when: Round) -> Answer | Absent:
+        if isinstance(reply, Failure):
+            return Absent(reply.reason)
+        try:
+            up = reply.read("up", self.kinds.up | None, self.archs)
+            report, seconds = reply.read("report", Report), reply.read("seconds", float)
+            before, after = reply.read("before", int), reply.read("after", int)
+        except TypedError as error:
+            return Absent(f"its reply cannot be used: {error}")
+        audit.note(self.folder, "received", client, self.run, when.t, up)
+        known, notes = self.known[client], dict(report.notes)
+        expected = min(known.version, exchanges(self.method.phases, when))
+        if before < expected:
+            notes["lost_state"] = f"version {before} instead of {expected}"
+            self.say(f"round {when.t}: {client} lost its private state: it has version {before} instead of {expected}")
+        if known.joined == when.t and when.t:
+            notes["joined"] = when.t
+        self.known[client] = replace(known, version=after)
+        return Answer(up, replace(report, notes=notes), seconds)
+
+    def assess(
+        self, deliveries: Mapping[ClientId, Any], when: Round, finetune: Finetune | None = None
+    ) -> dict[ClientId, Done[Assessment]]:
+        """Let the sites score their models, which stay where they are."""
+        asked = {}
+        for client, delivery in deliveries.items():
+            if client in self.nodes:
+                audit.note(self.folder, "sent", client, self.run, when.t, delivery)
+                envelope = Envelope.of(run=self.run, when=when, delivery=delivery, finetune=finetune)
+                asked[client] = (self.nodes[client], envelope)
+        done = {}
+        for client, reply in self.link.ask("evaluate", asked).items():
+            try:
+                if isinstance(reply, Failure):
+                    raise TypedError("", reply.reason)
+                scores, seconds = reply.read("scores", list[Scored]), reply.read("seconds", float)
+                done[client] = Done(Assessment(None, {}, scores), seconds)
+            except TypedError as error:
+                self.say(f"round {when.t}: no scores from {client}: {error}")
+        return done
+
+    def serve(self, steps: Steps[T]) -> Done[T]:
+        """Run work of the server."""
+        return drive({"server": steps}, one_by_one())["server"]
+
+    def _meet(self) -> None:
+        """Notice who left, and ask whoever is new for its hello."""
+        there = set(self.link.nodes())
+        for client, node in list(self.nodes.items()):
+            if node not in there:
+                del self.nodes[client]
+                self.say(f"{client} left")
+        refused = {node for node, until in self.refused.items() if until > time.monotonic()}
+        strangers = sorted(there - set(self.nodes.values()) - refused)
+        if not strangers:
+            return
+        ask = Envelope.of(run=self.run, config=self.experiment.plain())
+        for node, reply in self.link.ask("query.hello", {node: (node, ask) for node in strangers}).items():
+            self._welcome(node, reply)
+        members: dict[ClientId, Member] = {}
+        for client, known in self.known.items():
+            members[client] = admitted(known.hello, self.experiment, self.agreed, self.archs)
+        self.task = with_members(self.agreed, members)
+        self.method.check(self.task)
+        self._remember()
+
+    def _welcome(self, node: Node, reply: Envelope | Failure) -> None:
+        names = self.names() if self.names is not None else {}
+        called = names.get(node, f"node {node}")
+        try:
+            if isinstance(reply, Failure):
+                raise TaskError(reply.reason)
+            hello = reply.read("hello", Hello)
+            if self.names is not None and names.get(node) != hello.client:
+                raise TaskError(f"it calls itself '{hello.client}', but has another site's key")
+            if hello.client in self.nodes:
+                raise TaskError(f"there is a '{hello.client}' already")
+            admitted(hello, self.experiment, self.agreed, self.archs)
+        except (TaskError, TypedError, zoo.ArchError, ValueError) as error:
+            self.say(f"refused {called}: {error}")
+            self.refused[node] = time.monotonic() + AGAIN
+            return
+        before = self.known.get(hello.client)
+        version, joined = (before.version, before.joined) if before else (hello.version, self.round)
+        self.known[hello.client] = Known(hello, version, joined)
+        self.nodes[hello.client] = node
+        late = f", joining in round {self.round}" if self.round and not before else ""
+        self.say(f"{hello.client} is there: {hello.arch}, {hello.samples} training samples{late}")
+
+    def _remember(self) -> None:
+        plain = {client: {"hello": vars(k.hello), "version": k.version, "joined": k.joined} for client, k in self.known.items()}
+        write_json(self.folder / SITES, plain)
+
+    def recall(self, plain: Mapping[str, Any], at: int) -> None:
+        """Go on in round `at` with what was remembered."""
+        self.round = at
+        self.known = {client: build(Known, each, client) for client, each in plain.items()}

@@ -1,0 +1,109 @@
+"""The operator's folder: where everything of a federation is, and the settings of its server in `federation.toml`."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedme.core.typed import TypedError, build
+from fedme.engines.flower import QUIET
+from fedme.experiment.config import ConfigError, read_toml
+from fedme.learn.training import require
+
+NAME = "federation.toml"
+FOLDER = "FEDME_FEDERATION"  # tells Flower's server app where the operator's folder is
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The whole file."""
+
+    host: str = "127.0.0.1"  # the address the server listens on
+    port: int = 9443
+    insecure: bool = False  # no encryption and no authentication: for experiments on one machine only
+    min_sites: int = 2  # a run begins when so many sites have said hello ...
+    min_replies: int = 1  # ... and a round counts when so many have answered
+    timeout: float = 600.0  # seconds until a site that does not answer is left out of the round
+    patience: float = 3600.0  # seconds to wait for enough sites or replies before the run gives up
+
+    def __post_init__(self) -> None:
+        require(0 < self.port < 65536, "port", f"must be the number of a port, not {self.port}")
+        require(self.min_sites >= 1, "min_sites", f"must be at least 1, not {self.min_sites}")
+        require(self.min_replies >= 1, "min_replies", f"must be at least 1, not {self.min_replies}")
+        require(self.timeout > 0 and self.patience > 0, "timeout", "and patience must be positive")
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The operator's folder, read."""
+
+    folder: Path
+    settings: Settings
+
+    @classmethod
+    def read(cls, folder: Path) -> "Federation":
+        """The federation in a folder."""
+        path = folder / NAME
+        if not path.exists():
+            raise ConfigError(f"{folder}: no federation here (no {NAME}); `fedme deploy init {folder}` makes one")
+        try:
+            return cls(folder.resolve(), build(Settings, read_toml(path)))
+        except TypedError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    @property
+    def address(self) -> str:
+        """Where the server is."""
+        return f"{self.settings.host}:{self.settings.port}"
+
+    @property
+    def server(self) -> Path:
+        """What only the server has: keys, database, registrations."""
+        return self.folder / "server"
+
+    @property
+    def runs(self) -> Path:
+        """Where results are."""
+        return self.folder / "runs"
+
+    def keys(self) -> dict[str, Path]:
+        """The public key of every site."""
+        return {path.parent.name: path for path in sorted(self.folder.glob("sites/*/key.pub"))}
+
+    def environment(self) -> dict[str, str]:
+        """For Flower's programs at the server."""
+        return environment(self.server / "flwr") | {FOLDER: str(self.folder)}
+
+    def superlink(self) -> list[str]:
+        """The command of Flower's server."""
+        where = ["--host", self.settings.host, "--port", str(self.settings.port), "--isolation", "process"]
+        lasting = ["--database", str(self.server / "state.db"), "--disable-runtime-dependency-installation"]
+        secret = ["--superexec-auth-secret-file", str(self.server / "superexec.secret")]
+        if self.settings.insecure:
+            return [program("flower-superlink"), "--insecure", *where, *lasting, *secret]
+        files = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "server.crt", "--ssl-keyfile": "server.key"}
+        tls = [word for option, file in files.items() for word in (option, str(self.server / file))]
+        return [program("flower-superlink"), *tls, "--enable-supernode-auth", *where, *lasting, *secret]
+
+    def superexec(self) -> list[str]:
+        """The command of what starts the server app, apart from the server, so that neither takes the other down."""
+        trust = ["--insecure"] if self.settings.insecure else ["--root-certificates", str(self.server / "ca.crt")]
+        secret = ["--superexec-auth-secret-file", str(self.server / "superexec.secret")]
+        return [program("flower-superexec"), "--runtime-api-address", self.address, *trust, *secret]
+
+    def flwr(self, *words: str) -> list[str]:
+        """A command of Flower's own command line, for this server."""
+        return [program("flwr"), *words]
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Flower's programs are quiet, keep what they write in `home`, and look for work often."""
+    here = f"{Path.cwd()}{os.pathsep}{os.environ['PYTHONPATH']}" if os.environ.get("PYTHONPATH") else str(Path.cwd())
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"  # Flower starts others by name
+    own = {"FLWR_HOME": str(home), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2", "OMP_NUM_THREADS": "1"}
+    return QUIET | own | {"PATH": programs, "PYTHONPATH": here}
+
+
+def program(name: str) -> str:
+    """One of Flower's programs, beside the Python that runs this."""
+    return str(Path(sys.executable).with_name(name))

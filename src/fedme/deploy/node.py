@@ -1,0 +1,58 @@
+"""What a site does: keep Flower's node running. It tries until it is accepted, and comes back after every restart."""
+
+import json
+import socket
+from collections.abc import Callable, Sequence
+
+from fedme.deploy.federation import environment, program
+from fedme.deploy.keeper import Keeper
+from fedme.deploy.prepared import client_data
+from fedme.deploy.site import NAME, Site
+from fedme.experiment.config import ConfigError
+from fedme.experiment.files import locked
+
+
+def command(site: Site) -> list[str]:
+    """The command of Flower's node, with a free port for its own processes."""
+    server = site.settings.server
+    if server.insecure:
+        trust = ["--insecure"]
+    else:
+        files = {"--root-certificates": server.certificate, "--auth-supernode-private-key": server.key}
+        for file in files.values():
+            if not site.path(file).exists():
+                raise ConfigError(f"{site.path(file)}: no such file; it comes with the folder that the operator sends")
+        trust = [word for option, file in files.items() for word in (option, str(site.path(file)))]
+    own = ["--host", "127.0.0.1", "--port", str(_free_port())]
+    settings = f"site={json.dumps(str(site.folder / NAME))}"
+    return [program("flower-supernode"), *trust, "--superlink", server.address, *own, "--node-config", settings]
+
+
+def check(site: Site) -> str:
+    """Look at everything before the first message: the experiment, the model, the data. What was found, in words."""
+    task, archs = site.task()
+    data = client_data(site)
+    me = task.members[site.settings.name]
+    parts = ", ".join(f"{len(getattr(data, part))} {part}" for part in ("train", "val", "test"))
+    return f"{me.id}: {me.arch.name}, {parts} samples; lets in {', '.join(archs)}"
+
+
+def run(site: Site, say: Callable[[str], None]) -> None:
+    """Keep the node running."""
+    say(check(site))
+    with locked(site.state):
+        keeper = Keeper(site.state / "log", environment(site.state / "flwr"), say)
+
+        def start() -> Sequence[str]:
+            return command(site)
+
+        keeper.keep("node", start)
+        say(f"connecting to {site.settings.server.address}; the log is in {site.state / 'log'}")
+        keeper.until_stopped()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port

@@ -1,0 +1,63 @@
+"""A site's private state on its own disk: one file a version, written atomically; a repeated round finds the one before.
+
+The version is the number of exchanges of the run that the state has seen. It travels with every reply: a site that lost its
+state has a lower one than the server remembers.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedme.core.method import Round
+from fedme.core.model import Arch
+from fedme.core.typed import TypedError
+from fedme.core.wire import pack, unpack
+from fedme.experiment.files import RunError, read_tensors, write_tensors
+
+FORMAT = "fedme-private-1"
+KEPT = 2  # versions: the newest, and the one before it for a round that the server repeats
+
+
+class PrivateState:
+    """The states of one run at one site."""
+
+    def __init__(self, site_state: Path, run: str) -> None:
+        if not re.fullmatch(r"[a-z0-9-]{1,64}", run):
+            raise TypedError("run", "is not the name of a run")
+        self.folder = site_state / "runs" / run
+
+    def versions(self) -> list[int]:
+        """What there is, oldest first."""
+        return sorted(int(path.stem.removeprefix("state-")) for path in self.folder.glob("state-*.safetensors"))
+
+    def read(self, kind: Any, archs: Mapping[str, Arch], until: int) -> tuple[int, Any | None]:
+        """The newest version that has seen at most `until` exchanges, and its state; 0 and None if there is none."""
+        known = [version for version in self.versions() if version <= until]
+        if not known:
+            return 0, None
+        path = self._path(known[-1])
+        tensors, about = read_tensors(path)
+        try:
+            return known[-1], unpack(kind, about["state"], tensors, archs, "state")
+        except (TypedError, KeyError) as error:
+            raise RunError(f"{path}: damaged: {error}; delete it to go on with the state before") from error
+
+    def write(self, version: int, state: Any) -> None:
+        """Keep a new version; those that cannot be asked for any more go."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        tensors: dict[str, Tensor] = {}
+        body = pack(state, tensors, "state")
+        write_tensors(self._path(version), tensors, {"format": FORMAT, "state": body})
+        for old in [v for v in self.versions() if v > version] + [v for v in self.versions() if v <= version][:-KEPT]:
+            self._path(old).unlink()
+
+    def _path(self, version: int) -> Path:
+        return self.folder / f"state-{version:06d}.safetensors"
+
+
+def exchanges(phases: tuple[str, ...], when: Round) -> int:
+    """How many exchanges there were before this one."""
+    return when.t * len(phases) + phases.index(when.phase)

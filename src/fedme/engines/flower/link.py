@@ -1,0 +1,86 @@
+"""Ask many clients at once and take the replies as they come: Flower's grid with finite patience."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedme.core.typed import TypedError
+from fedme.engines.flower.envelope import Envelope
+
+Node = int
+WRAPPED = "occurred. Message: "
+K = TypeVar("K")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no reply."""
+
+    reason: str
+
+
+@dataclass
+class Link:
+    """The server's end of Flower. `look` is called at every look for replies and may raise."""
+
+    grid: Grid
+    pause: float  # seconds between two looks
+    timeout: float | None = None  # seconds until a client counts as missing; without one it is waited for
+    look: Callable[[], None] = lambda: None
+
+    def nodes(self) -> list[Node]:
+        """Who is connected."""
+        return sorted(self.grid.get_node_ids())
+
+    def ask(
+        self, kind: str, asked: Mapping[K, tuple[Node, Envelope]], heard: Callable[[K], None] = lambda who: None
+    ) -> dict[K, Envelope | Failure]:
+        """Every reply, or why there is none, by who was asked. Replies are told apart by the message they answer."""
+        messages = [
+            Message(envelope.content(), dst_node_id=node, message_type=kind, ttl=self.timeout)
+            for node, envelope in asked.values()
+        ]
+        replies: dict[K, Envelope | Failure] = {}
+        waiting: dict[str, K] = {}
+        for who, message in zip(asked, messages, strict=True):
+            numbers = list(self.grid.push_messages([message]))  # one by one: a refused message must not shift the others
+            if numbers and numbers[0]:
+                waiting[numbers[0]] = who
+            else:
+                replies[who] = Failure("not connected")
+        until = time.monotonic() + self.timeout if self.timeout is not None else None
+        while waiting:
+            for reply in self.grid.pull_messages(list(waiting)):
+                who = waiting.pop(reply.metadata.reply_to_message_id)
+                replies[who] = _opened(reply)
+                heard(who)
+            if waiting and until is not None and time.monotonic() > until:
+                replies.update({who: Failure(f"no reply within {self.timeout:.0f} s") for who in waiting.values()})
+                break
+            self.look()
+            if waiting:
+                time.sleep(self.pause)
+        return {who: replies[who] for who in asked}
+
+
+def _opened(reply: Message) -> Envelope | Failure:
+    if reply.has_error():
+        return Failure(said(reply.error.code, reply.error.reason))
+    try:
+        return Envelope.opened(reply.content)
+    except TypedError as error:
+        return Failure(str(error))
+
+
+def said(code: int, reason: str | None) -> str:
+    """Flower's error in one line. An exception arrives as its class and its text, in a simulation inside another one."""
+    text = " ".join((reason or f"error {code}").split())
+    if text.startswith("<class '") and "'>:<" in text:
+        kind, _, words = text.removeprefix("<class '").partition("'>:<")
+        words = words.strip("<>'\" ")
+        return words.partition(WRAPPED)[2] if WRAPPED in words else f"{kind.rpartition('.')[2]}: {words}"
+    return text

@@ -1,0 +1,246 @@
+"""What a site has on disk: its settings, its prepared data, its private state, its audit log; and what it lets in."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import DENSE, LINEAR, task
+
+from fedme.core.key import Key
+from fedme.core.method import Member, Round, TaskError
+from fedme.core.model import Model
+from fedme.core.typed import TypedError
+from fedme.datasets.errors import DataError
+from fedme.datasets.sites import Sites
+from fedme.deploy import audit
+from fedme.deploy.federation import Federation, Settings
+from fedme.deploy.hello import Hello, admitted, differences, introduce
+from fedme.deploy.kit import write
+from fedme.deploy.prepared import client_data
+from fedme.deploy.private import PrivateState, exchanges
+from fedme.deploy.site import Site, agreed, with_members
+from fedme.experiment.config import ConfigError, load
+from fedme.experiment.files import RunError
+from fedme.learn.exchange import room_for
+from fedme.methods.fedme import Down
+from fedme.methods.local import State
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(tmp_path / "fed", None, ["a", "b"], Settings())
+    for name in "ab":
+        x = np.arange(40 * 64, dtype="uint8").reshape(40, 1, 8, 8) % 16
+        np.savez(tmp_path / "fed" / "sites" / name / "data.npz", x=x, y=np.arange(40) % 10)
+    return tmp_path / "fed"
+
+
+def site(folder):
+    return Site.read(folder / "sites" / "a" / "site.toml")
+
+
+def edited(folder, old, new):
+    path = folder / "sites" / "a" / "site.toml"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    return Site.read(path)
+
+
+def test_a_kit_is_whole_and_secrets_are_for_their_owner(folder):
+    assert Federation.read(folder).settings == Settings()
+    for secret in ("server/ca.key", "server/server.key", "server/superexec.secret", "sites/a/key"):
+        assert (folder / secret).stat().st_mode & 0o777 == 0o600
+    before = (folder / "sites/a/key").read_bytes(), (folder / "server/ca.crt").read_bytes()
+    assert sorted(name.split("/")[1] for name in write(folder, None, ["a", "c"], Settings())) == ["c"] * 6
+    assert before == ((folder / "sites/a/key").read_bytes(), (folder / "server/ca.crt").read_bytes())
+    with pytest.raises(ConfigError, match="'../x' cannot name a site"):
+        write(folder, None, ["../x"], Settings())
+    with pytest.raises(ConfigError, match="no federation here"):
+        Federation.read(folder / "sites")
+
+
+def test_data_is_read_once_and_again_when_it_changes(folder):
+    here = Site.read(folder / "sites/a/site.toml")
+    data = client_data(here)
+    assert [len(part) for part in (data.train, data.val, data.test)] == [24, 6, 10]
+    assert data.train.inputs().max() <= 15 / 16
+    written = (here.state / "data.safetensors").stat().st_mtime_ns
+    again = client_data(here)
+    assert torch.equal(again.train.rows, data.train.rows)
+    assert (here.state / "data.safetensors").stat().st_mtime_ns == written
+    np.savez(folder / "sites/a/data.npz", x=np.zeros((20, 64)), y=np.zeros(20, dtype=int))
+    assert len(client_data(here).train) == 12
+    np.savez(folder / "sites/a/data.npz", x=np.zeros((20, 64)), y=np.full(20, 11))
+    with pytest.raises(DataError, match=r"label 11 is not in the label space"):
+        client_data(here)
+    renamed = edited(folder, '# rename = { yes = "1" }', 'rename = { 11 = "1" }')
+    assert client_data(renamed).train.y.unique().tolist() == [1]
+    (folder / "sites/a/data.npz").unlink()
+    with pytest.raises(DataError, match="No such file"):
+        client_data(renamed)
+
+
+def sites(*shape):
+    return Sites(shape, ("yes", "no"))
+
+
+def test_a_table_and_what_can_be_wrong_with_it(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("age,dose,ill,note\n1,2,yes,x\n3,4.5,no,\n")  # a gap in a column that nobody uses
+    x, labels = sites(2).read(path, "ill", ["dose", "age"])
+    assert x.tolist() == [[2, 1], [4.5, 3]]
+    assert labels == ["yes", "no"]
+    assert sites(2).read(path, None, ["age", "dose"])[1] == []
+    for shape, label, features, message in (
+        ((2,), "ill", ("age", "note"), "sample 1 \\(from 0\\) in 'note' is .* empty"),
+        ((3,), "ill", ("age", "dose"), "samples of 2 numbers, where shape \\[3\\] needs 3"),
+        ((1,), "sick", ("age",), "there is no column 'sick'"),
+        ((1,), "ill", ("aage",), "there is no column 'aage'.*'age'"),
+    ):
+        with pytest.raises(DataError, match=message):
+            sites(*shape).read(path, label, features)
+    path.write_text("age,ill,note\n1,yes,x\n")
+    with pytest.raises(DataError, match="column 'note', sample 0 \\(from 0\\): 'x' is not a number"):
+        sites(2).read(path, "ill")
+
+
+def test_arrays_and_what_can_be_wrong_with_them(tmp_path):
+    with pytest.raises(DataError, match=r"data.pkl\): cannot be read; there are .csv, .tsv, .parquet, .npz"):
+        sites(1).read(tmp_path / "data.pkl", "y")
+    np.savez(tmp_path / "x.npz", x=np.arange(8, dtype="uint8").reshape(2, 4), y=[1, 0])
+    x, labels = sites(1, 2, 2).read(tmp_path / "x.npz", "y")
+    assert (x.dtype, tuple(x.shape), labels) == (torch.uint8, (2, 1, 2, 2), ["1", "0"])
+    for message, arrays in (
+        ("pickled objects", {"x": np.array([{"a": 1}], dtype=object), "y": [1]}),
+        ("is not a number", {"x": [[float("nan")]], "y": [1]}),
+        ("there is no column 'y'", {"x": [[1.0]]}),
+        ("has the arrays x, z beside the label; there must be one", {"x": [[1.0]], "y": [1], "z": [[1.0]]}),
+        ("2 samples, but 1 labels", {"x": [[1.0], [2.0]], "y": [1]}),
+    ):
+        np.savez(tmp_path / "odd.npz", **arrays)
+        with pytest.raises(DataError, match=message):
+            sites(1).read(tmp_path / "odd.npz", "y")
+    with (tmp_path / "odd.npz").open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(DataError, match="is not a readable npz file"):  # a single array
+        sites(1).read(tmp_path / "odd.npz", "y")
+
+
+def test_a_folder_of_images_is_looked_at_again_when_one_changes(folder):
+    from PIL import Image
+
+    here = edited(folder, 'file = "data.npz"', 'file = "images"')
+    for i in range(20):
+        path = folder / "sites/a/images" / str(i % 10) / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), i, dtype="uint8")).save(path)
+    assert len(client_data(here).train) == 12
+    (folder / "sites/a/images/3/13.png").unlink()
+    assert len(client_data(here).train) == 11
+
+
+@given(st.binary(max_size=200))
+def test_a_file_of_anything_is_an_error_in_words(content):
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("x.npz", "x.csv"):
+            path = Path(folder) / name
+            path.write_bytes(content)
+            with pytest.raises(DataError):
+                sites(2).read(path, "y")
+
+
+def test_private_state_keeps_the_version_before(tmp_path):
+    private = PrivateState(tmp_path, "abc-1")
+    states = [State(Model.init(DENSE, Key(i)), {}, waited=i) for i in range(4)]
+    archs = {DENSE.name: DENSE}
+    assert private.read(State, archs, 5) == (0, None)
+    for version, state in enumerate(states, 1):
+        private.write(version, state)
+    assert private.versions() == [3, 4]
+    version, state = private.read(State, archs, 9)
+    assert (version, state.waited) == (4, 3)
+    assert torch.equal(state.model.params["0.weight"], states[3].model.params["0.weight"])
+    assert private.read(State, archs, 3)[0] == 3  # the server repeats a round
+    private.write(4, states[0])
+    assert private.read(State, archs, 9)[1].waited == 0
+    with pytest.raises(RunError, match="damaged: .*unknown architecture 'dense'"):
+        private.read(State, {}, 9)
+    for name in ("../up", "", "A" * 65):
+        with pytest.raises(TypedError):
+            PrivateState(tmp_path, name)
+    assert exchanges(("one", "two"), Round(3, 9, "two")) == 7
+
+
+def test_a_site_lets_in_what_it_says(folder):
+    mine, archs = site(folder).task()
+    assert list(mine.members) == ["a"]
+    assert archs.keys() == {"mlr", "dnn-32"}
+    small = edited(folder, "# max_parameters = 100000", "max_parameters = 700")
+    assert small.task()[1].keys() == {"mlr"}
+    picky = edited(folder, 'accept = "all" ', "accept = []")
+    assert picky.member().accepts == ()
+    assert picky.task()[1].keys() == {"mlr"}  # its own, and the shared one
+    with pytest.raises(ConfigError, match="data.fil: unknown key; did you mean 'file'"):
+        edited(folder, "file =", "fil =")
+
+
+def test_hello_says_nothing_of_data_and_paths(folder):
+    here = site(folder)
+    hello = introduce(here, "run-1", here.experiment.plain(), 24)
+    assert hello == Hello("a", "mlr", tuple("0123456789"), 24, 0, None, None, None, hello.fedme)
+    with pytest.raises(ConfigError, match="not the one this site agreed to: rounds, train.lr"):
+        introduce(
+            here, "run-1", here.experiment.plain() | {"rounds": 3, "train": here.experiment.plain()["train"] | {"lr": 9.0}}, 24
+        )
+    assert differences({"name": 1, "a": {"b": 2}}, {"name": 2, "a": {}}) == ["a.b"]
+
+
+def test_the_file_of_unlabeled_samples_has_one_name_for_all(folder):
+    for path in (folder / "experiment.toml", folder / "sites/a/experiment.toml"):
+        path.write_text(path.read_text().replace("[data]", '[data]\nunlabeled_file = "unlabeled.npz"'))
+    theirs = load(folder / "experiment.toml")[0].plain()
+    assert introduce(site(folder), "run-1", theirs, 24).client == "a"
+    assert theirs["data"]["unlabeled_file"] == "unlabeled.npz"
+
+
+def test_only_methods_that_send_models_need_a_catalogue(folder):
+    hello = introduce(site(folder), "run-1", site(folder).experiment.plain(), 24)
+    stranger = Hello("a", "mynets:Own", hello.labels, 24, 0, None, None, None, hello.fedme)
+    for method, allowed in (("fedme", False), ("fml", True), ("pfml", True), ("local", True)):
+        experiment, _ = load(folder / "experiment.toml", [f"method.name={method}"])
+        base, archs = agreed(experiment)
+        assert admitted(hello, experiment, base, archs).arch is archs["mlr"]
+        if allowed:
+            assert admitted(stranger, experiment, base, archs).arch.name == "mynets:Own"
+        else:
+            with pytest.raises(TaskError, match="unknown architecture 'mynets:Own'.* known: mlr, dnn-32"):
+                admitted(stranger, experiment, base, archs)
+    with pytest.raises(TaskError, match="install the same version"):
+        admitted(Hello(**(vars(hello) | {"fedme": "9.9"})), experiment, base, archs)
+
+
+def test_who_lends_to_whom():
+    experiment = Member("a", LINEAR, tuple("abcd"), lends_to=("b",)), Member("b", DENSE, tuple("abcd"), accepts=("linear",))
+    federation = with_members(task(), {**{m.id: m for m in experiment}, "c": Member("c", DENSE, tuple("abcd"))})
+    models = {name: Model.init(member.arch, Key(0)) for name, member in federation.members.items()}
+    fits = room_for(federation, models)
+    assert fits("b", "a")
+    assert not fits("c", "a")  # a lends to b only
+    assert not fits("b", "c")  # b takes linear models only
+    assert fits("c", "b")
+
+
+def test_every_transfer_is_a_line(tmp_path):
+    own, guest = Model.init(LINEAR, Key(0)), Model.init(DENSE, Key(1))
+    audit.note(tmp_path, "received", "server", "run-1", 3, Down(own, guest, "b", 1))
+    audit.note(tmp_path, "sent", "server", "run-1", 3, None)
+    first, second = map(json.loads, (tmp_path / "audit.jsonl").read_text().splitlines())
+    assert first["models"] == [{"as": "own", "arch": "linear"}, {"as": "guest", "arch": "dense"}]
+    assert first["with"] == {"lender": "b", "cluster": 1}
+    assert first["bytes"] > 100
+    assert (second["bytes"], second["models"]) == (0, [])

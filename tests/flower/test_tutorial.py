@@ -1,0 +1,52 @@
+"""The tutorial of docs/deploy.md, run as it is written, by a shell."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
+BLOCK = re.compile(r"^```(\w+)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def script() -> str:
+    lines = ["set -e"]
+    for kind, title, text in BLOCK.findall(PAGE.read_text()):
+        if kind in ("toml", "python"):
+            lines.append(f"cat > {shlex.quote(title)} <<'THE END'\n{text}THE END")
+        lines += [f"python {shlex.quote(title)}"] if kind == "python" else [text] if kind == "sh" else []
+    return "\n".join([*lines, "kill $(jobs -p) || true", "wait || true"])
+
+
+@pytest.mark.deploy
+def test_three_sites_on_one_laptop(tmp_path):
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    with (tmp_path / "said").open("w") as said:
+        shell = subprocess.Popen(
+            ["bash", "-c", script()], cwd=tmp_path, env=environment, stdout=said, stderr=said, start_new_session=True
+        )
+    try:
+        code = shell.wait(1500)
+    finally:
+        if shell.poll() is None:
+            os.killpg(shell.pid, signal.SIGTERM)
+    text = (tmp_path / "said").read_text()
+    assert code == 0, text
+    run = tmp_path / "federation" / "runs" / "digits"
+    assert json.loads((run / "summary.json").read_text())["rounds"] == 2
+    assert "site south: online" in text
+    for name in ("north", "south", "east"):
+        (card,) = (tmp_path / "federation" / "sites" / name).glob("state/runs/*/clients/*/model.json")
+        assert json.loads(card.read_text())["client"] == name
+
+
+def test_every_command_of_the_tutorial_is_ours():
+    commands = [line for kind, _, text in BLOCK.findall(PAGE.read_text()) if kind == "sh" for line in text.splitlines()]
+    assert len(commands) > 8
+    assert all(line.startswith("fedme ") for line in commands)
