@@ -8,25 +8,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedme import cli
 from fedme.experiment import config
 from fedme.methods import METHODS
 
 QUICK = ["rounds=2", "partition.clients=3", "partition.name=iid", "data.limit=90", "models.pool=['mlr']", "models.assign=mlr"]
 
 
-@pytest.fixture
-def fedme(monkeypatch, capsys, tmp_path):
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["fedme", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        said = capsys.readouterr()
-        return end.value.code or 0, said.out, said.err
-
-    return call
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from fedme.cli.app import app
 from fedme.datasets import DATASETS
 from fedme.datasets.federation import DataOptions
 from fedme.datasets.partition import PARTITIONS
-from fedme.experiment.config import EngineOptions, FinetuneOptions, ModelOptions, Settings, presets
+from fedme.experiment.config import presets
 from fedme.experiment.explain import settings_of
+from fedme.experiment.settings import EngineOptions, FinetuneOptions, ModelOptions, Settings
 from fedme.learn.training import Training
 from fedme.methods import METHODS
 

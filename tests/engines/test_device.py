@@ -11,7 +11,8 @@ from fedme.engines import alone
 from fedme.engines.batched import Batched
 from fedme.engines.device import home, missing, moved
 from fedme.experiment.assemble import executor
-from fedme.experiment.config import ConfigError, EngineOptions
+from fedme.experiment.config import ConfigError
+from fedme.experiment.settings import EngineOptions
 from fedme.learn.objectives import CrossEntropy
 from fedme.learn.rules import Sgd
 

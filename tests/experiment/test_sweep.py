@@ -1,31 +1,20 @@
 """Sweeps: what is tried, that validation chooses, and that nothing is run twice."""
 
 import json
-import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedme import cli
 from fedme.experiment import sweep
 from fedme.experiment.config import ConfigError
 
 TINY = ["rounds=1", "data.limit=90", "partition.name=iid", "partition.clients=3", "models.pool=['mlr']", "models.assign=mlr"]
 
 
-@pytest.fixture
-def fedme(monkeypatch, capsys, tmp_path):
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["fedme", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        said = capsys.readouterr()
-        return end.value.code or 0, said.out, said.err
-
-    return call
 
 
 @given(st.lists(st.text("abc01.=", min_size=1), min_size=1))

@@ -11,7 +11,7 @@ from fedme.core.model import Arch
 from fedme.core.typed import TypedError
 from fedme.datasets.given import raw
 from fedme.datasets.own import Piece
-from fedme.experiment.config import Spec
+from fedme.experiment.settings import Spec
 from fedme.zoo import Entry, Here, instance, named, own
 
 Network = Arch | nn.Module | type[nn.Module] | Spec

@@ -15,10 +15,11 @@ from fedme.datasets.given import raw
 from fedme.datasets.own import fingerprint
 from fedme.experiment import run, summary
 from fedme.experiment.checkpoint import digest
-from fedme.experiment.config import ConfigError, Experiment, Settings, Supplied, parse
+from fedme.experiment.config import ConfigError, Experiment, Supplied, parse
 from fedme.experiment.files import RunError
 from fedme.experiment.hints import hints
 from fedme.experiment.progress import Display
+from fedme.experiment.settings import Settings
 
 ELSEWHERE = ("method", "clients", "output", "partition")  # parts of an experiment that are no keywords here
 TOP = {field.name for field in dataclasses.fields(Settings)} - set(ELSEWHERE)

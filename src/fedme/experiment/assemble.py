@@ -20,7 +20,8 @@ from fedme.engines.batched import Batched
 from fedme.engines.device import missing
 from fedme.engines.drive import Execute, drive
 from fedme.engines.inprocess import one_by_one
-from fedme.experiment.config import ConfigError, EngineOptions, Experiment, Spec, parse
+from fedme.experiment.config import ConfigError, Experiment, parse
+from fedme.experiment.settings import EngineOptions, Spec
 from fedme.learn.selection import best_local
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
