@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 
-.PHONY: demo docs test test-slow test-deploy check format clean install bench bench-scale bench-memory
+.PHONY: demo docs test test-slow test-deploy check format clean install bench bench-scale bench-memory reliability
 
 install: $(READY)
 
@@ -53,6 +53,9 @@ bench-scale: $(READY)
 
 bench-memory: $(READY)
 	$(BIN)/python benchmarks/memory.py
+
+reliability: $(READY) # what docs/reliability.md promises, tried; 2 idle processors need less than half an hour
+	PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m reliability
 
 clean:
 	rm -rf $(VENV) benchmarks/.venvs benchmarks/results build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
