@@ -35,6 +35,9 @@ class Records:
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.file = (folder / NAME).open("ab")
+        if self.file.tell() < keep:  # filling it up would be no rows
+            self.file.close()
+            raise RunError(f"{folder / NAME}: is shorter than the checkpoint says; restore it, or start a new run")
         self.file.truncate(keep)
         self.size = keep
 
