@@ -7,6 +7,8 @@ is compared with a run that nobody touched: records but for the seconds, models 
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -125,6 +127,38 @@ class Bench:
         return points, wrong
 
 
+SMALL = """
+mount -t tmpfs -o size=600k tmpfs "$1" || exit 77
+small="$1"; copy="$2"; shift 2
+"$@" "output=$small/run"; echo "run: $?"
+mount -o remount,size=100m "$small"
+"$1" -m fedme resume "$small/run" --quiet; echo "resume: $?"
+cp -r "$small/run" "$copy"
+"""
+
+
+def small_disk(folder: Path) -> str | None:
+    """A run on a real file system that gets full, then larger; what is wrong, and None where nobody may mount one."""
+    words = ["run", "digits-fedme", *TINY, "rounds=80", "--quiet"]
+    for name in ("whole", "mounted", "nothing"):
+        (folder / name).mkdir(parents=True)
+    script = ["unshare", "-rm", "sh", "-c", SMALL, "sh", str(folder / "mounted"), str(folder / "copy")]
+    try:
+        done = subprocess.run([*script, sys.executable, "-m", "fedme", *words], capture_output=True, text=True, timeout=600)
+    except FileNotFoundError:
+        return None
+    if done.returncode == 77 or "unshare" in done.stderr:
+        return None
+    said = done.stdout + done.stderr
+    if "run: 2" not in said or "cannot be written to: No space left on device; make room" not in said or "Traceback" in said:
+        return f"not stopped in one line: {said[-500:]}"
+    if "resume: 0" not in said:
+        return f"not resumed: {said[-500:]}"
+    whole = folder / "whole" / "run"
+    commands.do([*words, f"output={whole}"], folder, whole)
+    return difference(whole, folder / "copy")
+
+
 def rows(display: Display, quick: bool) -> Iterator[Row]:
     """Killed and resumed, for every experiment and every way."""
     counts = {"instant": 2 if quick else 20, **dict.fromkeys((*KILLS, *ERRORS), 1 if quick else 10)}
@@ -142,3 +176,12 @@ def rows(display: Display, quick: bool) -> Iterator[Row]:
             short = bench.command("run", bench.folder / "short", Fault("short", 0))
             wrong = [difference(bench.whole, bench.folder / "short") if not short.code else short.said[-300:]]
             yield Row(f"{name}: writes that take a few bytes at a time", 1, int(wrong == [""]), wrong[0])
+        display.start("a file system that gets full", 1)
+        wrong = small_disk(Path(place) / "small")
+        if wrong is not None:
+            yield Row(
+                "a file system of 600 kB gets full, then larger: stopped in one line, resumed to the same bits",
+                1,
+                int(not wrong),
+                wrong,
+            )

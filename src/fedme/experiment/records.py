@@ -95,9 +95,9 @@ def read(folder: Path) -> Iterator[dict[str, Any]]:
     path = folder / NAME
     if not path.exists():
         raise RunError(f"{folder}: not a run directory (no {NAME})")
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:  # a line may end within a letter
         for number, line in enumerate(file, 1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
             try:
                 yield json.loads(line)

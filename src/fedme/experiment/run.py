@@ -5,6 +5,7 @@ States are values, so a run can stop anywhere: what is saved is always a whole n
 
 import errno
 import functools
+import itertools
 import os
 import platform
 import shlex
@@ -275,7 +276,7 @@ class Loop:
         last = t + 1 == settings.rounds
         if last and self.method.own_architectures:
             now = records.rows(t, played.traffic, {}, self.engine.samples, 0.0)
-            self.ancestry = lineages([*records.read(self.folder), *now], task.members)
+            self.ancestry = lineages(itertools.chain(records.read(self.folder), now), task.members)
         if last or (t + 1) % settings.evaluate_every == 0:
             scores = self._assess(task, server, t, last)
             self.shown = _headline(scores)
