@@ -225,6 +225,21 @@ def test_labels_that_do_not_exist_are_refused():
         Batched(path="compiled")([Train(op.models, op.rule, wrong, op.local, op.key)])
 
 
+@built
+def test_what_does_not_fit_together_is_refused():
+    narrow, wide = (Arch.named(f"classes-{n}", network, widths=(3, n), activation="relu", bias=True) for n in (4, 5))
+    data = clients()["1"].train
+    pair = {"a": Model.init(narrow, Key(0)), "b": Model.init(wide, Key(0))}
+    op = Train(pair, Sgd(Mutual("a", "b"), 0.1), data, Local(1, 5), Key(0))
+    with pytest.raises(ValueError, match="must have the same classes"):
+        Batched(path="compiled")([op])
+    own = {"own": pair["a"]}
+    for frozen in ({"own": pair["b"]}, {"own": Model.init(narrow, Key(0), torch.float64)}):
+        op = Train(own, Sgd(CrossEntropy(), 0.1, prox=1.0), data, Local(1, 5), Key(0), {}, frozen)
+        with pytest.raises(ValueError, match="not of its size or type"):
+            Batched(path="compiled")([op])
+
+
 def test_without_compiled_code_networks_are_stacked(monkeypatch):
     monkeypatch.setattr(compiled, "library", lambda: "it was not built")
     op = Train({"own": Model.init(DENSE, Key(0))}, Sgd(CrossEntropy(), 0.1), clients()["1"].train, Local(1, 5), Key(0))

@@ -196,7 +196,10 @@ def _train(
         )
     )
     _require_inside(rows, len(table), "row")
-    _require_inside(targets, min(each.shapes[each.depth - 1].outputs for each in trainees), "class")
+    classes = {each.shapes[each.depth - 1].outputs for each in trainees}
+    if step.mutual and len(classes) > 1:
+        raise ValueError("models that learn from each other must have the same classes")
+    _require_inside(targets, min(classes), "class")
     batches = Batches(rows.data_ptr(), targets.data_ptr(), sizes.data_ptr(), *rows.shape)
     _call("fedme_dense_train", table, ctypes.byref(batches), trainees, ctypes.c_int64(len(models)), ctypes.byref(step))
     samples = int(sizes.sum())
@@ -243,6 +246,10 @@ def _network(
     for shape, width in zip(shapes, widths, strict=False):
         if shape.inputs != width:
             raise ValueError(f"{model.arch.name}: a layer takes {shape.inputs} inputs, but is given {width}")
+    for params in (model.params, speed or model.params, anchor or model.params):
+        for name, value in model.params.items():
+            if (params[name].shape, params[name].dtype) != (value.shape, table.dtype):
+                raise ValueError(f"{model.arch.name}: what belongs to {name} is not of its size or type")
     names = [name for layer, _ in layers for name in (layer.weight, layer.bias)]
     found = [[each[name].data_ptr() if each and name else None for each in (model.params, speed, anchor)] for name in names]
     tensors = (Given * len(found))(*(Given(*each) for each in found))
