@@ -1,5 +1,7 @@
 """Real federations for tests: the command line's own processes on loopback."""
 
+import itertools
+import json
 import os
 import signal
 import socket
@@ -13,17 +15,21 @@ from typing import Any
 
 import numpy as np
 import tomli_w
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from rich.console import Console
 from sklearn.datasets import load_digits
 
 from fedme.core.key import Key
 from fedme.core.method import Round
 from fedme.core.model import Model
-from fedme.deploy.federation import Federation
-from fedme.deploy.prepared import client_data
-from fedme.deploy.server import with_unlabeled
+from fedme.deploy import client, kit, server
+from fedme.deploy.federation import Federation, Settings
+from fedme.deploy.prepared import client_data, with_own_data
 from fedme.deploy.site import Site, agreed, with_members
 from fedme.engines.inprocess import InProcess
 from fedme.engines.round import play
+from fedme.experiment.progress import Display
 
 EXPERIMENT = """
 rounds = 2
@@ -67,9 +73,10 @@ class Deployment:
         self.folder, self.federation = folder, folder / "federation"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "experiment.toml").write_text(EXPERIMENT)
-        self.port = free_port()
-        self.do("deploy", "init", "federation", "experiment.toml", "--sites", ",".join(sites), "--port", str(self.port))
-        self.change(self.federation / "federation.toml", **settings)
+        self.port, self.control = free_port(), free_port()
+        asked = {"min_sites": len(sites)} | settings
+        made = Settings(port=self.port, control_port=self.control, **asked)
+        kit.write(self.federation, folder / "experiment.toml", list(sites), made)
         digits = load_digits()
         images = digits.images.astype("uint8")[:, None]
         np.savez(self.federation / "unlabeled.npz", x=images[-40:])
@@ -78,11 +85,17 @@ class Deployment:
             np.savez(self.site(name) / "data.npz", x=images[rows], y=digits.target[rows])
             self.change(self.site(name) / "site.toml", model=("mlr", "dnn-16")[i % 2])
 
+    def settings(self, **values: Any) -> None:
+        self.change(self.federation / "federation.toml", **values)
+
     def site(self, name: str) -> Path:
         return self.federation / "sites" / name
 
     def change(self, path: Path, **values: Any) -> None:
         path.write_text(tomli_w.dumps(tomllib.loads(path.read_text()) | values))
+
+    def experiment(self) -> dict[str, Any]:
+        return tomllib.loads((self.federation / "experiment.toml").read_text())
 
     def agree(self, **values: Any) -> None:
         """Another experiment, at the server and at every site."""
@@ -148,7 +161,7 @@ class Deployment:
         sites = {path.parent.name: Site.read(path) for path in sorted(self.federation.glob("sites/*/site.toml"))}
         experiment = next(iter(sites.values())).experiment
         base, _ = agreed(experiment)
-        base = with_unlabeled(base, Federation.read(self.federation), experiment)
+        base = with_own_data(base, self.federation, experiment)
         task = with_members(base, {name: site.member() for name, site in sites.items()})
         data = {name: client_data(site) for name, site in sites.items()}
         root, rounds = Key(experiment.settings.seed), experiment.settings.rounds
@@ -159,3 +172,51 @@ class Deployment:
         deliveries = {name: experiment.method.deliver(task, server, name) for name in sites}
         done = engine.assess(deliveries, Round(rounds - 1, rounds))
         return {name: each.value.models["personal"] for name, each in done.items()}
+
+
+class Near:
+    """Flower's grid without its processes: every message is answered here and at once by what a site runs."""
+
+    def __init__(self, deployment: Deployment, away: Callable[[str, str, int], bool] = lambda site, kind, count: False) -> None:
+        self.deployment, self.away = deployment, away  # whether a site misses the message of this kind and number
+        self.sites = dict(enumerate(sorted(path.parent.name for path in deployment.federation.glob("sites/*/site.toml")), 1))
+        self.gone: set[str] = set()  # not connected
+        self.asked: dict[tuple[str, str], int] = {}
+        self.replies: dict[str, Message] = {}
+        self.numbers = itertools.count()
+
+    def get_node_ids(self) -> list[int]:
+        return [node for node, name in self.sites.items() if name not in self.gone]
+
+    def push_messages(self, messages: list[Message]) -> list[str]:
+        for message in messages:
+            number = f"message-{next(self.numbers)}"
+            message.metadata.__dict__["_message_id"] = number
+            message.metadata.__dict__["_src_node_id"] = 1
+            self.replies[number] = self.answer(message)
+        return [message.metadata.message_id for message in messages]
+
+    def answer(self, message: Message) -> Message:
+        name, kind = self.sites[message.metadata.dst_node_id], message.metadata.message_type
+        count = self.asked[name, kind] = self.asked.get((name, kind), -1) + 1
+        if self.away(name, kind, count):
+            return Message(Error(5, "Node Unavailable"), reply_to=message)
+        settings = {"site": str(self.deployment.site(name) / "site.toml")}
+        try:
+            return client.app(message, Context(1, message.metadata.dst_node_id, settings, RecordDict(), {}))
+        except Exception as error:
+            return Message(Error(2, f"{type(error)}:<'{error}'>"), reply_to=message)
+
+    def pull_messages(self, numbers: list[str]) -> list[Message]:
+        return [self.replies.pop(number) for number in numbers if number in self.replies]
+
+    def play(self, folder: Path) -> str:
+        """What the server app does for the run in `folder`; what it said."""
+        federation = Federation.read(self.deployment.federation)
+        for node, name in self.sites.items():
+            federation.registered(name).write_text(json.dumps({"node-id": str(node)}))
+        TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # what Flower's programs are told at their start
+        before = len(self.deployment.log(folder.name))
+        with (folder / "server.log").open("a") as log, Display(Console(file=log, width=200)) as display:
+            server.play(federation, folder, self, display)
+        return self.deployment.log(folder.name)[before:]

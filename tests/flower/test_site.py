@@ -191,12 +191,11 @@ def test_a_site_lets_in_what_it_says(folder):
 
 def test_hello_says_nothing_of_data_and_paths(folder):
     here = site(folder)
-    hello = introduce(here, "run-1", here.experiment.plain(), 24)
+    hello = introduce(here, "run-1", here.experiment.plain(), client_data(here))
     assert hello == Hello("a", "mlr", tuple("0123456789"), 24, 0, None, None, None, hello.fedme)
     with pytest.raises(ConfigError, match="not the one this site agreed to: rounds, train.lr"):
-        introduce(
-            here, "run-1", here.experiment.plain() | {"rounds": 3, "train": here.experiment.plain()["train"] | {"lr": 9.0}}, 24
-        )
+        theirs = here.experiment.plain() | {"rounds": 3, "train": here.experiment.plain()["train"] | {"lr": 9.0}}
+        introduce(here, "run-1", theirs, client_data(here))
     assert differences({"name": 1, "a": {"b": 2}}, {"name": 2, "a": {}}) == ["a.b"]
 
 
@@ -204,12 +203,12 @@ def test_the_file_of_unlabeled_samples_has_one_name_for_all(folder):
     for path in (folder / "experiment.toml", folder / "sites/a/experiment.toml"):
         path.write_text(path.read_text().replace("[data]", '[data]\nunlabeled_file = "unlabeled.npz"'))
     theirs = load(folder / "experiment.toml")[0].plain()
-    assert introduce(site(folder), "run-1", theirs, 24).client == "a"
+    assert introduce(site(folder), "run-1", theirs, client_data(site(folder))).client == "a"
     assert theirs["data"]["unlabeled_file"] == "unlabeled.npz"
 
 
 def test_only_methods_that_send_models_need_a_catalogue(folder):
-    hello = introduce(site(folder), "run-1", site(folder).experiment.plain(), 24)
+    hello = introduce(site(folder), "run-1", site(folder).experiment.plain(), client_data(site(folder)))
     stranger = Hello("a", "mynets:Own", hello.labels, 24, 0, None, None, None, hello.fedme)
     for method, allowed in (("fedme", False), ("fml", True), ("pfml", True), ("local", True)):
         experiment, _ = load(folder / "experiment.toml", [f"method.name={method}"])

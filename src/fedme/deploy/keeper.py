@@ -11,12 +11,17 @@ from types import FrameType
 
 LOOK = 0.3  # seconds between two looks
 LONGEST = 15.0  # seconds between two starts of a program that does not stay
+MEANING = {  # of what Flower's programs say last
+    "Failed to activate SuperNode": "the server does not know this site's key yet, or has not noticed yet that it was away",
+    "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not signed by the authority that this site trusts",
+}
 
 
-def shown(environment: Mapping[str, str], commands: Sequence[Sequence[str]]) -> str:
-    """The commands as one would type them."""
-    names = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
-    return "\n".join([f"export {names}", *(shlex.join(command) for command in commands)])
+def shown(what: Mapping[str, str] | Sequence[str], into: Path | None = None) -> str:
+    """An environment, or a command whose output goes `into` a file, as one would type it."""
+    if isinstance(what, Mapping):
+        return "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in what.items())
+    return shlex.join(what) if into is None else f"{shlex.join(what)} > {shlex.quote(str(into))}"
 
 
 class Keeper:
@@ -93,4 +98,6 @@ class Keeper:
         """The line of its log that says why it ended."""
         lines = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()[-40:]
         telling = [line.strip() for line in lines if "rror" in line or "Exit Code" in line or "Failed" in line]
-        return telling[-1][:200] if telling else ""
+        if not telling:
+            return ""
+        return next((meaning for words, meaning in MEANING.items() if words in telling[-1]), telling[-1][:200])

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedme.deploy.federation import NAME, Federation, Settings
+from fedme.deploy.federation import CONNECTION, NAME, NODES, Federation, Settings
 from fedme.deploy.words import APP, EXPERIMENT, FEDERATION, OPERATOR, SITE, SITE_README
 from fedme.experiment.config import ConfigError
 
@@ -42,13 +42,14 @@ def _server(federation: Federation) -> None:
     server, settings = federation.server, federation.settings
     (server / "app").mkdir(parents=True, exist_ok=True)
     (server / "flwr").mkdir(exist_ok=True)
+    (server / NODES).mkdir(exist_ok=True)
     server.chmod(0o700)
     if not (server / "superexec.secret").exists():
         _secret(server / "superexec.secret", secrets.token_bytes(32))
     if not settings.insecure and not (server / "server.key").exists():
         _certificates(server, settings.host)
     trust = "insecure = true" if settings.insecure else f'root-certificates = "{server / "ca.crt"}"'
-    (server / "flwr" / "config.toml").write_text(f'[superlink.fedme]\naddress = "{federation.address}"\n{trust}\n')
+    (server / "flwr" / "config.toml").write_text(f'[superlink.{CONNECTION}]\naddress = "{federation.control}"\n{trust}\n')
     (server / "app" / "pyproject.toml").write_text(APP)
 
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -93,6 +93,11 @@ class Site:
         return self.folder / Path(name).expanduser()
 
     @property
+    def shared(self) -> Path:
+        """Where the files are that everybody has: beside the experiment."""
+        return self.path(self.settings.experiment).parent
+
+    @property
     def state(self) -> Path:
         """Where everything is kept."""
         return self.path(self.settings.state)
@@ -149,6 +154,14 @@ class Site:
 
 def agreed(experiment: Experiment) -> tuple[Task, dict[str, Arch]]:
     """What an experiment of sites says before anybody has come, and its catalogue of architectures."""
+    if experiment.method.pooled:
+        raise ConfigError(
+            f"method '{experiment.method_name}' brings everybody's data to one place, and the data of sites stays where it is; "
+            f"choose another method, or run it with `fedme run` where all data may be"
+        )
+    for key in ("public", "unlabeled"):
+        if getattr(experiment.data, key):
+            raise ConfigError(f"data.{key}: is cut from data that is in one place; sites need a file: data.{key}_file")
     schema, models = experiment.dataset.schema, experiment.settings.models
     shared = zoo.arch(models.shared if models.shared is not None else models.pool[0], schema)
     archs = {arch.name: arch for arch in [*(zoo.arch(spec, schema) for spec in models.pool), shared]}
@@ -159,13 +172,13 @@ def agreed(experiment: Experiment) -> tuple[Task, dict[str, Arch]]:
         return zoo.arch(name, schema, classes)
 
     dtype: torch.dtype = DTYPES[experiment.settings.engine.dtype]
-    return Task(schema, {}, shared, resolve, None, 0, dtype), archs
+    return Task(schema, {}, shared, resolve, None, 0, dtype, open=True), archs
 
 
 def with_members(task: Task, members: Mapping[ClientId, Member]) -> Task:
     """The same federation with these members, in the order of their names."""
     ordered = {name: members[name] for name in sorted(members, key=_natural)}
-    return Task(task.schema, ordered, task.shared, task.resolve, task.unlabeled, task.public, task.dtype)
+    return replace(task, members=ordered)
 
 
 def _natural(name: str) -> tuple[int, str]:
