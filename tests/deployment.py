@@ -70,13 +70,19 @@ class Deployment:
     """A folder with a federation of sites that have some digits each, and the processes that were started for it."""
 
     def __init__(self, folder: Path, sites: str = "abc", **settings: Any) -> None:
-        self.folder, self.federation = folder, folder / "federation"
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        (folder / "experiment.toml").write_text(EXPERIMENT)
+        self.prepare(folder)
         self.port, self.control = free_port(), free_port()
         asked = {"min_sites": len(sites)} | settings
         made = Settings(port=self.port, control_port=self.control, **asked)
         kit.write(self.federation, folder / "experiment.toml", list(sites), made)
+        self.bring_data(sites)
+
+    def prepare(self, folder: Path) -> None:
+        self.folder, self.federation = folder, folder / "federation"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        (folder / "experiment.toml").write_text(EXPERIMENT)
+
+    def bring_data(self, sites: str) -> None:
         digits = load_digits()
         images = digits.images.astype("uint8")[:, None]
         np.savez(self.federation / "unlabeled.npz", x=images[-40:])

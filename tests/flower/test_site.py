@@ -193,8 +193,8 @@ def test_hello_says_nothing_of_data_and_paths(folder):
     here = site(folder)
     hello = introduce(here, "run-1", here.experiment.plain(), client_data(here))
     assert hello == Hello("a", "mlr", tuple("0123456789"), 24, 0, None, None, None, hello.fedme)
+    theirs = here.experiment.plain() | {"rounds": 3, "train": here.experiment.plain()["train"] | {"lr": 9.0}}
     with pytest.raises(ConfigError, match="not the one this site agreed to: rounds, train.lr"):
-        theirs = here.experiment.plain() | {"rounds": 3, "train": here.experiment.plain()["train"] | {"lr": 9.0}}
         introduce(here, "run-1", theirs, client_data(here))
     assert differences({"name": 1, "a": {"b": 2}}, {"name": 2, "a": {}}) == ["a.b"]
 

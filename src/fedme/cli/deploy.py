@@ -116,6 +116,8 @@ def submit(
     """Start a run and wait for its end. Ctrl-C stops waiting; the run goes on."""
     operate, runs = _part("operate"), _part("runs")
     federation = _part("federation").Federation.read(folder or (experiment.parent if experiment else Path()))
+    if federation.settings.insecure:
+        _say(f"warning: {INSECURE}")
     file = experiment or federation.folder / "experiment.toml"
     if dry_run:
         folder = runs.unfinished(federation) if resume else runs.free(federation, runs.read(federation, file))

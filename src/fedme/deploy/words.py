@@ -75,7 +75,7 @@ OPERATOR = """\
 4. `fedme deploy submit experiment.toml`; `fedme deploy status .` says who is there; results are in `runs/`.
 
 Keep `server/` to yourself. Whoever reaches the control port of Flower's server can run code on every site: it listens on this
-machine alone, so trust whoever may log in here. Sites reach only the other port. More sites: `fedme deploy init . --sites NAME`.
+machine alone, so trust whoever may log in here. Sites reach only the other one. More sites: `fedme deploy init . --sites NAME`.
 """
 
 SITE_README = """\
