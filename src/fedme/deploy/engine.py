@@ -94,14 +94,14 @@ class Deployed:
         return [client for client, known in self.known.items() if not known.has_model]
 
     def _wait(self, enough: Callable[[], bool], state: Callable[[], str]) -> None:
-        until, said = time.monotonic() + self.settings.patience, False
+        until, said = time.monotonic() + self.settings.patience, ""
         while True:
             self._meet()
             if enough():
                 return
-            if not said:
-                self.say(f"waiting for sites: {state()}")
-                said = True
+            if state() != said:
+                said = state()
+                self.say(f"waiting for sites: {said}")
             if time.monotonic() > until:
                 raise EngineError(f"waited {self.settings.patience:.0f} s for sites, but {state()}")
             self.link.look()
@@ -150,7 +150,7 @@ class Deployed:
 
     def _answer(self, client: ClientId, reply: Envelope | Failure, when: Round) -> Answer | Absent:
         if isinstance(reply, Failure):
-            return Absent(reply.reason)
+            return Absent(_said(reply))
         try:
             up = reply.read("up", self.kinds.up | None, self.archs)
             report, seconds = reply.read("report", Report), reply.read("seconds", float)
@@ -184,7 +184,7 @@ class Deployed:
         for client, reply in self.link.ask("evaluate", asked).items():
             try:
                 if isinstance(reply, Failure):
-                    raise TypedError("", reply.reason)
+                    raise TypedError("", _said(reply))
                 scores, seconds = reply.read("scores", list[Scored]), reply.read("seconds", float)
                 done[client] = Done(Assessment(None, {}, scores), seconds)
                 self.known[client] = replace(self.known[client], has_model=when.t + 1 == when.total)
@@ -227,7 +227,7 @@ class Deployed:
         called = names.get(node, f"node {node}")
         try:
             if isinstance(reply, Failure):
-                raise TaskError(reply.reason)
+                raise TaskError(_said(reply))
             hello = reply.read("hello", Hello)
             if self.names is not None and names.get(node) != hello.client:
                 raise TaskError(f"it calls itself '{hello.client}', but has another site's key")
@@ -255,3 +255,8 @@ class Deployed:
         self.round = at
         self.known = {client: build(Known, each, client) for client, each in plain.items()}
         self._enrol()
+
+
+def _said(failure: Failure) -> str:
+    """A site's own words, without the name of the exception they came in."""
+    return failure.reason.removeprefix("SiteError: ")
