@@ -1,6 +1,5 @@
 """Real federations for tests: the command line's own processes on loopback."""
 
-import itertools
 import json
 import os
 import signal
@@ -15,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import tomli_w
-from flwr.app import Context, Error, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
+from flwr.app import Error, Message
+from grid import Grid, context
 from rich.console import Console
 from sklearn.datasets import load_digits
 
@@ -180,48 +179,32 @@ class Deployment:
         return {name: each.value.models["personal"] for name, each in done.items()}
 
 
-class Near:
-    """Flower's grid without its processes: every message is answered here and at once by what a site runs."""
+class Near(Grid):
+    """A federation whose messages are answered at once by what a site runs; `away` says who misses which."""
 
     def __init__(self, deployment: Deployment, away: Callable[[str, str, int], bool] = lambda site, kind, count: False) -> None:
-        self.deployment, self.away = deployment, away  # whether a site misses the message of this kind and number
+        self.deployment, self.away = deployment, away
         self.sites = dict(enumerate(sorted(path.parent.name for path in deployment.federation.glob("sites/*/site.toml")), 1))
         self.gone: set[str] = set()  # not connected
         self.asked: dict[tuple[str, str], int] = {}
-        self.replies: dict[str, Message] = {}
-        self.numbers = itertools.count()
+        super().__init__(self.sites, self.at_a_site)
 
     def get_node_ids(self) -> list[int]:
         return [node for node, name in self.sites.items() if name not in self.gone]
 
-    def push_messages(self, messages: list[Message]) -> list[str]:
-        for message in messages:
-            number = f"message-{next(self.numbers)}"
-            message.metadata.__dict__["_message_id"] = number
-            message.metadata.__dict__["_src_node_id"] = 1
-            self.replies[number] = self.answer(message)
-        return [message.metadata.message_id for message in messages]
-
-    def answer(self, message: Message) -> Message:
-        name, kind = self.sites[message.metadata.dst_node_id], message.metadata.message_type
+    def at_a_site(self, message: Message) -> Message:
+        node, kind = message.metadata.dst_node_id, message.metadata.message_type
+        name = self.sites[node]
         count = self.asked[name, kind] = self.asked.get((name, kind), -1) + 1
         if self.away(name, kind, count):
             return Message(Error(5, "Node Unavailable"), reply_to=message)
-        settings = {"site": str(self.deployment.site(name) / "site.toml")}
-        try:
-            return client.app(message, Context(1, message.metadata.dst_node_id, settings, RecordDict(), {}))
-        except Exception as error:
-            return Message(Error(2, f"{type(error)}:<'{error}'>"), reply_to=message)
-
-    def pull_messages(self, numbers: list[str]) -> list[Message]:
-        return [self.replies.pop(number) for number in numbers if number in self.replies]
+        return client.app(message, context(node, site=str(self.deployment.site(name) / "site.toml")))
 
     def play(self, folder: Path) -> str:
         """What the server app does for the run in `folder`; what it said."""
         federation = Federation.read(self.deployment.federation)
         for node, name in self.sites.items():
             federation.registered(name).write_text(json.dumps({"node-id": str(node)}))
-        TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # what Flower's programs are told at their start
         before = len(self.deployment.log(folder.name))
         with (folder / "server.log").open("a") as log, Display(Console(file=log, width=200)) as display:
             server.play(federation, folder, self, display)
