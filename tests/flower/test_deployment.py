@@ -10,6 +10,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -128,9 +129,9 @@ def test_whoever_is_not_known_is_refused(deployment, tmp_path):
 
     def code(path, host="127.0.0.2", port=deployment.port, method="POST"):
         """Of the answer to a request for exactly this path."""
-        line = http.client.HTTPSConnection(host, port, timeout=20, context=context)
-        line.request(method, path, b"", {"content-type": "application/x-protobuf"})
-        return line.getresponse().status
+        with closing(http.client.HTTPSConnection(host, port, timeout=20, context=context)) as line:
+            line.request(method, path, b"", {"content-type": "application/protobuf"})
+            return line.getresponse().status
 
     assert code("/v1/fleet/pull-messages") == 401  # the server asks for a signature
     assert code("/health", "127.0.0.1", deployment.control, "GET") == 200
@@ -195,9 +196,9 @@ def test_a_site_that_does_not_fit_is_refused_by_name(deployment):
     deployment.submit()
     wait_for(lambda: "c is there" in deployment.log(), "site c")
     wait_for(lambda: "refused a: unknown architecture 'dnn-4'" in deployment.log(), "the refusal of a")
-    said = wait_for(lambda: "refused b" in deployment.log() and deployment.log(), "the refusal of b")
-    assert "the server's experiment is not the one this site agreed to: seed" in said
-    assert "waiting for sites: 1 of 2 are there" in said
+    reason = "the server's experiment is not the one this site agreed to: seed"
+    wait_for(lambda: f"refused b: {reason}" in deployment.log(), "the refusal of b")
+    wait_for(lambda: "waiting for sites: 1 of 2 are there" in deployment.log(), "the server to wait")
     assert status(deployment)["runs"]["experiment"] == {"status": "running", "rounds": 0, "of": 2, "without_model": []}
     assert "stopped experiment; `fedme deploy submit --resume" in deployment.do("deploy", "stop", "federation", "--run")
     assert deployment.processes["submit"].wait(60) == 2

@@ -237,7 +237,8 @@ class Deployed:
                 raise TaskError(f"there is a '{hello.client}' already")
             admitted(hello, self.experiment, self.agreed, self.archs)
         except (TaskError, TypedError, zoo.ArchError, ValueError) as error:
-            self.say(f"refused {called}: {error}")
+            unheard = isinstance(reply, Failure) and reply.reason == _said(reply)  # it could not even be asked
+            self.say(f"no hello from {called}: {error}" if unheard else f"refused {called}: {error}")
             self.refused[node] = time.monotonic() + AGAIN
             return
         before = self.known.get(hello.client)

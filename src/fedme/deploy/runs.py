@@ -6,9 +6,9 @@ from pathlib import Path
 
 from fedme.deploy.federation import Federation
 from fedme.deploy.prepared import with_own_data
-from fedme.deploy.site import agreed
+from fedme.deploy.site import agreed, read_experiment
 from fedme.experiment import sinks, summary
-from fedme.experiment.config import ConfigError, Experiment, load, to_toml
+from fedme.experiment.config import Experiment, to_toml
 from fedme.experiment.files import RunError, locked, write_json, write_text
 from fedme.experiment.run import environment
 
@@ -17,9 +17,7 @@ TOKEN, SITES, LOG, FAILED = "run.json", "sites.json", "server.log", "failed.txt"
 
 def read(federation: Federation, file: Path) -> Experiment:
     """The experiment of a file, if sites can run it."""
-    experiment, _ = load(file)
-    if experiment.data_name != "sites":
-        raise ConfigError(f"{file}: data.name is '{experiment.data_name}'; a deployment needs 'sites'")
+    experiment = read_experiment(file)
     sinks.require_packages(experiment.settings.log)
     task, _ = agreed(experiment)  # every architecture of the catalogue can be built
     experiment.method.check(with_own_data(task, federation.folder, experiment))

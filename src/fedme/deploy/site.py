@@ -105,10 +105,7 @@ class Site:
     @functools.cached_property
     def experiment(self) -> Experiment:
         """What this site agreed to."""
-        experiment, _ = load(self.path(self.settings.experiment))
-        if experiment.data_name != "sites":
-            raise ConfigError(f"{self.settings.experiment}: data.name is '{experiment.data_name}'; a deployment needs 'sites'")
-        return experiment
+        return read_experiment(self.path(self.settings.experiment))
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -150,6 +147,14 @@ class Site:
             mine = task.resolve(task.shared.name, len(self.labels))
             private[mine.name] = mine
         return with_members(task, {me.id: me}), allowed | private
+
+
+def read_experiment(file: Path) -> Experiment:
+    """The experiment of a file, if it is one for sites."""
+    experiment, _ = load(file)
+    if experiment.data_name != "sites":
+        raise ConfigError(f"{file}: data.name is '{experiment.data_name}'; a deployment needs 'sites'")
+    return experiment
 
 
 def agreed(experiment: Experiment) -> tuple[Task, dict[str, Arch]]:
