@@ -141,16 +141,16 @@ class Deployment:
         path = self.federation / "runs" / run / "server.log"
         return path.read_text() if path.exists() else ""
 
-    def pids(self, *words: str) -> list[int]:
-        """The processes of this federation whose command holds these words."""
+    def pids(self, program: str, place: str = "") -> list[int]:
+        """The processes of this federation that run a program, at a site whose folder is `place`."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                place = (path.parent / "environ").read_bytes().decode(errors="replace")
+                around = command + (path.parent / "environ").read_bytes().decode(errors="replace")
             except OSError:
                 continue
-            if all(word in command for word in words) and str(self.folder) in command + place:
+            if program in command and str(self.folder / "federation" / place) in around:
                 found.append(int(path.parent.name))
         return found
 

@@ -54,6 +54,9 @@ def test_every_method_gives_the_models_of_one_process(method, deployment):
     Near(deployment).play(run)
     check_models(deployment, run, "abc")
     assert runs.without_model(run) == []
+    shared = {path.name for path in run.glob("shared/*")}
+    assert shared == {"fedme": set("abc"), "local": set(), "fedmd": set()}.get(method, shared)
+    assert bool(shared) == (method not in ("local", "fedmd"))
 
 
 def test_data_is_never_pooled(deployment, fedme):

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from deployment import free_port, wait_for
 from grid import Grid, context
 from rich.console import Console
 
 from fedme import Client, FedMe
 from fedme.core.method import TaskError
+from fedme.engines.flower import QUIET
 from fedme.engines.flower.link import said
 from fedme.experiment import records, run
 from fedme.experiment.config import ConfigError, load
@@ -105,9 +107,38 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path):
     os.kill(first.pid, signal.SIGINT)
     assert first.wait(60) == 130
     assert "`fedme resume there` goes on" in (tmp_path / "said").read_text()
+    written = (tmp_path / "there" / "metrics.jsonl").stat().st_size
+    second = fedme(tmp_path, "resume", "there")
+    while (tmp_path / "there" / "metrics.jsonl").stat().st_size <= written and time.monotonic() < until + 120:
+        time.sleep(0.1)
+    os.kill(second.pid, signal.SIGKILL)
+    assert second.wait(60) == -signal.SIGKILL
     assert not (tmp_path / "there" / "summary.json").exists()
     assert fedme(tmp_path, "resume", "there").wait(180) == 0
     experiment, _ = load(tmp_path / words[0], [f"output={tmp_path / 'here'}", *words[1:]])
+    run.start(experiment, Display(Console(quiet=True), quiet=True))
+    assert weights(tmp_path / "there") == weights(tmp_path / "here")
+    assert numbers(tmp_path / "there") == numbers(tmp_path / "here")
+
+
+@pytest.mark.deploy
+def test_on_a_cluster_that_is_there_already(tmp_path):
+    port, program = free_port(), Path(sys.executable).with_name("ray")
+    words = ["start", "--head", "--block", f"--port={port}", "--num-cpus=2", "--include-dashboard=false"]
+    with (tmp_path / "ray").open("w") as said:
+        environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(sys.path)}
+        head = subprocess.Popen([program, *words], stdout=said, stderr=said, env=environment, start_new_session=True)
+    try:
+        wait_for(lambda: "Ray runtime started" in (tmp_path / "ray").read_text(), "Ray", 120)
+        (tmp_path / "experiment.toml").write_text(CONFIG)
+        method = ["method=pfml", "models.shared=dnn-8"]
+        there = ["engine=flower", f"engine.address=127.0.0.1:{port}", "output=there"]
+        assert fedme(tmp_path, "run", "experiment.toml", *there, *method).wait(240) == 0, (tmp_path / "said").read_text()
+        assert head.poll() is None  # it is not ours to end
+    finally:
+        os.killpg(head.pid, signal.SIGTERM)
+        head.wait(60)
+    experiment, _ = load(tmp_path / "experiment.toml", [f"output={tmp_path / 'here'}", *method])
     run.start(experiment, Display(Console(quiet=True), quiet=True))
     assert weights(tmp_path / "there") == weights(tmp_path / "here")
     assert numbers(tmp_path / "there") == numbers(tmp_path / "here")
