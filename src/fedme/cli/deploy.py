@@ -56,6 +56,7 @@ def init(
         out.print(f"{folder / name}", highlight=False, soft_wrap=True)
     if federation.Federation.read(folder).settings.insecure:
         _say(f"warning: {INSECURE}")
+    _say(f"{folder / 'README.md'} says what to do next")
 
 
 @deploy_app.command()

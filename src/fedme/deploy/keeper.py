@@ -32,6 +32,7 @@ class Keeper:
         self.commands: dict[str, Callable[[], Sequence[str]]] = {}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.next: dict[str, tuple[float, float]] = {}  # when to start it again, and how long it waits the next time
+        self.began: dict[str, int] = {}  # where in its log the last start is
         self.stopped = False
 
     def keep(self, name: str, command: Callable[[], Sequence[str]]) -> None:
@@ -69,6 +70,7 @@ class Keeper:
     def _start(self, name: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self.folder / f"{name}.log").open("ab") as log:
+            self.began[name] = log.tell()
             # A session of its own: Ctrl-C reaches this process, which ends the others in order.
             self.running[name] = subprocess.Popen(
                 self.commands[name](),
@@ -94,10 +96,15 @@ class Keeper:
                 self.next[name] = (0.0, wait)
                 self._start(name)
 
+    def said(self, name: str) -> str:
+        """What a program has said since it was started."""
+        with (self.folder / f"{name}.log").open("rb") as log:
+            log.seek(self.began[name])
+            return log.read().decode(errors="replace")
+
     def _last_words(self, name: str) -> str:
-        """The line of its log that says why it ended."""
-        lines = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()[-40:]
-        telling = [line.strip() for line in lines if "rror" in line or "Exit Code" in line or "Failed" in line]
-        if not telling:
-            return ""
-        return next((meaning for words, meaning in MEANING.items() if words in telling[-1]), telling[-1][:200])
+        """Why it ended, as its log says."""
+        said = self.said(name)
+        telling = [line.strip() for line in said.splitlines() if "rror" in line or "Exit Code" in line or "Failed" in line]
+        last = telling[-1][:200] if telling else ""
+        return next((meaning for words, meaning in MEANING.items() if words in said), last)

@@ -13,6 +13,8 @@ from fedme.deploy.site import NAME, Site
 from fedme.experiment.config import ConfigError
 from fedme.experiment.files import locked
 
+CONNECTED = "SuperNode ID"  # what Flower's node says when the server has accepted it
+
 
 def command(site: Site) -> list[str]:
     """The command of Flower's node, with a free port for its own processes."""
@@ -50,14 +52,22 @@ def run(site: Site, say: Callable[[str], None]) -> None:
     """Keep the node running."""
     say(check(site))
     with locked(site.state):
-        keeper = Keeper(site.state / "log", programs(site), say)
+        name, address = site.settings.name, site.settings.server.address
+        keeper = Keeper(site.state / "log", programs(site), lambda text: say(f"{name}: {text}"))
+        connected = -1  # the start that was announced
 
         def start() -> Sequence[str]:
             return command(site)
 
+        def announce() -> None:
+            nonlocal connected
+            if connected != keeper.began["node"] and CONNECTED in keeper.said("node"):
+                connected = keeper.began["node"]
+                say(f"{name}: connected to {address}")
+
         keeper.keep("node", start)
-        say(f"connecting to {site.settings.server.address}; the log is in {site.state / 'log'}; Ctrl-C stops")
-        keeper.until_stopped()
+        say(f"{name}: connecting to {address}; the log is in {site.state / 'log'}; Ctrl-C stops")
+        keeper.until_stopped(announce)
 
 
 def _free_port() -> int:
