@@ -46,7 +46,7 @@ class Own(nn.Module):
 
     def forward(self, x):
         stage = "train" if self.training else "evaluate"
-        while (HERE / f"hold-{stage}").exists():
+        while len(x) > 2 and (HERE / f"hold-{stage}").exists():  # two samples: it is only tried whether it fits the data
             (HERE / f"held-{stage}").touch()
             time.sleep(0.2)
         if (HERE / f"raise-{stage}").exists():
