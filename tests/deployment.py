@@ -57,11 +57,11 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE, pause: float = 0.2) -> Any:
     until = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < until, f"waited in vain for {what}"
-        time.sleep(0.2)
+        time.sleep(pause)
     return found
 
 

@@ -118,7 +118,7 @@ def test_whoever_is_not_known_is_refused(deployment, tmp_path):
     wait_for(lambda: "registered c" in deployment.said_by("server").read_text(), "the server")
     for name in "abc":
         deployment.node(name)
-    wait_for(lambda: status(deployment)["sites"]["a"] == "online", "site a")
+    wait_for(lambda: status(deployment)["sites"]["a"] == "online", "site a", pause=2)
     wait_for(lambda: "does not know this site's key" in deployment.said_by("b").read_text(), "the refusal of an unknown key")
     wait_for(
         lambda: "c: node ended (the server's certificate is not" in deployment.said_by("c").read_text(), "the other refusal"
@@ -208,7 +208,7 @@ def test_a_site_that_does_not_fit_is_refused_by_name(deployment):
     assert status(deployment)["runs"]["experiment"] == {"status": "running", "rounds": 0, "of": 2, "without_model": []}
     assert "stopped experiment; `fedme deploy submit --resume" in deployment.do("deploy", "stop", "federation", "--run")
     assert deployment.processes["submit"].wait(60) == 2
-    assert "the server app ended before the run was done; `fedme deploy submit" in deployment.said_by("submit").read_text()
+    assert "the run ended: somebody stopped it; `fedme deploy submit" in deployment.said_by("submit").read_text()
     assert "nothing was running" in deployment.do("deploy", "stop", "federation", "--run")
     found = status(deployment)
     assert (found["server"], found["runs"]["experiment"]["status"]) == ("up", "stopped")
@@ -226,7 +226,7 @@ def test_a_run_survives_what_happens(deployment, monkeypatch):
     deployment.server()
     for name in "abc":
         deployment.node(name)
-    wait_for(lambda: status(deployment)["sites"]["c"] == "online", "c")
+    wait_for(lambda: status(deployment)["sites"]["c"] == "online", "c", pause=2)
     deployment.submit()
     wait_for(lambda: "b is there: network_b:Own" in deployment.log(), "the sites")
 
@@ -242,7 +242,7 @@ def test_a_run_survives_what_happens(deployment, monkeypatch):
     for pid in deployment.pids("flower-supernode", "sites/c"):
         os.kill(pid, signal.SIGKILL)
     deployment.node("d")
-    wait_for(lambda: status(deployment)["sites"]["d"] == "online", "the late joiner")
+    wait_for(lambda: status(deployment)["sites"]["d"] == "online", "the late joiner", pause=2)
     hold.unlink()
     wait_for(lambda: "b is missing: RuntimeError (the site's own log says more)" in deployment.log(), "the failure of b")
     fail.unlink()
@@ -321,16 +321,16 @@ def test_the_printed_commands_do_it_too(deployment):
     export, commands = printed("server", "federation")
     for name, command in zip(("superlink", "superexec", "gate"), commands[:3], strict=True):
         shell(name, export, command)
-    wait_for(lambda: status(deployment)["server"] == "up", "the server")
+    wait_for(lambda: status(deployment)["server"] == "up", "the server", pause=2)
     for command in commands[3:]:
         subprocess.run(["bash", "-c", f"{export}\n{command}"], check=True, timeout=120)
     for name in "ab":
         export, (command,) = printed("node", str(deployment.site(name) / "site.toml"))
         shell(name, export, command)
-    wait_for(lambda: status(deployment)["sites"] == dict.fromkeys("ab", "online"), "the sites")
+    wait_for(lambda: status(deployment)["sites"] == dict.fromkeys("ab", "online"), "the sites", pause=2)
     export, commands = printed("submit", "--federation", "federation")
     subprocess.run(["bash", "-c", "\n".join(["set -e", export, *commands])], check=True, cwd="/", timeout=300)
-    wait_for(lambda: status(deployment)["runs"].get("experiment", {}).get("status") == "done", "the run")
+    wait_for(lambda: status(deployment)["runs"].get("experiment", {}).get("status") == "done", "the run", pause=2)
     for name in "ab":
         assert (personal(deployment, "experiment", name) / "model.safetensors").exists()
 

@@ -15,7 +15,7 @@ from fedme.deploy.federation import CONNECTION, Federation, program
 from fedme.deploy.keeper import Keeper
 from fedme.experiment import records, summary
 from fedme.experiment.config import load
-from fedme.experiment.files import RunError, locked, write_json
+from fedme.experiment.files import RunError, locked, write_json, write_text
 
 START = 300.0  # seconds for Flower to start a server app; machines may be busy
 END = 30.0  # seconds for something that was stopped to end
@@ -107,7 +107,7 @@ def follow(folder: Path, say: Callable[[str], None]) -> None:
                 say(line)
         started = started or at_work
         if (folder / runs.FAILED).exists():
-            raise RunError(f"the run failed: {(folder / runs.FAILED).read_text().strip()}; {again(folder)}")
+            raise RunError(f"the run ended: {(folder / runs.FAILED).read_text().strip()}; {again(folder)}")
         if started and not at_work:
             if runs.done(folder):
                 return
@@ -140,6 +140,8 @@ def stop(federation: Federation, only_run: bool) -> list[str]:
     """Stop what runs: the run, and the server unless only the run is meant. What was said."""
     said = []
     at_work = [folder for folder in runs.every(federation) if runs.running(folder)]
+    for folder in at_work:
+        write_text(folder / runs.FAILED, "somebody stopped it\n")
     for run in flower(federation, [program("flwr"), "list", CONNECTION, "--format", "json"]).get("runs", []):
         if not str(run["status"]).startswith("finished"):
             flower(federation, [program("flwr"), "stop", str(run["run-id"]), CONNECTION, "--format", "json"])

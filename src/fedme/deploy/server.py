@@ -46,7 +46,8 @@ def main(grid: Any, run_config: Mapping[str, Any]) -> None:
             with Display(Console(file=log, width=160)) as display:
                 play(federation, folder, grid, display)
         except BaseException as error:
-            (folder / FAILED).write_text(f"{error}\n")
+            if not (folder / FAILED).exists():  # somebody who stops the run says so there
+                (folder / FAILED).write_text(f"{error}\n")
             raise
 
 
