@@ -184,6 +184,11 @@ def test_whoever_is_not_known_is_refused(deployment, tmp_path):
         assert not passed, said
         assert "404" in said
 
+    # A site may make its own pair of keys, and send the public one.
+    shutil.copy(other.site("b") / "key.pub", deployment.site("b") / "key.pub")
+    wait_for(lambda: "b: connected" in deployment.said_by("b").read_text(), "site b")
+    assert deployment.said_by("server").read_text().count("registered b") == 2
+
 
 def test_a_site_that_does_not_fit_is_refused_by_name(deployment):
     assert status(deployment) == {

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,8 +88,11 @@ class Federation:
 
     def nodes(self) -> dict[int, str]:
         """Whose key a node has, from Flower's answers when the keys were registered."""
-        answers = {path.stem: json.loads(path.read_text()) for path in self.server.glob(f"{NODES}/*.json")}
-        return {int(answer["node-id"]): name for name, answer in answers.items() if "node-id" in answer}
+        found = {}
+        for path in self.server.glob(f"{NODES}/*.json"):
+            with suppress(ValueError, KeyError):  # Flower refused, or is still writing
+                found[int(json.loads(path.read_text())["node-id"])] = path.stem
+        return found
 
     def environment(self) -> dict[str, str]:
         """For Flower's programs at the server."""

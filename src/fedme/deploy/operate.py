@@ -34,7 +34,7 @@ def serve(federation: Federation, say: Callable[[str], None]) -> None:
 
 
 class Registrar:
-    """Registers every public key once, also of sites that are added while the server runs."""
+    """Registers every public key, also of sites that are added, or get another one, while the server runs."""
 
     def __init__(self, federation: Federation, say: Callable[[str], None]) -> None:
         self.federation, self.say = federation, say
@@ -44,18 +44,21 @@ class Registrar:
     def __call__(self) -> None:
         if self.federation.settings.insecure or time.monotonic() < self.next:
             return
-        known = set(self.federation.nodes().values()) | self.lost
+        known = set(self.federation.nodes().values())
         for name, key in self.federation.keys().items():
-            if name not in known:
-                self._register(name, key)
+            path = self.federation.registered(name)
+            old = name not in known or path.stat().st_mtime_ns < key.stat().st_mtime_ns
+            if old and name not in self.lost:
+                self._register(name, key, path)
         self.next = time.monotonic() + 3
 
-    def _register(self, name: str, key: Path) -> None:
+    def _register(self, name: str, key: Path, path: Path) -> None:
         answer = flower(self.federation, self.federation.register(key))
-        path = self.federation.registered(name)
         if "node-id" in answer:
             write_json(path, answer)
             self.say(f"registered {name}")
+        elif "already in use" in str(answer) and path.exists():
+            path.touch()  # the same key in a newer file
         elif "already in use" in str(answer):
             self.lost.add(name)
             self.say(f"Flower knows the key of {name}, but {path} is lost: give the site another key pair")
