@@ -17,7 +17,7 @@ app.add_typer(deploy_app, name="deploy")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The operator's folder.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print Flower's commands and do nothing.")]
-INSECURE = "insecure: no encryption and no authentication. Whoever reaches the port can read everything and run code."
+INSECURE = "insecure: no encryption and no authentication. Whoever is on the way can read and change everything."
 
 
 def _part(name: str) -> ModuleType:
