@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -125,6 +126,8 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path):
 def test_on_a_cluster_that_is_there_already(tmp_path):
     port, program = free_port(), Path(sys.executable).with_name("ray")
     words = ["start", "--head", "--block", f"--port={port}", "--num-cpus=2", "--include-dashboard=false"]
+    # A folder of its own with a short name: other runs on this machine must not find the cluster, and sockets need short paths.
+    words += [f"--temp-dir={tempfile.mkdtemp(prefix='ray')}"]
     with (tmp_path / "ray").open("w") as said:
         environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(sys.path)}
         head = subprocess.Popen([program, *words], stdout=said, stderr=said, env=environment, start_new_session=True)
