@@ -1,6 +1,7 @@
 """Flower's simulation runtime gives the same models as one process, bit for bit, and a run on it can be stopped and resumed."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -127,7 +128,8 @@ def test_on_a_cluster_that_is_there_already(tmp_path):
     port, program = free_port(), Path(sys.executable).with_name("ray")
     words = ["start", "--head", "--block", f"--port={port}", "--num-cpus=2", "--include-dashboard=false"]
     # A folder of its own with a short name: other runs on this machine must not find the cluster, and sockets need short paths.
-    words += [f"--temp-dir={tempfile.mkdtemp(prefix='ray')}"]
+    place = tempfile.mkdtemp(prefix="ray")
+    words += [f"--temp-dir={place}"]
     with (tmp_path / "ray").open("w") as said:
         environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(sys.path)}
         head = subprocess.Popen([program, *words], stdout=said, stderr=said, env=environment, start_new_session=True)
@@ -141,6 +143,7 @@ def test_on_a_cluster_that_is_there_already(tmp_path):
     finally:
         os.killpg(head.pid, signal.SIGTERM)
         head.wait(60)
+        shutil.rmtree(place, ignore_errors=True)
     experiment, _ = load(tmp_path / "experiment.toml", [f"output={tmp_path / 'here'}", *method])
     run.start(experiment, Display(Console(quiet=True), quiet=True))
     assert weights(tmp_path / "there") == weights(tmp_path / "here")
