@@ -1,5 +1,6 @@
 """Real federations for tests: the command line's own processes on loopback."""
 
+import json
 import os
 import signal
 import socket
@@ -13,17 +14,21 @@ from typing import Any
 
 import numpy as np
 import tomli_w
+from flwr.app import Error, Message
+from grid import Grid, context
+from rich.console import Console
 from sklearn.datasets import load_digits
 
 from fedme.core.key import Key
 from fedme.core.method import Round
 from fedme.core.model import Model
-from fedme.deploy.federation import Federation
-from fedme.deploy.prepared import client_data
-from fedme.deploy.server import with_unlabeled
+from fedme.deploy import client, kit, server
+from fedme.deploy.federation import Federation, Settings
+from fedme.deploy.prepared import client_data, with_own_data
 from fedme.deploy.site import Site, agreed, with_members
 from fedme.engines.inprocess import InProcess
 from fedme.engines.round import play
+from fedme.experiment.progress import Display
 
 EXPERIMENT = """
 rounds = 2
@@ -52,11 +57,11 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE, pause: float = 0.2) -> Any:
     until = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < until, f"waited in vain for {what}"
-        time.sleep(0.2)
+        time.sleep(pause)
     return found
 
 
@@ -64,12 +69,19 @@ class Deployment:
     """A folder with a federation of sites that have some digits each, and the processes that were started for it."""
 
     def __init__(self, folder: Path, sites: str = "abc", **settings: Any) -> None:
+        self.prepare(folder)
+        self.port, self.control = free_port(), free_port()
+        asked = {"min_sites": len(sites)} | settings
+        made = Settings(port=self.port, control_port=self.control, **asked)
+        kit.write(self.federation, folder / "experiment.toml", list(sites), made)
+        self.bring_data(sites)
+
+    def prepare(self, folder: Path) -> None:
         self.folder, self.federation = folder, folder / "federation"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "experiment.toml").write_text(EXPERIMENT)
-        self.port = free_port()
-        self.do("deploy", "init", "federation", "experiment.toml", "--sites", ",".join(sites), "--port", str(self.port))
-        self.change(self.federation / "federation.toml", **settings)
+
+    def bring_data(self, sites: str) -> None:
         digits = load_digits()
         images = digits.images.astype("uint8")[:, None]
         np.savez(self.federation / "unlabeled.npz", x=images[-40:])
@@ -78,11 +90,17 @@ class Deployment:
             np.savez(self.site(name) / "data.npz", x=images[rows], y=digits.target[rows])
             self.change(self.site(name) / "site.toml", model=("mlr", "dnn-16")[i % 2])
 
+    def settings(self, **values: Any) -> None:
+        self.change(self.federation / "federation.toml", **values)
+
     def site(self, name: str) -> Path:
         return self.federation / "sites" / name
 
     def change(self, path: Path, **values: Any) -> None:
         path.write_text(tomli_w.dumps(tomllib.loads(path.read_text()) | values))
+
+    def experiment(self) -> dict[str, Any]:
+        return tomllib.loads((self.federation / "experiment.toml").read_text())
 
     def agree(self, **values: Any) -> None:
         """Another experiment, at the server and at every site."""
@@ -123,16 +141,16 @@ class Deployment:
         path = self.federation / "runs" / run / "server.log"
         return path.read_text() if path.exists() else ""
 
-    def pids(self, *words: str) -> list[int]:
-        """The processes of this federation whose command holds these words."""
+    def pids(self, program: str, place: str = "") -> list[int]:
+        """The processes of this federation that run a program, at a site whose folder is `place`."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                place = (path.parent / "environ").read_bytes().decode(errors="replace")
+                around = command + (path.parent / "environ").read_bytes().decode(errors="replace")
             except OSError:
                 continue
-            if all(word in command for word in words) and str(self.folder) in command + place:
+            if program in command and str(self.folder / "federation" / place) in around:
                 found.append(int(path.parent.name))
         return found
 
@@ -148,7 +166,7 @@ class Deployment:
         sites = {path.parent.name: Site.read(path) for path in sorted(self.federation.glob("sites/*/site.toml"))}
         experiment = next(iter(sites.values())).experiment
         base, _ = agreed(experiment)
-        base = with_unlabeled(base, Federation.read(self.federation), experiment)
+        base = with_own_data(base, self.federation, experiment)
         task = with_members(base, {name: site.member() for name, site in sites.items()})
         data = {name: client_data(site) for name, site in sites.items()}
         root, rounds = Key(experiment.settings.seed), experiment.settings.rounds
@@ -159,3 +177,35 @@ class Deployment:
         deliveries = {name: experiment.method.deliver(task, server, name) for name in sites}
         done = engine.assess(deliveries, Round(rounds - 1, rounds))
         return {name: each.value.models["personal"] for name, each in done.items()}
+
+
+class Near(Grid):
+    """A federation whose messages are answered at once by what a site runs; `away` says who misses which."""
+
+    def __init__(self, deployment: Deployment, away: Callable[[str, str, int], bool] = lambda site, kind, count: False) -> None:
+        self.deployment, self.away = deployment, away
+        self.sites = dict(enumerate(sorted(path.parent.name for path in deployment.federation.glob("sites/*/site.toml")), 1))
+        self.gone: set[str] = set()  # not connected
+        self.asked: dict[tuple[str, str], int] = {}
+        super().__init__(self.sites, self.at_a_site)
+
+    def get_node_ids(self) -> list[int]:
+        return [node for node, name in self.sites.items() if name not in self.gone]
+
+    def at_a_site(self, message: Message) -> Message:
+        node, kind = message.metadata.dst_node_id, message.metadata.message_type
+        name = self.sites[node]
+        count = self.asked[name, kind] = self.asked.get((name, kind), -1) + 1
+        if self.away(name, kind, count):
+            return Message(Error(5, "Node Unavailable"), reply_to=message)
+        return client.app(message, context(node, site=str(self.deployment.site(name) / "site.toml")))
+
+    def play(self, folder: Path) -> str:
+        """What the server app does for the run in `folder`; what it said."""
+        federation = Federation.read(self.deployment.federation)
+        for node, name in self.sites.items():
+            federation.registered(name).write_text(json.dumps({"node-id": str(node)}))
+        before = len(self.deployment.log(folder.name))
+        with (folder / "server.log").open("a") as log, Display(Console(file=log, width=200)) as display:
+            server.play(federation, folder, self, display)
+        return self.deployment.log(folder.name)[before:]

@@ -1,22 +1,28 @@
 """Flower's simulation runtime gives the same models as one process, bit for bit, and a run on it can be stopped and resumed."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from deployment import free_port, wait_for
+from grid import Grid, context
 from rich.console import Console
 
 from fedme import Client, FedMe
 from fedme.core.method import TaskError
+from fedme.engines.flower import QUIET
 from fedme.engines.flower.link import said
 from fedme.experiment import records, run
 from fedme.experiment.config import ConfigError, load
 from fedme.experiment.progress import Display
+from fedme.methods import METHODS
 
 CONFIG = """
 rounds = 3
@@ -41,7 +47,7 @@ epochs = 1
 [engine]
 path = "alone"
 """
-METHODS = {
+REAL = {
     "fedme": ["method.clusters=2"],
     "fml": ["method=fml", "models.shared=dnn-8", "faults.dropped_in={1 = [0]}", "faults.lost_in={2 = [1]}"],
     "fedavg": ["method=fedavg", "models.shared=dnn-8", "train.cohort=3"],
@@ -66,10 +72,28 @@ def numbers(folder: Path) -> list[dict[str, object]]:
 @pytest.mark.parametrize("method", ["fedme", "fml", pytest.param("fedavg", marks=pytest.mark.deploy)])
 def test_the_same_models_as_in_one_process(method, tmp_path):
     (tmp_path / "experiment.toml").write_text(CONFIG)
-    there = fedme(tmp_path, "run", "experiment.toml", "engine=flower", "engine.workers=2", "output=there", *METHODS[method])
-    experiment, _ = load(tmp_path / "experiment.toml", [f"output={tmp_path / 'here'}", *METHODS[method]])
+    there = fedme(tmp_path, "run", "experiment.toml", "engine=flower", "engine.workers=2", "output=there", *REAL[method])
+    experiment, _ = load(tmp_path / "experiment.toml", [f"output={tmp_path / 'here'}", *REAL[method]])
     run.start(experiment, Display(Console(quiet=True), quiet=True))
     assert there.wait(180) == 0, (tmp_path / "said").read_text()
+    assert weights(tmp_path / "there") == weights(tmp_path / "here")
+    assert numbers(tmp_path / "there") == numbers(tmp_path / "here")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_gives_the_models_of_one_process(method, tmp_path, monkeypatch):
+    """Whatever travels is written and read as with Ray, whose processes are left out: starting them takes its time."""
+
+    def at_once(server, client, nodes, backend_config):
+        server(Grid(range(nodes), lambda message: client(message, context())), context())
+
+    monkeypatch.setattr("flwr.simulation.run_simulation", at_once)
+    (tmp_path / "experiment.toml").write_text(CONFIG)
+    words = ["method.name=" + method, "models.shared=dnn-8", "data.public=20"]
+    words += ["method.public_epochs=1"] if method == "fedmd" else []
+    for place, engine in (("here", []), ("there", ["engine=flower"])):
+        experiment, _ = load(tmp_path / "experiment.toml", [f"output={tmp_path / place}", *words, *engine])
+        run.start(experiment, Display(Console(quiet=True), quiet=True))
     assert weights(tmp_path / "there") == weights(tmp_path / "here")
     assert numbers(tmp_path / "there") == numbers(tmp_path / "here")
 
@@ -85,9 +109,42 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path):
     os.kill(first.pid, signal.SIGINT)
     assert first.wait(60) == 130
     assert "`fedme resume there` goes on" in (tmp_path / "said").read_text()
+    written = (tmp_path / "there" / "metrics.jsonl").stat().st_size
+    second = fedme(tmp_path, "resume", "there")
+    while (tmp_path / "there" / "metrics.jsonl").stat().st_size <= written and time.monotonic() < until + 120:
+        time.sleep(0.1)
+    os.kill(second.pid, signal.SIGKILL)
+    assert second.wait(60) == -signal.SIGKILL
     assert not (tmp_path / "there" / "summary.json").exists()
     assert fedme(tmp_path, "resume", "there").wait(180) == 0
     experiment, _ = load(tmp_path / words[0], [f"output={tmp_path / 'here'}", *words[1:]])
+    run.start(experiment, Display(Console(quiet=True), quiet=True))
+    assert weights(tmp_path / "there") == weights(tmp_path / "here")
+    assert numbers(tmp_path / "there") == numbers(tmp_path / "here")
+
+
+@pytest.mark.deploy
+def test_on_a_cluster_that_is_there_already(tmp_path):
+    port, program = free_port(), Path(sys.executable).with_name("ray")
+    words = ["start", "--head", "--block", f"--port={port}", "--num-cpus=2", "--include-dashboard=false"]
+    # A folder of its own with a short name: other runs on this machine must not find the cluster, and sockets need short paths.
+    place = tempfile.mkdtemp(prefix="ray")
+    words += [f"--temp-dir={place}"]
+    with (tmp_path / "ray").open("w") as said:
+        environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(sys.path)}
+        head = subprocess.Popen([program, *words], stdout=said, stderr=said, env=environment, start_new_session=True)
+    try:
+        wait_for(lambda: "Ray runtime started" in (tmp_path / "ray").read_text(), "Ray", 120)
+        (tmp_path / "experiment.toml").write_text(CONFIG)
+        method = ["method=pfml", "models.shared=dnn-8"]
+        there = ["engine=flower", f"engine.address=127.0.0.1:{port}", "output=there"]
+        assert fedme(tmp_path, "run", "experiment.toml", *there, *method).wait(240) == 0, (tmp_path / "said").read_text()
+        assert head.poll() is None  # it is not ours to end
+    finally:
+        os.killpg(head.pid, signal.SIGTERM)
+        head.wait(60)
+        shutil.rmtree(place, ignore_errors=True)
+    experiment, _ = load(tmp_path / "experiment.toml", [f"output={tmp_path / 'here'}", *method])
     run.start(experiment, Display(Console(quiet=True), quiet=True))
     assert weights(tmp_path / "there") == weights(tmp_path / "here")
     assert numbers(tmp_path / "there") == numbers(tmp_path / "here")

@@ -14,13 +14,14 @@ from support import DENSE, LINEAR, task
 from fedme.core.key import Key
 from fedme.core.method import Member, Round, TaskError
 from fedme.core.model import Model
-from fedme.core.typed import TypedError
+from fedme.core.typed import TypedError, build
 from fedme.datasets.errors import DataError
 from fedme.datasets.sites import Sites
 from fedme.deploy import audit
 from fedme.deploy.federation import Federation, Settings
 from fedme.deploy.hello import Hello, admitted, differences, introduce
 from fedme.deploy.kit import write
+from fedme.deploy.node import command
 from fedme.deploy.prepared import client_data
 from fedme.deploy.private import PrivateState, exchanges
 from fedme.deploy.site import Site, agreed, with_members
@@ -60,8 +61,36 @@ def test_a_kit_is_whole_and_secrets_are_for_their_owner(folder):
     assert before == ((folder / "sites/a/key").read_bytes(), (folder / "server/ca.crt").read_bytes())
     with pytest.raises(ConfigError, match="'../x' cannot name a site"):
         write(folder, None, ["../x"], Settings())
+    (folder / "odd.toml").write_text('[data]\nname = "digits"\n')
+    with pytest.raises(ConfigError, match="data.name is 'digits'; a deployment needs 'sites'"):
+        write(folder / "odd", folder / "odd.toml", ["a"], Settings())
+    assert not (folder / "odd").exists()
     with pytest.raises(ConfigError, match="no federation here"):
         Federation.read(folder / "sites")
+
+
+def test_common_samples_come_with_the_experiment(folder, tmp_path):
+    text = (folder / "experiment.toml").read_text()
+    (tmp_path / "mine.toml").write_text(text.replace("[data]", '[data]\npublic_file = "public.npz"\nunlabeled_file = "u.npz"'))
+    for name in ("public.npz", "u.npz"):
+        np.savez(tmp_path / name, x=np.zeros((10, 64)), y=np.arange(10))
+    made = write(tmp_path / "other", tmp_path / "mine.toml", ["a"], Settings())
+    assert {name for name in made if name.endswith(".npz")} == {"public.npz", "u.npz", "sites/a/public.npz"}
+
+
+def test_nothing_is_insecure_unless_asked(folder):
+    here = Federation.read(folder)
+    for words in (here.superlink(), here.superexec(), here.gate(), command(site(folder))):
+        assert "--insecure" not in words
+        assert any(str(each).endswith("ca.crt") for each in words)
+    assert "--enable-supernode-auth" in here.superlink()
+    assert here.superlink()[here.superlink().index("--host") + 1] == "127.0.0.1"
+    abroad = Federation(folder, Settings(host="fed.example.org", listen="0.0.0.0"))
+    assert abroad.superlink()[abroad.superlink().index("--host") + 1] == "127.0.0.1"  # whatever sites connect to
+    assert abroad.gate()[abroad.gate().index("--host") + 1] == "0.0.0.0"
+    for host in ("0.0.0.0", "::", ""):
+        with pytest.raises(TypedError, match="must be an address that sites can connect to"):
+            build(Settings, {"host": host})
 
 
 def test_data_is_read_once_and_again_when_it_changes(folder):
@@ -191,12 +220,11 @@ def test_a_site_lets_in_what_it_says(folder):
 
 def test_hello_says_nothing_of_data_and_paths(folder):
     here = site(folder)
-    hello = introduce(here, "run-1", here.experiment.plain(), 24)
+    hello = introduce(here, "run-1", here.experiment.plain(), client_data(here))
     assert hello == Hello("a", "mlr", tuple("0123456789"), 24, 0, None, None, None, hello.fedme)
+    theirs = here.experiment.plain() | {"rounds": 3, "train": here.experiment.plain()["train"] | {"lr": 9.0}}
     with pytest.raises(ConfigError, match="not the one this site agreed to: rounds, train.lr"):
-        introduce(
-            here, "run-1", here.experiment.plain() | {"rounds": 3, "train": here.experiment.plain()["train"] | {"lr": 9.0}}, 24
-        )
+        introduce(here, "run-1", theirs, client_data(here))
     assert differences({"name": 1, "a": {"b": 2}}, {"name": 2, "a": {}}) == ["a.b"]
 
 
@@ -204,12 +232,12 @@ def test_the_file_of_unlabeled_samples_has_one_name_for_all(folder):
     for path in (folder / "experiment.toml", folder / "sites/a/experiment.toml"):
         path.write_text(path.read_text().replace("[data]", '[data]\nunlabeled_file = "unlabeled.npz"'))
     theirs = load(folder / "experiment.toml")[0].plain()
-    assert introduce(site(folder), "run-1", theirs, 24).client == "a"
+    assert introduce(site(folder), "run-1", theirs, client_data(site(folder))).client == "a"
     assert theirs["data"]["unlabeled_file"] == "unlabeled.npz"
 
 
 def test_only_methods_that_send_models_need_a_catalogue(folder):
-    hello = introduce(site(folder), "run-1", site(folder).experiment.plain(), 24)
+    hello = introduce(site(folder), "run-1", site(folder).experiment.plain(), client_data(site(folder)))
     stranger = Hello("a", "mynets:Own", hello.labels, 24, 0, None, None, None, hello.fedme)
     for method, allowed in (("fedme", False), ("fml", True), ("pfml", True), ("local", True)):
         experiment, _ = load(folder / "experiment.toml", [f"method.name={method}"])

@@ -1,4 +1,4 @@
-"""Real federations: init, server, node, submit, status, stop. Each wraps Flower's own commands, and prints them on request."""
+"""Real federations: init, server, node, submit, status, stop, audit. Each wraps Flower's commands and can print them."""
 
 import json
 from pathlib import Path
@@ -7,16 +7,17 @@ from typing import Annotated
 
 import typer
 
-from fedme.cli.app import Json, Quiet, app, err, literal, out
+from fedme.cli.app import Json, Quiet, Style, app, err, literal, out
 from fedme.engines import flower
 from fedme.experiment import views
+from fedme.experiment.tables import render
 
 deploy_app = typer.Typer(help="Real machines, data stays where it is: a federation on Flower.", no_args_is_help=True)
 app.add_typer(deploy_app, name="deploy")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The operator's folder.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print Flower's commands and do nothing.")]
-INSECURE = "insecure: no encryption and no authentication. Whoever reaches the port can read everything and run code."
+INSECURE = "insecure: no encryption and no authentication. Whoever is on the way can read and change everything."
 
 
 def _part(name: str) -> ModuleType:
@@ -38,20 +39,24 @@ def init(
         Path | None, typer.Argument(metavar="EXPERIMENT", help="A TOML file with data.name = 'sites'.")
     ] = None,
     sites: Annotated[str, typer.Option(help="Names of sites, with commas; again later to add some.")] = "",
-    host: Annotated[str | None, typer.Option(help="The address to listen on; this machine alone by default.")] = None,
-    port: Annotated[int | None, typer.Option(help="The port to listen on.")] = None,
+    host: Annotated[str | None, typer.Option(help="The address that sites connect to; this machine by default.")] = None,
+    port: Annotated[int | None, typer.Option(help="Its port; the next one is for this machine alone.")] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="Where to listen for sites, if not at --host: 0.0.0.0 is everywhere.")
+    ] = None,
     min_sites: Annotated[int | None, typer.Option(help="A run begins when so many are there; all by default.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No encryption, no keys.")] = False,
 ) -> None:
     """Write everything a federation needs: certificates, keys, the experiment, a folder for every site."""
     kit, federation = _part("kit"), _part("federation")
     names = [name.strip() for name in sites.split(",") if name.strip()]
-    asked = {"host": host, "port": port, "min_sites": min_sites or len(names) or None}
+    asked = {"host": host, "port": port, "listen": listen, "min_sites": min_sites or len(names) or None}
     settings = federation.Settings(insecure=insecure, **{key: value for key, value in asked.items() if value is not None})
     for name in kit.write(folder, experiment, names, settings):
         out.print(f"{folder / name}", highlight=False, soft_wrap=True)
     if federation.Federation.read(folder).settings.insecure:
         _say(f"warning: {INSECURE}")
+    _say(f"{folder / 'README.md'} says what to do next")
 
 
 @deploy_app.command()
@@ -62,9 +67,15 @@ def server(folder: Folder, dry_run: DryRun = False) -> None:
     if federation.settings.insecure:
         _say(f"warning: {INSECURE}")
     if dry_run:
-        register = [federation.flwr("supernode", "register", str(key), "fedme") for key in federation.keys().values()]
-        commands = [federation.superlink(), federation.superexec(), *([] if federation.settings.insecure else register)]
-        print(_part("keeper").shown(federation.environment(), commands))
+        keys = {} if federation.settings.insecure else federation.keys()
+        shown = _part("keeper").shown
+        print(shown(federation.environment()))
+        print("# in terminals of their own, or as services")
+        for command in (federation.superlink(), federation.superexec(), federation.gate()):
+            print(shown(command))
+        print("# when they run, once for every site")
+        for name, key in keys.items():
+            print(shown(federation.register(key), federation.registered(name)))
         return
     operate.serve(federation, _say)
 
@@ -81,7 +92,8 @@ def node(
     if site.settings.server.insecure:
         _say(f"warning: {INSECURE}")
     if dry_run:
-        print(_part("keeper").shown(_part("federation").environment(site.state / "flwr"), [nodes.command(site)]))
+        print(_part("keeper").shown(nodes.programs(site)))
+        print(_part("keeper").shown(nodes.command(site)))
     elif check:
         out.print(nodes.check(site), highlight=False)
     else:
@@ -103,17 +115,21 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Start a run and wait for its end. Ctrl-C stops waiting; the run goes on."""
-    operate = _part("operate")
+    operate, runs = _part("operate"), _part("runs")
     federation = _part("federation").Federation.read(folder or (experiment.parent if experiment else Path()))
+    if federation.settings.insecure:
+        _say(f"warning: {INSECURE}")
+    file = experiment or federation.folder / "experiment.toml"
     if dry_run:
-        words = ["run", str(federation.server / "app"), operate.CONNECTION, "--run-config", 'run="NAME"']
-        print(_part("keeper").shown(federation.environment(), [federation.flwr(*words)]))
+        folder = runs.unfinished(federation) if resume else runs.free(federation, runs.read(federation, file))
+        shown = _part("keeper").shown
+        print(shown(federation.environment()))
+        if not resume:
+            print(shown(["mkdir", "-p", str(folder)]))
+            print(shown(["cp", str(file.resolve()), str(folder / "config.toml")]))
+        print(shown(federation.run(folder.name)))
         return
-    run = (
-        operate.unfinished(federation)
-        if resume
-        else operate.new_run(federation, experiment or federation.folder / "experiment.toml")
-    )
+    run = runs.unfinished(federation) if resume else runs.new(federation, file)
     operate.submit(federation, run)
     _say(f"run directory: {run}")
     if detach:
@@ -137,7 +153,10 @@ def status(folder: Folder, as_json: Json = False) -> None:
     for name, word in found["sites"].items():
         out.print(f"site {literal(name)}: {word}", highlight=False)
     for name, run in found["runs"].items():
-        out.print(f"run {literal(name)}: {run['status']}, {run['rounds']} of {run['of']} rounds", highlight=False)
+        owed = f"; without their models: {', '.join(run['without_model'])}" if run["without_model"] else ""
+        out.print(
+            f"run {literal(name)}: {run['status']}, {run['rounds']} of {run['of']} rounds{literal(owed)}", highlight=False
+        )
 
 
 @deploy_app.command()
@@ -145,3 +164,18 @@ def stop(folder: Folder, run: Annotated[bool, typer.Option("--run", help="Only t
     """Stop the run and the server. Sites wait for the server to come back."""
     for line in _part("operate").stop(_part("federation").Federation.read(folder), run):
         _say(line)
+
+
+@deploy_app.command()
+def audit(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's directory, or a site's state.")],
+    style: Style = "table",
+    as_json: Json = False,
+) -> None:
+    """Show what went where: a line for every transfer, from the log that the server and every site keep."""
+    log = _part("audit")
+    found = log.read(folder)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    render(f"{len(found)} transfers, in {folder / log.NAME}", log.HEADER, log.cells(found), style, out)

@@ -87,6 +87,7 @@ class Task:
     unlabeled: Split | None = None  # the server's own
     public: int = 0  # how many labelled samples everybody has
     dtype: torch.dtype = torch.float32
+    open: bool = False  # more members may come
 
     def require_common_classes(self, method: str) -> None:
         """Refuse clients whose label spaces differ, by name."""

@@ -24,6 +24,8 @@ class Sites:
     classes: tuple[str, ...]  # the label space
     scale: float = 1.0  # raw numbers are multiplied by this
     unlabeled_file: str | None = None  # the server's own samples without labels, in a file beside the experiment
+    public_file: str | None = None  # labelled samples that server and sites all have, in a file beside the experiment
+    public_label: str = "y"  # the array or the column of its labels
 
     def __post_init__(self) -> None:
         if not self.shape or min(self.shape) < 1:

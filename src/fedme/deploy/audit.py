@@ -3,12 +3,13 @@
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedme.core.model import Model
 from fedme.core.tree import nbytes
+from fedme.experiment.files import RunError
 
 NAME = "audit.jsonl"
 
@@ -28,6 +29,33 @@ def note(folder: Path, what: str, peer: str, run: str, round_number: int, value:
     }
     with (folder / NAME).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """Every transfer that was written down, the oldest first."""
+    path = folder / NAME
+    if not path.exists():
+        raise RunError(f"{folder}: no {NAME} here; it is in a run's directory at the server, and in a site's state directory")
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+HEADER = ("time", "run", "round", "what", "models", "bytes", "with")
+
+
+def cells(transfers: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """The same for a table."""
+    return [
+        [
+            each["time"],
+            each["run"],
+            str(each["round"]),
+            f"{each['what']} {'to' if each['what'] == 'sent' else 'from'} {each['peer']}",
+            ", ".join(f"{model['as']}: {model['arch']}" for model in each["models"]) or "none",
+            str(each["bytes"]),
+            ", ".join(f"{name} {value}" for name, value in each["with"].items()),
+        ]
+        for each in transfers
+    ]
 
 
 def models_in(value: Any, at: str = "") -> Iterator[tuple[str, Model]]:

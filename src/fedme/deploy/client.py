@@ -55,7 +55,7 @@ def hello(site: Site, ask: Envelope) -> Envelope:
     """Who this site is, if both agree on the experiment."""
     run, config = ask.read("run", str), ask.read("config", dict[str, Any])
     site.task()  # an architecture that cannot be built is said now
-    return Envelope.of(hello=introduce(site, run, config, len(client_data(site).train)))
+    return Envelope.of(hello=introduce(site, run, config, client_data(site)))
 
 
 @discreet

@@ -1,8 +1,8 @@
 """The server's side of a deployment: who is there, what each is sent, what came back. A site that is missing is normal."""
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from fedme.deploy import audit
 from fedme.deploy.federation import Settings
 from fedme.deploy.hello import Hello, admitted
 from fedme.deploy.private import exchanges
+from fedme.deploy.runs import SITES
 from fedme.deploy.site import with_members
 from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
 from fedme.engines.drive import Done, T, drive
@@ -27,8 +28,8 @@ from fedme.engines.round import Absent, Answer
 from fedme.experiment.config import Experiment
 from fedme.experiment.files import write_json
 
-SITES = "sites.json"
-WAIT = 1.0  # seconds between two looks for sites
+WAIT = 1.0  # seconds between two looks for sites, and until a round is asked for again; every time twice as long, up to ...
+LONGEST = 30.0
 AGAIN = 30.0  # seconds until a site that was refused is asked again
 
 
@@ -39,6 +40,7 @@ class Known:
     hello: Hello
     version: int  # of its private state, after its last reply
     joined: int  # the round
+    has_model: bool = False  # whether it was handed its model at the end
 
 
 @dataclass
@@ -54,6 +56,7 @@ class Deployed:
     settings: Settings
     names: Callable[[], Mapping[Node, ClientId]] | None  # whose key a node has; None without authentication
     say: Callable[[str], None]
+    public: str = ""  # what tells the server's public samples from others
     states: dict[ClientId, Any] = field(default_factory=dict)  # they are at the sites
     known: dict[ClientId, Known] = field(default_factory=dict)
     nodes: dict[ClientId, Node] = field(default_factory=dict)  # who is connected
@@ -70,19 +73,37 @@ class Deployed:
         """How much every site trains on."""
         return {client: known.hello.samples for client, known in self.known.items()}
 
+    @property
+    def needed(self) -> int:
+        """How many replies make a round count."""
+        cohort = self.experiment.settings.train.cohort
+        return min(self.settings.min_replies, cohort or self.settings.min_replies)
+
     def muster(self) -> Task:
         """Look who is there; whoever is new is asked who it is. Waits for enough sites."""
-        until = time.monotonic() + self.settings.patience
-        needed, asked_for = self.settings.min_sites if not self.round else 1, False
+        needed = self.needed if self.round else max(self.settings.min_sites, self.needed)
+        self._wait(lambda: len(self.nodes) >= needed, lambda: f"{len(self.nodes)} of {needed} are there")
+        return self.task
+
+    def wait_for(self, clients: Collection[ClientId]) -> None:
+        """Wait until one of these is there."""
+        self._wait(lambda: any(client in self.nodes for client in clients), lambda: f"{', '.join(clients)} must come back")
+
+    def without_model(self) -> list[ClientId]:
+        """Who was not handed its model at the end."""
+        return [client for client, known in self.known.items() if not known.has_model]
+
+    def _wait(self, enough: Callable[[], bool], state: Callable[[], str]) -> None:
+        until, said = time.monotonic() + self.settings.patience, ""
         while True:
             self._meet()
-            if len(self.nodes) >= needed:
-                return self.task
-            if not asked_for:
-                self.say(f"waiting for sites: {len(self.nodes)} of {needed} are there")
-                asked_for = True
+            if enough():
+                return
+            if state() != said:
+                said = state()
+                self.say(f"waiting for sites: {said}")
             if time.monotonic() > until:
-                raise EngineError(f"only {len(self.nodes)} of {needed} sites came; `fedme deploy submit --resume` tries again")
+                raise EngineError(f"waited {self.settings.patience:.0f} s for sites, but {state()}")
             self.link.look()
             time.sleep(WAIT)
 
@@ -94,7 +115,8 @@ class Deployed:
         """Send every site its message; those that fail are asked again until enough have answered."""
         self.round = when.t + 1
         until = time.monotonic() + self.settings.patience
-        needed = min(max(self.settings.min_replies, self.experiment.settings.faults.needs.needed(len(downs))), len(downs))
+        quorum = self.experiment.settings.faults.needs.needed(len(downs))
+        needed, pause = min(max(self.needed, quorum), len(downs)), WAIT
         answers: dict[ClientId, Answer | Absent] = {}
         while True:
             missing = [client for client in downs if not isinstance(answers.get(client), Answer)]
@@ -103,12 +125,12 @@ class Deployed:
             if came >= needed:
                 self._remember()
                 return answers
-            self.say(f"round {when.t}: {came} of {needed} needed replies; asking again")
             if time.monotonic() > until:
-                raise EngineError(
-                    f"round {when.t}: only {came} of {needed} needed replies; `fedme deploy submit --resume` goes on"
-                )
-            time.sleep(WAIT)
+                patience = self.settings.patience
+                raise EngineError(f"round {when.t}: only {came} of {needed} needed replies within {patience:.0f} s")
+            self.say(f"round {when.t}: {came} of {needed} needed replies; asking the others again in {pause:.0f} s")
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST)
             self._meet()
 
     def _exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer | Absent]:
@@ -129,7 +151,7 @@ class Deployed:
 
     def _answer(self, client: ClientId, reply: Envelope | Failure, when: Round) -> Answer | Absent:
         if isinstance(reply, Failure):
-            return Absent(reply.reason)
+            return Absent(_said(reply))
         try:
             up = reply.read("up", self.kinds.up | None, self.archs)
             report, seconds = reply.read("report", Report), reply.read("seconds", float)
@@ -150,22 +172,26 @@ class Deployed:
     def assess(
         self, deliveries: Mapping[ClientId, Any], when: Round, finetune: Finetune | None = None
     ) -> dict[ClientId, Done[Assessment]]:
-        """Let the sites score their models, which stay where they are."""
+        """Let the sites score their models, which stay where they are; at the end they keep them."""
         asked = {}
         for client, delivery in deliveries.items():
             if client in self.nodes:
                 audit.note(self.folder, "sent", client, self.run, when.t, delivery)
                 envelope = Envelope.of(run=self.run, when=when, delivery=delivery, finetune=finetune)
                 asked[client] = (self.nodes[client], envelope)
+            else:
+                self.say(f"round {when.t}: no scores from {client}: not connected")
         done = {}
         for client, reply in self.link.ask("evaluate", asked).items():
             try:
                 if isinstance(reply, Failure):
-                    raise TypedError("", reply.reason)
+                    raise TypedError("", _said(reply))
                 scores, seconds = reply.read("scores", list[Scored]), reply.read("seconds", float)
                 done[client] = Done(Assessment(None, {}, scores), seconds)
+                self.known[client] = replace(self.known[client], has_model=when.t + 1 == when.total)
             except TypedError as error:
                 self.say(f"round {when.t}: no scores from {client}: {error}")
+        self._remember()
         return done
 
     def serve(self, steps: Steps[T]) -> Done[T]:
@@ -186,41 +212,53 @@ class Deployed:
         ask = Envelope.of(run=self.run, config=self.experiment.plain())
         for node, reply in self.link.ask("query.hello", {node: (node, ask) for node in strangers}).items():
             self._welcome(node, reply)
+        self._enrol()
+        self._remember()
+
+    def _enrol(self) -> None:
+        """Everybody who ever came is a member."""
         members: dict[ClientId, Member] = {}
         for client, known in self.known.items():
             members[client] = admitted(known.hello, self.experiment, self.agreed, self.archs)
         self.task = with_members(self.agreed, members)
         self.method.check(self.task)
-        self._remember()
 
     def _welcome(self, node: Node, reply: Envelope | Failure) -> None:
         names = self.names() if self.names is not None else {}
         called = names.get(node, f"node {node}")
         try:
             if isinstance(reply, Failure):
-                raise TaskError(reply.reason)
+                raise TaskError(_said(reply))
             hello = reply.read("hello", Hello)
             if self.names is not None and names.get(node) != hello.client:
                 raise TaskError(f"it calls itself '{hello.client}', but has another site's key")
+            if hello.public != self.public:
+                raise TaskError("its public samples are not the server's: all need the same data.public_file")
             if hello.client in self.nodes:
                 raise TaskError(f"there is a '{hello.client}' already")
             admitted(hello, self.experiment, self.agreed, self.archs)
         except (TaskError, TypedError, zoo.ArchError, ValueError) as error:
-            self.say(f"refused {called}: {error}")
+            unheard = isinstance(reply, Failure) and reply.reason == _said(reply)  # it could not even be asked
+            self.say(f"no hello from {called}: {error}" if unheard else f"refused {called}: {error}")
             self.refused[node] = time.monotonic() + AGAIN
             return
         before = self.known.get(hello.client)
         version, joined = (before.version, before.joined) if before else (hello.version, self.round)
-        self.known[hello.client] = Known(hello, version, joined)
+        self.known[hello.client] = Known(hello, version, joined, before is not None and before.has_model)
         self.nodes[hello.client] = node
         late = f", joining in round {self.round}" if self.round and not before else ""
         self.say(f"{hello.client} is there: {hello.arch}, {hello.samples} training samples{late}")
 
     def _remember(self) -> None:
-        plain = {client: {"hello": vars(k.hello), "version": k.version, "joined": k.joined} for client, k in self.known.items()}
-        write_json(self.folder / SITES, plain)
+        write_json(self.folder / SITES, {client: asdict(known) for client, known in self.known.items()})
 
     def recall(self, plain: Mapping[str, Any], at: int) -> None:
         """Go on in round `at` with what was remembered."""
         self.round = at
         self.known = {client: build(Known, each, client) for client, each in plain.items()}
+        self._enrol()
+
+
+def _said(failure: Failure) -> str:
+    """A site's own words, without the name of the exception they came in."""
+    return failure.reason.removeprefix("SiteError: ")

@@ -7,11 +7,12 @@ from typing import Any
 from torch import nn
 
 from fedme import __version__
-from fedme.core.data import ClientId
+from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Member, Task, TaskError
 from fedme.core.model import Arch
 from fedme.deploy.audit import models_in
+from fedme.deploy.prepared import fingerprint
 from fedme.deploy.private import PrivateState
 from fedme.deploy.site import Site, with_members
 from fedme.engines.client import AnyMethod
@@ -33,9 +34,10 @@ class Hello:
     accepts: tuple[str, ...] | None
     lends_to: tuple[ClientId, ...] | None
     fedme: str
+    public: str = ""  # what tells its public samples from others
 
 
-def introduce(site: Site, run: str, config: Mapping[str, Any], samples: int) -> Hello:
+def introduce(site: Site, run: str, config: Mapping[str, Any], data: ClientData) -> Hello:
     """The site's answer, if the server's experiment is the one that the site agreed to."""
     if differing := differences(site.experiment.plain(), config):
         raise ConfigError(
@@ -45,7 +47,18 @@ def introduce(site: Site, run: str, config: Mapping[str, Any], samples: int) -> 
     me = site.member()
     known = PrivateState(site.state, run).versions()
     version = known[-1] if known else 0
-    return Hello(me.id, me.arch.name, me.labels, samples, version, me.max_parameters, me.accepts, me.lends_to, __version__)
+    return Hello(
+        me.id,
+        me.arch.name,
+        me.labels,
+        len(data.train),
+        version,
+        me.max_parameters,
+        me.accepts,
+        me.lends_to,
+        __version__,
+        fingerprint(data.public),
+    )
 
 
 def differences(mine: Any, theirs: Any, at: str = "") -> list[str]:

@@ -11,12 +11,17 @@ from types import FrameType
 
 LOOK = 0.3  # seconds between two looks
 LONGEST = 15.0  # seconds between two starts of a program that does not stay
+MEANING = {  # of what Flower's programs say last
+    "Failed to activate SuperNode": "the server does not know this site's key yet, or has not noticed yet that it was away",
+    "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not signed by the authority that this site trusts",
+}
 
 
-def shown(environment: Mapping[str, str], commands: Sequence[Sequence[str]]) -> str:
-    """The commands as one would type them."""
-    names = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
-    return "\n".join([f"export {names}", *(shlex.join(command) for command in commands)])
+def shown(what: Mapping[str, str] | Sequence[str], into: Path | None = None) -> str:
+    """An environment, or a command whose output goes `into` a file, as one would type it."""
+    if isinstance(what, Mapping):
+        return "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in what.items())
+    return shlex.join(what) if into is None else f"{shlex.join(what)} > {shlex.quote(str(into))}"
 
 
 class Keeper:
@@ -27,6 +32,7 @@ class Keeper:
         self.commands: dict[str, Callable[[], Sequence[str]]] = {}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.next: dict[str, tuple[float, float]] = {}  # when to start it again, and how long it waits the next time
+        self.began: dict[str, int] = {}  # where in its log the last start is
         self.stopped = False
 
     def keep(self, name: str, command: Callable[[], Sequence[str]]) -> None:
@@ -64,6 +70,7 @@ class Keeper:
     def _start(self, name: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self.folder / f"{name}.log").open("ab") as log:
+            self.began[name] = log.tell()
             # A session of its own: Ctrl-C reaches this process, which ends the others in order.
             self.running[name] = subprocess.Popen(
                 self.commands[name](),
@@ -89,8 +96,15 @@ class Keeper:
                 self.next[name] = (0.0, wait)
                 self._start(name)
 
+    def said(self, name: str) -> str:
+        """What a program has said since it was started."""
+        with (self.folder / f"{name}.log").open("rb") as log:
+            log.seek(self.began[name])
+            return log.read().decode(errors="replace")
+
     def _last_words(self, name: str) -> str:
-        """The line of its log that says why it ended."""
-        lines = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()[-40:]
-        telling = [line.strip() for line in lines if "rror" in line or "Exit Code" in line or "Failed" in line]
-        return telling[-1][:200] if telling else ""
+        """Why it ended, as its log says."""
+        said = self.said(name)
+        telling = [line.strip() for line in said.splitlines() if "rror" in line or "Exit Code" in line or "Failed" in line]
+        last = telling[-1][:200] if telling else ""
+        return next((meaning for words, meaning in MEANING.items() if words in said), last)

@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedme.deploy.federation import NAME, Federation, Settings
+from fedme.deploy.federation import CONNECTION, NAME, NODES, Federation, Settings
+from fedme.deploy.site import agreed, read_experiment
 from fedme.deploy.words import APP, EXPERIMENT, FEDERATION, OPERATOR, SITE, SITE_README
 from fedme.experiment.config import ConfigError
 
@@ -23,6 +24,8 @@ YEARS = 3
 
 def write(folder: Path, experiment: Path | None, sites: list[str], settings: Settings) -> list[str]:
     """Write what is not there yet; the names of what is new."""
+    if experiment is not None:
+        agreed(read_experiment(experiment))  # whatever cannot be deployed is said before anything is made
     folder.mkdir(parents=True, exist_ok=True)
     before = {path for path in folder.rglob("*") if path.is_file()}
     if not (folder / NAME).exists():
@@ -30,6 +33,15 @@ def write(folder: Path, experiment: Path | None, sites: list[str], settings: Set
     federation = Federation.read(folder)
     if not (folder / "experiment.toml").exists():
         (folder / "experiment.toml").write_text(experiment.read_text() if experiment is not None else EXPERIMENT)
+    data = read_experiment(folder / "experiment.toml").dataset
+    for name in (data.unlabeled_file, data.public_file):
+        if (
+            experiment is not None
+            and name is not None
+            and not (folder / name).exists()
+            and (experiment.parent / name).is_file()
+        ):
+            shutil.copy(experiment.parent / name, folder / name)
     _server(federation)
     for site in sites:
         _site(federation, site)
@@ -42,13 +54,14 @@ def _server(federation: Federation) -> None:
     server, settings = federation.server, federation.settings
     (server / "app").mkdir(parents=True, exist_ok=True)
     (server / "flwr").mkdir(exist_ok=True)
+    (server / NODES).mkdir(exist_ok=True)
     server.chmod(0o700)
     if not (server / "superexec.secret").exists():
         _secret(server / "superexec.secret", secrets.token_bytes(32))
     if not settings.insecure and not (server / "server.key").exists():
         _certificates(server, settings.host)
     trust = "insecure = true" if settings.insecure else f'root-certificates = "{server / "ca.crt"}"'
-    (server / "flwr" / "config.toml").write_text(f'[superlink.fedme]\naddress = "{federation.address}"\n{trust}\n')
+    (server / "flwr" / "config.toml").write_text(f'[superlink.{CONNECTION}]\naddress = "{federation.control}"\n{trust}\n')
     (server / "app" / "pyproject.toml").write_text(APP)
 
 
@@ -64,6 +77,9 @@ def _site(federation: Federation, name: str) -> None:
         _key_pair(folder)
         shutil.copy(federation.server / "ca.crt", folder / "ca.crt")
     shutil.copy(federation.folder / "experiment.toml", folder / "experiment.toml")
+    public = read_experiment(folder / "experiment.toml").dataset.public_file
+    if public is not None and (federation.folder / public).is_file():
+        shutil.copy(federation.folder / public, folder / public)
     insecure = str(settings.insecure).lower()
     (folder / "site.toml").write_text(SITE.format(name=name, address=federation.address, insecure=insecure))
     (folder / "README.md").write_text(SITE_README.format(name=name))

@@ -2,7 +2,9 @@
 
 import json
 import socket
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fedme.deploy.federation import environment, program
 from fedme.deploy.keeper import Keeper
@@ -10,6 +12,8 @@ from fedme.deploy.prepared import client_data
 from fedme.deploy.site import NAME, Site
 from fedme.experiment.config import ConfigError
 from fedme.experiment.files import locked
+
+CONNECTED = "SuperNode ID"  # what Flower's node says when the server has accepted it
 
 
 def command(site: Site) -> list[str]:
@@ -30,25 +34,40 @@ def command(site: Site) -> list[str]:
 
 def check(site: Site) -> str:
     """Look at everything before the first message: the experiment, the model, the data. What was found, in words."""
+    sys.path.insert(0, str(site.folder))  # a network of the site's own may be beside its file
     task, archs = site.task()
     data = client_data(site)
+    site.experiment.method.check(replace(task, public=len(data.public or ())))
     me = task.members[site.settings.name]
     parts = ", ".join(f"{len(getattr(data, part))} {part}" for part in ("train", "val", "test"))
     return f"{me.id}: {me.arch.name}, {parts} samples; lets in {', '.join(archs)}"
+
+
+def programs(site: Site) -> dict[str, str]:
+    """The environment of Flower's programs at a site; its own network may be beside its file."""
+    return environment(site.state / "flwr", site.folder)
 
 
 def run(site: Site, say: Callable[[str], None]) -> None:
     """Keep the node running."""
     say(check(site))
     with locked(site.state):
-        keeper = Keeper(site.state / "log", environment(site.state / "flwr"), say)
+        name, address = site.settings.name, site.settings.server.address
+        keeper = Keeper(site.state / "log", programs(site), lambda text: say(f"{name}: {text}"))
+        connected = -1  # the start that was announced
 
         def start() -> Sequence[str]:
             return command(site)
 
+        def announce() -> None:
+            nonlocal connected
+            if connected != keeper.began["node"] and CONNECTED in keeper.said("node"):
+                connected = keeper.began["node"]
+                say(f"{name}: connected to {address}")
+
         keeper.keep("node", start)
-        say(f"connecting to {site.settings.server.address}; the log is in {site.state / 'log'}")
-        keeper.until_stopped()
+        say(f"{name}: connecting to {address}; the log is in {site.state / 'log'}; Ctrl-C stops")
+        keeper.until_stopped(announce)
 
 
 def _free_port() -> int:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -93,6 +93,11 @@ class Site:
         return self.folder / Path(name).expanduser()
 
     @property
+    def shared(self) -> Path:
+        """Where the files are that everybody has: beside the experiment."""
+        return self.path(self.settings.experiment).parent
+
+    @property
     def state(self) -> Path:
         """Where everything is kept."""
         return self.path(self.settings.state)
@@ -100,10 +105,7 @@ class Site:
     @functools.cached_property
     def experiment(self) -> Experiment:
         """What this site agreed to."""
-        experiment, _ = load(self.path(self.settings.experiment))
-        if experiment.data_name != "sites":
-            raise ConfigError(f"{self.settings.experiment}: data.name is '{experiment.data_name}'; a deployment needs 'sites'")
-        return experiment
+        return read_experiment(self.path(self.settings.experiment))
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -147,8 +149,24 @@ class Site:
         return with_members(task, {me.id: me}), allowed | private
 
 
+def read_experiment(file: Path) -> Experiment:
+    """The experiment of a file, if it is one for sites."""
+    experiment, _ = load(file)
+    if experiment.data_name != "sites":
+        raise ConfigError(f"{file}: data.name is '{experiment.data_name}'; a deployment needs 'sites'")
+    return experiment
+
+
 def agreed(experiment: Experiment) -> tuple[Task, dict[str, Arch]]:
     """What an experiment of sites says before anybody has come, and its catalogue of architectures."""
+    if experiment.method.pooled:
+        raise ConfigError(
+            f"method '{experiment.method_name}' brings everybody's data to one place, and the data of sites stays where it is; "
+            f"choose another method, or run it with `fedme run` where all data may be"
+        )
+    for key in ("public", "unlabeled"):
+        if getattr(experiment.data, key):
+            raise ConfigError(f"data.{key}: is cut from data that is in one place; sites need a file: data.{key}_file")
     if experiment.settings.faults.simulates:
         raise ConfigError(
             "faults: sites fail by themselves; only `quorum` and `repeats` are for a deployment, leave out the others"
@@ -163,13 +181,13 @@ def agreed(experiment: Experiment) -> tuple[Task, dict[str, Arch]]:
         return zoo.arch(name, schema, classes)
 
     dtype: torch.dtype = DTYPES[experiment.settings.engine.dtype]
-    return Task(schema, {}, shared, resolve, None, 0, dtype), archs
+    return Task(schema, {}, shared, resolve, None, 0, dtype, open=True), archs
 
 
 def with_members(task: Task, members: Mapping[ClientId, Member]) -> Task:
     """The same federation with these members, in the order of their names."""
     ordered = {name: members[name] for name in sorted(members, key=_natural)}
-    return Task(task.schema, ordered, task.shared, task.resolve, task.unlabeled, task.public, task.dtype)
+    return replace(task, members=ordered)
 
 
 def _natural(name: str) -> tuple[int, str]:

@@ -27,8 +27,10 @@ lr = 0.1
 
 FEDERATION = """\
 # The server's own settings. Sites do not see this file.
-host = "{s.host}"        # listen only here; any other address needs a firewall: see docs/deploy.md
-port = {s.port}
+host = "{s.host}"        # the address that sites connect to; the certificate is for it
+port = {s.port}                 # sites use this one only, and only Flower's fleet API is behind it
+listen = "{s.listen}"              # where to listen for sites, if not at host: "0.0.0.0" is every address of this machine
+control_port = {s.control_port}            # of Flower's server, always on this machine alone; 0: the one after port
 insecure = {insecure}          # true: no encryption, no authentication
 min_sites = {s.min_sites}             # a run begins when so many sites have said hello
 min_replies = {s.min_replies}           # a round counts when so many have answered
@@ -72,8 +74,8 @@ OPERATOR = """\
 3. `fedme deploy server .` and leave it running.
 4. `fedme deploy submit experiment.toml`; `fedme deploy status .` says who is there; results are in `runs/`.
 
-Keep `server/` to yourself. Whoever reaches Flower's control API, which is on the same port as everything else, can run code on
-every site: let only the path /v1/fleet through to the outside. More sites: `fedme deploy init . --sites NAME`.
+Keep `server/` to yourself. Whoever reaches the control port of Flower's server can run code on every site: it listens on this
+machine alone, so trust whoever may log in here. Sites reach only the other one. More sites: `fedme deploy init . --sites NAME`.
 """
 
 SITE_README = """\

@@ -245,14 +245,14 @@ class Loop:
                 header = checkpoint.Header(t + 1, book.size, at.header.assigned)
                 at = checkpoint.Checkpoint(header, server, dict(self.engine.states))
                 if (t + 1) % settings.checkpoint_every == 0 or t + 1 == settings.rounds:
-                    self.store.later(functools.partial(self._save, at, config, book))
+                    self.store.later(functools.partial(self.save, at, config, book))
                     saved_round = t + 1
                 self.display.advance(self.shown)
             self.store.wait()
         except Interrupted:
             self.store.wait()
             if saved_round != at.header.round:
-                self._save(at, config, book)
+                self.save(at, config, book)
             again = shlex.quote(str(self.folder))
             raise Interrupted(
                 f"stopped after {at.header.round} of {settings.rounds} rounds; `fedme resume {again}` goes on"
@@ -260,7 +260,8 @@ class Loop:
         finally:
             book.close()
 
-    def _save(self, at: checkpoint.Checkpoint, config: Mapping[str, Any], book: records.Records) -> None:
+    def save(self, at: checkpoint.Checkpoint, config: Mapping[str, Any], book: records.Records) -> None:
+        """Write a checkpoint."""
         book.sync()  # a checkpoint never counts on metrics that are not on disk
         checkpoint.save(self.folder, self.store, at, config)
 
@@ -278,7 +279,7 @@ class Loop:
             now = records.rows(t, played.traffic, {}, self.engine.samples, 0.0)
             self.ancestry = lineages(itertools.chain(records.read(self.folder), now), task.members)
         if last or (t + 1) % settings.evaluate_every == 0:
-            scores = self._assess(task, server, t, last)
+            scores = self.assess(task, server, t, last)
             self.shown = _headline(scores)
         if last:
             method, key = self.experiment.method_name, self.root.at("init")
@@ -294,7 +295,7 @@ class Loop:
         states.update({client: self.store.keep(states[client]) for client in clients if client in states})
         self.store.settle()
 
-    def _assess(self, task: Task, server: Any, t: int, last: bool) -> dict[ClientId, list[Scored]]:
+    def assess(self, task: Task, server: Any, t: int, last: bool) -> dict[ClientId, list[Scored]]:
         """The scores of all clients, a few clients at a time so that their models fit in memory."""
         settings = self.experiment.settings
         tune = settings.finetune.epochs and (last or settings.finetune.when == "always")

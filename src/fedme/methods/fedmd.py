@@ -77,7 +77,7 @@ class FedMD:
     def check(self, task: Task) -> None:
         task.require_common_classes("fedmd")
         if not task.public:
-            raise TaskError("method 'fedmd' needs labelled public data: set data.public to a number of samples")
+            raise TaskError("method 'fedmd' needs labelled public data: set data.public (a number) or data.public_file")
 
     def init_server(self, task: Task, key: Key) -> Server:
         return Server()

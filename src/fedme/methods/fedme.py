@@ -88,7 +88,7 @@ class FedMe:
 
     def check(self, task: Task) -> None:
         task.require_common_classes("fedme")
-        if unknown := sorted(self.adopt_by.keys() - task.members.keys()):
+        if not task.open and (unknown := sorted(self.adopt_by.keys() - task.members.keys())):
             raise TaskError(f"method 'fedme': adopt_by names {', '.join(unknown)}, but there is no such client")
 
     def init_server(self, task: Task, key: Key) -> Server:

@@ -162,7 +162,8 @@ def run(
         work(Simulated(room, link, tick))
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    where: dict[str, Any] = {"address": address} if address else {"num_cpus": workers}
+    # "local": processes of this run's own, also where a cluster is there that nobody asked for.
+    where: dict[str, Any] = {"address": address} if address else {"address": "local", "num_cpus": workers}
     try:
         flwr.simulation.run_simulation(
             app,
