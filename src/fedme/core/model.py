@@ -121,15 +121,17 @@ class Model:
         frozen = {name: own(p) for name, p in named if not p.requires_grad}
         return cls(arch, params, frozen | {name: own(b) for name, b in module.named_buffers()})
 
-    def __call__(self, x: Any, *, training: bool = False, masks: Mapping[str, Tensor] | None = None) -> Tensor:
+    def __call__(self, x: Any, *, training: bool = False, masks: Mapping[str, Tensor] | None = None, first: int = 0) -> Tensor:
         """Logits for the inputs `x`: a tensor, or a dictionary of tensors passed by name.
 
         In training mode buffers such as running statistics are updated in place: pass a copy. `masks` seeds each dropout
-        layer. A batch of one has no statistics: batch normalisation then uses the ones it has gathered.
+        layer, and `first` says where in its batch `x` begins. A batch of one has no statistics: batch normalisation then
+        uses the ones it has gathered.
         """
         module = template(self.arch, training, not (training and _samples(x) == 1 and has_batchnorm(self.arch)))
         for layer in masks or {}:
-            module.get_submodule(layer).calls = 0  # type: ignore[assignment]
+            dropout = module.get_submodule(layer)
+            dropout.calls, dropout.first = 0, first  # type: ignore[assignment]
         seeds = {f"{layer}.seed": seed for layer, seed in (masks or {}).items()}
         weights = {**self.params, **self.buffers, **seeds}
         given = ((), dict(x)) if isinstance(x, Mapping) else ((x,), {})
