@@ -1,7 +1,7 @@
 """Private gradients of many clients at once: what one sample adds to a gradient is known without writing it out.
 
 In a dense layer the gradient of one sample is the product of its slope and its input, so its norm is the product of theirs;
-samples are clipped by shrinking their slopes before the same multiplication. Other networks are differentiated sample by sample.
+samples are clipped by shrinking their slopes before the same multiplication. Other networks are differentiated by sample.
 """
 
 from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ import hashlib
 import json
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from fedme.core.wire import pack, unpack
 from fedme.engines.client import AnyMethod
 from fedme.experiment.files import RunError, write_text
 from fedme.experiment.store import Layout, Place, Store, Weights
+from fedme.learn.accountant import Ledger
 
 FORMAT = "fedme-checkpoint-2"
 NAME = "checkpoint.json"
@@ -34,6 +35,7 @@ class Header:
     round: int  # the next round
     metrics_bytes: int  # how much of metrics.jsonl belongs to finished rounds
     assigned: Mapping[ClientId, str]  # every client's first architecture
+    spent: Mapping[ClientId, Ledger] = field(default_factory=dict)  # of every client's privacy
 
 
 @dataclass(frozen=True)

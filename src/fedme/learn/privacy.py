@@ -50,16 +50,18 @@ def privately(steps: Steps[T], data: ClientData, guard: Guard, ledger: Ledger) -
         ready = []
         for op in ops:
             if isinstance(op, Train) and len(op.data) and not is_public(op.data, data):
-                op, spent = made_private(op, guard)
+                op, spent = made_private(op, guard, ledger)
                 ledger = _within(added(ledger, (spent,)), data, guard)
             ready.append(op)
         answers = yield tuple(ready)
 
 
-def made_private(op: Train, guard: Guard) -> tuple[Op, Spent]:
+def made_private(op: Train, guard: Guard, before: Ledger) -> tuple[Op, Spent]:
     """The training with batches drawn by chance and noise, and what it costs."""
     samples, local = len(op.data), replace(op.local, poisson=True)
-    key = Key(guard.secret, op.key.path) if guard.secret is not None else op.key
+    # No noise is used twice, even if a round is repeated: two answers with the same noise would give it away.
+    path = (*op.key.path, "after", sum(each.steps for each in before))
+    key = Key(op.key.seed if guard.secret is None else guard.secret, path)
     count = max(1, gradients(op.rule, len(op.models)))
     spent = Spent(local.rate(samples), one_step(guard.mechanism.noise, count), local.count(samples))
     return replace(op, local=local, key=key, private=guard.mechanism), spent
