@@ -5,7 +5,7 @@ given a keyed mask, so that a model trained alone and one trained in a stack of 
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,9 +129,7 @@ class Model:
         uses the ones it has gathered.
         """
         module = template(self.arch, training, not (training and _samples(x) == 1 and has_batchnorm(self.arch)))
-        for layer in masks or {}:
-            dropout = module.get_submodule(layer)
-            dropout.calls, dropout.first = 0, first  # type: ignore[assignment]
+        begin(module, masks or {}, first)
         seeds = {f"{layer}.seed": seed for layer, seed in (masks or {}).items()}
         weights = {**self.params, **self.buffers, **seeds}
         given = ((), dict(x)) if isinstance(x, Mapping) else ((x,), {})
@@ -172,6 +170,13 @@ class Model:
         """An ordinary `nn.Module` with these weights, in evaluation mode."""
         module = self.arch.build(Key(0))
         return load(module.to(self.dtype), {**self.params, **self.buffers})
+
+
+def begin(module: nn.Module, layers: Iterable[str], first: int = 0) -> None:
+    """Make dropout layers of a template ready for a forward; `first` is where in its batch the first sample stands."""
+    for layer in layers:
+        dropout = module.get_submodule(layer)
+        dropout.calls, dropout.first = 0, first  # type: ignore[assignment]
 
 
 def _samples(x: Any) -> int:

@@ -26,6 +26,7 @@ from fedme.engines.inprocess import one_by_one
 from fedme.engines.round import Absent, Answer
 from fedme.experiment.config import Experiment
 from fedme.experiment.files import write_json
+from fedme.learn.accountant import Ledger
 
 SITES = "sites.json"
 WAIT = 1.0  # seconds between two looks for sites
@@ -55,6 +56,7 @@ class Deployed:
     names: Callable[[], Mapping[Node, ClientId]] | None  # whose key a node has; None without authentication
     say: Callable[[str], None]
     states: dict[ClientId, Any] = field(default_factory=dict)  # they are at the sites
+    spent: dict[ClientId, Ledger] = field(default_factory=dict)  # of their privacy, as the sites say
     known: dict[ClientId, Known] = field(default_factory=dict)
     nodes: dict[ClientId, Node] = field(default_factory=dict)  # who is connected
     refused: dict[Node, float] = field(default_factory=dict)  # when they may be asked again
@@ -134,6 +136,7 @@ class Deployed:
             up = reply.read("up", self.kinds.up | None, self.archs)
             report, seconds = reply.read("report", Report), reply.read("seconds", float)
             before, after = reply.read("before", int), reply.read("after", int)
+            self.spent[client] = reply.read("spent", Ledger)
         except TypedError as error:
             return Absent(f"its reply cannot be used: {error}")
         audit.note(self.folder, "received", client, self.run, when.t, up)
@@ -163,6 +166,7 @@ class Deployed:
                 if isinstance(reply, Failure):
                     raise TypedError("", reply.reason)
                 scores, seconds = reply.read("scores", list[Scored]), reply.read("seconds", float)
+                self.spent[client] = reply.read("spent", Ledger)
                 done[client] = Done(Assessment(None, {}, scores), seconds)
             except TypedError as error:
                 self.say(f"round {when.t}: no scores from {client}: {error}")

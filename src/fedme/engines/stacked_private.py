@@ -75,11 +75,7 @@ class _Traced:
     """Of any other network: the gradients of every sample, one after another for all clients."""
 
     def __init__(self, back: ByAutograd, slope: Tensor) -> None:
-        self.each = []
-        for i in range(slope.shape[1]):
-            alone = torch.zeros_like(slope)
-            alone[:, i] = slope[:, i]
-            self.each.append(back(alone, again=True))
+        self.each = [back.sample(slope, i) for i in range(slope.shape[1])]
         sizes = [torch.stack([g.square().flatten(1).sum(1) for g in found.values()]).sum(0) for found in self.each]
         self.squares = torch.stack(sizes, 1)
 

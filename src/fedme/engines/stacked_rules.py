@@ -40,12 +40,22 @@ class ByHand:
 class ByAutograd:
     """Of any network that vmap has run."""
 
+    arch: Arch
     leaves: Params
+    x: Tensor
+    seeds: Mapping[str, Tensor]
     out: Tensor
 
-    def __call__(self, slope: Tensor, again: bool = False) -> dict[str, Tensor]:
-        leaves = list(self.leaves.values())
-        found = torch.autograd.grad(self.out, leaves, slope, retain_graph=again, allow_unused=True, materialize_grads=True)
+    def __call__(self, slope: Tensor) -> dict[str, Tensor]:
+        return self._derived(self.out, slope)
+
+    def sample(self, slope: Tensor, i: int) -> dict[str, Tensor]:
+        """The gradients of the sample at place `i` of every batch, computed for itself."""
+        there = slice(i, i + 1)
+        return self._derived(vmapped.logits(self.arch, self.leaves, self.x[:, there], self.seeds, i), slope[:, there])
+
+    def _derived(self, out: Tensor, slope: Tensor) -> dict[str, Tensor]:
+        found = torch.autograd.grad(out, list(self.leaves.values()), slope, allow_unused=True, materialize_grads=True)
         return dict(zip(self.leaves, found, strict=True))
 
 
@@ -194,8 +204,9 @@ class StackedGradient:
             z, kept = forward(network, weights, self.fetch.flat(rows), seeds)
             return z, ByHand(network, weights, kept)
         leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
-        out = vmapped.logits(arch, leaves, self.fetch.shaped(rows), seeds)
-        return out.detach(), ByAutograd(leaves, out)
+        x = self.fetch.shaped(rows)
+        out = vmapped.logits(arch, leaves, x, seeds)
+        return out.detach(), ByAutograd(arch, leaves, x, seeds, out)
 
 
 def _seeds(each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

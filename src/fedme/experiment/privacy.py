@@ -11,7 +11,6 @@ from fedme.core.client import Local, Private
 from fedme.core.data import ClientData, ClientId
 from fedme.core.model import Arch
 from fedme.experiment.config import ConfigError, Experiment
-from fedme.experiment.files import write_text
 from fedme.experiment.settings import PrivacyOptions
 from fedme.learn.accountant import Ledger, epsilon, noise_for, require_accountant
 from fedme.learn.mixing import require_separate
@@ -135,9 +134,7 @@ def cautions(experiment: Experiment, clients: Mapping[ClientId, ClientData]) -> 
     if options is None:
         return []
     few = [client for client, data in clients.items() if len(data.train) and options.delta * len(data.train) >= 1]
-    notes = (
-        [f"privacy.delta is not below 1 / samples for client {', '.join(few[:5])}: it allows for a whole sample"] if few else []
-    )
+    notes = [f"privacy.delta is not below 1 / samples for client {each}: it allows for a whole sample" for each in few[:1]]
     if experiment.settings.train.cohort and options.epsilon is not None:
         notes.append("the noise is enough for clients that take part in every round; with train.cohort most spend less")
     whole = isinstance(experiment.method, Centralized)
@@ -146,19 +143,25 @@ def cautions(experiment: Experiment, clients: Mapping[ClientId, ClientData]) -> 
     return notes
 
 
-def secret_of(folder: Path, options: PrivacyOptions | None) -> int | None:
+def secret_of(folder: Path, options: PrivacyOptions | None, begun: bool) -> int | None:
     """The seed of the noise of this run, drawn from the operating system; None if it is the experiment's."""
     if options is None or not options.secret:
         return None
     path = folder / SECRET
-    if not path.exists():
-        path.touch(mode=0o600)
-        write_text(path, os.urandom(32).hex())
-        path.chmod(0o600)
+    if not begun:
+        with open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+            file.write(drawn_secret().to_bytes(32).hex())
+            file.flush()
+            os.fsync(file.fileno())
     try:
         return int(path.read_text(), 16)
-    except ValueError:
-        raise ConfigError(f"{path}: damaged; without it the run cannot go on: start a new one") from None
+    except (OSError, ValueError):
+        raise ConfigError(f"{path}: gone or damaged, and with other noise the run cannot go on: start a new one") from None
+
+
+def drawn_secret() -> int:
+    """A seed that nobody knows."""
+    return int.from_bytes(os.urandom(32))
 
 
 def forget_secret(folder: Path) -> None:

@@ -141,6 +141,7 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
             federation.partition.save(temporary)
         write_json(folder / LABELS, federation.division())
         found = checkpoint.load(folder, config)
+        secret = privacy.secret_of(folder, settings.privacy, begun=found is not None)
         prepared = assemble.prepare(
             experiment,
             federation,
@@ -169,7 +170,7 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
             display.note("starting Flower ...")
             on_flower(experiment, prepared, work, tick, stop)
         else:
-            private = privacy.guards(experiment, privacy.secret_of(folder, settings.privacy))
+            private = privacy.guards(experiment, secret)
             work(InProcess(method, prepared.task, federation.clients, root, execute, private))
         write_text(folder / ENGINE, "".join(f"{line}\n" for line in execute.explain()))
     summary.write(folder, config)

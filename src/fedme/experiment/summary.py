@@ -27,11 +27,14 @@ def summarise(rows: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     groups: dict[Group, list[dict[str, Any]]] = defaultdict(list)
     traffic: dict[tuple[int, str], dict[str, Any]] = {}
     server: dict[int, float] = {}
+    epsilon: dict[str, float | None] = {}
     for row in rows:
         traffic.setdefault((row["round"], row["client"]), row)
         server[row["round"]] = row["server_seconds"]
         if row["stage"] in ("round", "finetuned"):
             groups[row["round"], row["model"], row["stage"], row["split"]].append(row)
+        if "epsilon" in row:
+            epsilon[row["client"]] = row["epsilon"]  # it only grows: the last is that of all rounds
     results = []
     for model, stage in sorted({(model, stage) for _, model, stage, _ in groups}, key=lambda pair: (pair[1] != "round", pair)):
         evaluated = sorted({t for t, m, s, _ in groups if (m, s) == (model, stage)})
@@ -45,7 +48,8 @@ def summarise(rows: Any, config: Mapping[str, Any]) -> dict[str, Any]:
                 if (t, model, stage, split) in groups:
                     about = {"model": model, "stage": stage, "split": split, "selection": selection, "round": t}
                     results.append(about | means(groups[t, model, stage, split]))
-    return {
+    private = {"privacy": {"delta": config["privacy"]["delta"], "epsilon": epsilon}} if "privacy" in config else {}
+    return private | {
         "name": config["name"],
         "method": config["method"]["name"],
         "seed": config["seed"],

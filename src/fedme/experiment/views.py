@@ -45,6 +45,19 @@ def results(folder: Path, style: Format, out: Console, as_json: bool = False, ev
         out.print("Rounds count from 0; best is the best round by validation accuracy.")
         seconds = f"{result['client_seconds']:.1f} s at clients, {result['server_seconds']:.1f} s at the server"
         out.print(f"Sent {mega:.1f} MB in all; {seconds}.")
+        if "privacy" in result:
+            out.print(private(result["privacy"]), markup=False, highlight=False)
+
+
+def private(privacy: Mapping[str, Any]) -> str:
+    """What has been spent of privacy, in a sentence."""
+    known = {client: value for client, value in privacy["epsilon"].items() if value is not None}
+    if not known or len(known) < len(privacy["epsilon"]):
+        return "Private training without a bound: there is no noise."
+    worst = max(known, key=lambda client: known[client])
+    least = min(known.values())
+    spread = f"{least:.2f} to {known[worst]:.2f}" if least < known[worst] else f"{known[worst]:.2f}"
+    return f"Privacy: epsilon {spread} (delta {privacy['delta']:g}) for the training samples of a client, most for {worst}."
 
 
 def _distinct(results: list[dict[str, Any]]) -> list[dict[str, Any]]:

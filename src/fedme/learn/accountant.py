@@ -19,7 +19,7 @@ import numpy as np
 from fedme.core.key import Floats
 from fedme.core.method import TaskError
 
-ORDERS = (1.5, 1.75, 2, 2.5, *range(3, 17), 20, 24, 28, 32, 40, 48, 64, 96, 128, 256, 512)  # of Rényi divergences
+ORDERS = (1.5, 1.75, 2, 2.5, *range(3, 33), 40, 48, 64, 96, 128, 256, 512)  # of Rényi divergences
 CLOSE = 1.002  # a noise that was looked for is at most so many times the least one
 LARGEST = 1e6  # noise
 
