@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
 from fedme.core import tree
@@ -50,7 +51,7 @@ def operations(rule, archs=ARCHS, private=lambda i: Private(0.5 + 0.1 * i, 0.7),
         models = {role: Model.init(archs[(i + j) % len(archs)], Key(10 * i + j), torch.float64) for j, role in enumerate(roles)}
         rows = torch.arange(i * 15, i * 15 + 7 + 2 * i)
         anchors = models if frozen else {}
-        local = Local(2, 4, poisson=True)
+        local = Local(1, 4, poisson=True)
         found.append(Train(models, rule, Split(SOURCE, rows), local, Key(7).at(i), frozen=anchors, private=private(i)))
     return found
 
@@ -73,8 +74,8 @@ RULES = {
 @pytest.mark.parametrize("path", ["stacked", "vmap", "workers"])
 def test_all_ways_agree(name, path):
     rule, roles, frozen = RULES[name]
-    same = name in ("moreau", "mutual moreau")  # one network, as their models meet in arithmetic
-    for archs in [[arch] for arch in ARCHS] if same else [ARCHS]:
+    # Models that meet in arithmetic have one network: one with dropout, and what is no chain of layers.
+    for archs in [[ARCHS[1]], [ARCHS[2]]] if "moreau" in name else [ARCHS]:
         ops = operations(rule, archs, roles=roles, frozen=frozen)
         plain = [alone.train(op) for op in ops]
         engine = Batched(path=path, workers=2)
@@ -150,7 +151,7 @@ def test_small_gradients_are_left_as_they_are():
 @pytest.mark.parametrize("path", ["alone", "stacked", "vmap"])
 def test_noise_is_on_the_sum_with_deviation_noise_times_clip(path):
     """Many steps of an empty-handed client: what moves its weights is noise alone."""
-    steps, clip, noise = 400, 0.5, 1.7
+    steps, clip, noise = 100, 0.5, 1.7
     arch = ARCHS[0]
     flat = Arrays(torch.zeros(4, 3, 4, dtype=torch.float64), torch.zeros(4, dtype=torch.int64))
     model = Model.init(arch, Key(0), torch.float64)
@@ -175,8 +176,6 @@ def test_noise_is_on_the_sum_with_deviation_noise_times_clip(path):
     Batched(path=path)([replace(train, rule=Watching(), private=Private(clip, noise))])
     assert len(seen) == steps
     drawn = torch.cat(seen) / (noise * clip / 2)  # two is the batch size asked for
-    from scipy import stats
-
     assert stats.kstest(drawn.numpy(), "norm").pvalue > 0.01
     assert 0.005 < stats.chi2.cdf(float(drawn.square().sum()), len(drawn)) < 0.995
     assert abs(float(drawn.mean())) < 4 / math.sqrt(len(drawn))
