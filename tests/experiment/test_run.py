@@ -1,6 +1,5 @@
 """Whole runs: what is in the directory, that seeds decide everything, and that nothing is lost when a run is stopped."""
 
-import io
 import json
 import pydoc
 import re
@@ -11,72 +10,12 @@ import time
 
 import pytest
 import torch
-from rich.console import Console
+from runs import TINY, Killed, Watching, do, identical
 
 from fedme.experiment import checkpoint, records, run, saved, summary
 from fedme.experiment.config import load
-from fedme.experiment.files import RunError, locked, read_tensors, write_json
-from fedme.experiment.progress import Display
+from fedme.experiment.files import RunError, locked, write_json
 from fedme.methods import METHODS
-
-TINY = [
-    "rounds=3",
-    "partition.name=iid",
-    "partition.clients=4",
-    "data.limit=120",
-    "data.unlabeled=20",
-    "data.public=20",
-    "models.pool=['mlr','dnn-8']",
-    "models.assign=round-robin",
-    "train.batch=16",
-    "engine.threads=1",
-]
-
-
-class Killed(BaseException):
-    """As good as a power cut."""
-
-
-class Watching(Display):
-    """A display that can pull the plug after so many operations."""
-
-    def __init__(self, fuse=None):
-        super().__init__(Console(file=io.StringIO()), quiet=True)
-        self.fuse = fuse
-
-    def tick(self):
-        super().tick()
-        if self.fuse is not None:
-            self.fuse -= 1
-            if self.fuse <= 0:
-                raise Killed
-
-
-def do(folder, *words, fuse=None):
-    experiment, _ = load("digits-fedme", [*TINY, *words, f"output={folder}"])
-    return run.start(experiment, Watching(fuse))
-
-
-def timeless(folder):
-    return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in records.read(folder)]
-
-
-def models(folder):
-    found = {}
-    for path in sorted(folder.glob("clients/*/*.safetensors")):
-        tensors, _ = read_tensors(path)
-        found.update({f"{path.parent.name}/{path.name}/{name}": tensor for name, tensor in tensors.items()})
-    return found
-
-
-def identical(a, b):
-    first, second = models(a), models(b)
-    return (
-        timeless(a) == timeless(b)
-        and first.keys() == second.keys()
-        and all(torch.equal(first[name], second[name]) for name in first)
-        and all(path.read_bytes() == (b / path.relative_to(a)).read_bytes() for path in a.glob("clients/*/*.safetensors"))
-    )
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,7 @@ def hello(site: Site, ask: Envelope) -> Envelope:
     data = client_data(site)
     if site.experiment.settings.privacy is not None:
         privacy.require_private(site.experiment)
-        privacy.require_separate_samples(archs.values(), data)
+        privacy.require_separate_samples(archs.values(), [data])
     return Envelope.of(hello=introduce(site, run, config, len(data.train)))
 
 

@@ -1,17 +1,19 @@
 """One round of any method over any engine, and what an engine must offer.
 
-An engine may return fewer answers than it was handed messages: a client that is missing from a round is normal.
+An engine may return fewer answers than it was handed messages: a client that is missing from a round is normal. A round for
+which too few answer is not: those missing are asked again, and if that does not help the round does not count.
 """
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from fedme.core.client import Steps
 from fedme.core.data import ClientId
 from fedme.core.key import Key
-from fedme.core.method import POOL, Report, Round, Task
+from fedme.core.method import POOL, Plan, Report, Round, Task
 from fedme.core.tree import nbytes
 from fedme.engines.client import AnyMethod, Assessment, Finetune
 from fedme.engines.drive import Done
@@ -35,6 +37,18 @@ class Absent:
     reason: str
 
 
+@dataclass(frozen=True)
+class Quorum:
+    """What a round needs to count."""
+
+    replies: int | float = 1  # a number, or a share of those asked for
+    repeats: int = 2  # how often those who did not reply are asked again
+
+    def needed(self, asked: int) -> int:
+        """How many of `asked` replies have to come; nobody is never enough."""
+        return self.replies if isinstance(self.replies, int) else max(1, math.ceil(self.replies * asked - 1e-9))
+
+
 class Engine(Protocol):
     """Where clients and server do their work."""
 
@@ -42,8 +56,8 @@ class Engine(Protocol):
         """The federation as it is now, looked at before every round: members may have joined."""
         ...
 
-    def present(self) -> Sequence[ClientId]:
-        """The members that can be asked now, in their order."""
+    def away(self, when: Round) -> Mapping[ClientId, str]:
+        """The members that cannot be asked in this round, and why."""
         ...
 
     def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> Mapping[ClientId, Answer | Absent]:
@@ -94,25 +108,28 @@ class Played:
     server: Any
     traffic: Mapping[ClientId, Traffic]
     server_seconds: float
+    short: str = ""  # if the round does not count: how many replies it was short of
 
 
-def play(method: AnyMethod, task: Task, engine: Engine, server: Any, t: int, total: int, root: Key) -> Played:
-    """All exchanges of round `t`."""
-    key = root.at("round", t, "server")
+def play(
+    method: AnyMethod, task: Task, engine: Engine, server: Any, t: int, total: int, root: Key, quorum: Quorum = Quorum()
+) -> Played:
+    """All exchanges of round `t`. If one of them is below the quorum, the server stays as it was before the round."""
+    key, before = root.at("round", t, "server"), server
     traffic: dict[ClientId, Traffic] = {}
     seconds = 0.0
     for phase in method.phases:
         when = Round(t, total, phase)
         began = time.perf_counter()
-        present = engine.present()
-        away = [client for client in task.members if client not in present]
-        traffic.update({client: Traffic(False, "not connected") for client in away if client not in traffic})
-        plan = method.plan(server, present, when, key)
-        downs = engine.serve(method.dispatch(task, server, plan, when, key)).value
+        away = engine.away(when)
+        traffic.update({client: Traffic(False, why) for client, why in away.items() if client not in traffic})
+        plan = method.plan(server, [client for client in task.members if client not in away], when, key)
+        downs = engine.serve(method.dispatch(task, server, plan, when, key)).value if plan.train else {}
         seconds += time.perf_counter() - began
-        answers = engine.exchange(downs, when)
-        for client, down in downs.items():
-            traffic.setdefault(client, Traffic()).add(down, answers.get(client))
+        answers, short = _gather(engine, downs, when, plan, quorum, traffic)
+        if short:
+            _discount(traffic, short)
+            return Played(before, traffic, seconds, short)
         began = time.perf_counter()
         # Replies may arrive in any order; sums of floating-point numbers need one.
         came = {client: answers.get(client) for client in [POOL, *task.members] if client in plan.count}
@@ -120,3 +137,28 @@ def play(method: AnyMethod, task: Task, engine: Engine, server: Any, t: int, tot
         server = method.aggregate(server, counted, when, key)
         seconds += time.perf_counter() - began
     return Played(server, traffic, seconds)
+
+
+def _gather(
+    engine: Engine, downs: Mapping[ClientId, Any], when: Round, plan: Plan, quorum: Quorum, traffic: dict[ClientId, Traffic]
+) -> tuple[dict[ClientId, Answer | Absent], str]:
+    """The replies of an exchange, and what it is short of when everybody has been asked often enough."""
+    answers: dict[ClientId, Answer | Absent] = {}
+    needed, came, asked = quorum.needed(len(plan.count)), 0, 0
+    while downs and came < needed and asked <= quorum.repeats:
+        missing = {client: down for client, down in downs.items() if not isinstance(answers.get(client), Answer)}
+        for client, down in missing.items() if asked else ():  # the first time is counted below
+            traffic.setdefault(client, Traffic()).bytes_down += nbytes(down)
+        answers |= engine.exchange(missing, when)
+        came, asked = sum(isinstance(answers.get(client), Answer) for client in plan.count), asked + 1
+    for client, down in downs.items():
+        traffic.setdefault(client, Traffic()).add(down, answers.get(client))
+    times = "nobody could be asked" if not downs else f"after asking {asked} times" if asked > 1 else "after asking once"
+    return answers, f"{came} of {needed} needed replies came, {times}" if came < needed else ""
+
+
+def _discount(traffic: Mapping[ClientId, Traffic], short: str) -> None:
+    """Whoever replied in vain is told so in the records."""
+    for each in traffic.values():
+        if each.answered:
+            each.answered, each.reason = False, f"the round does not count: {short}"

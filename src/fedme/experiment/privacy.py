@@ -46,12 +46,13 @@ def require_private(experiment: Experiment) -> None:
         raise ConfigError("privacy.secret: processes of Flower's simulation would need it sent; use engine=inprocess")
 
 
-def require_separate_samples(archs: Iterable[Arch], data: ClientData) -> None:
+def require_separate_samples(archs: Iterable[Arch], clients: Iterable[ClientData]) -> None:
     """Refuse networks whose gradients cannot be told apart by sample."""
-    samples = len(data.train)
-    three = data.train.inputs(torch.arange(3) % max(1, samples)) if samples else None
-    for arch in archs if three is not None else ():
-        require_separate(arch, three)
+    largest = max((data.train for data in clients), key=len)
+    if len(largest):
+        three = largest.inputs(torch.arange(3) % len(largest))
+        for arch in archs:
+            require_separate(arch, three)
 
 
 def guards(experiment: Experiment, secret: int | None = None) -> Guards | None:

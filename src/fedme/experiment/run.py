@@ -23,6 +23,7 @@ from fedme.core.key import Key
 from fedme.core.method import Round, Task
 from fedme.datasets.federation import Federation
 from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
+from fedme.engines.faults import Faulty
 from fedme.engines.inprocess import InProcess
 from fedme.engines.round import play
 from fedme.experiment import assemble, cards, checkpoint, newcomers, privacy, records, saved, sinks, summary
@@ -151,8 +152,9 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
         )
         if prepared.selection:
             write_json(folder / "selection.json", prepared.selection)
+        settings.faults.check(prepared.task)
         if settings.privacy is not None:
-            privacy.require_separate_samples(prepared.archs.values(), next(iter(federation.clients.values())))
+            privacy.require_separate_samples(prepared.archs.values(), federation.clients.values())
         assigned = {client: member.arch.name for client, member in prepared.task.members.items()}
         method: AnyMethod = experiment.method
         if found:
@@ -164,6 +166,7 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
         logs = cleanup.enter_context(sinks.opened(settings.log, folder, config, at.header.round))
 
         def work(engine: Any) -> None:
+            engine = Faulty(engine, settings.faults, root) if settings.faults.simulates else engine
             Loop(folder, experiment, engine, store, display, logs).run(at, config)
 
         if settings.engine.name == "flower":
@@ -244,7 +247,9 @@ class Loop:
     def _round(self, server: Any, t: int, book: records.Records) -> Any:
         settings = self.experiment.settings
         task = self.engine.muster()
-        played = play(self.method, task, self.engine, server, t, settings.rounds, self.root)
+        played = play(self.method, task, self.engine, server, t, settings.rounds, self.root, settings.faults.needs)
+        if played.short:
+            self.display.note(f"round {t} does not count: {played.short}; the server goes on as it was", always=True)
         server = self.store.keep(played.server)
         self._rest(played.traffic)
         scores: dict[ClientId, list[Scored]] = {}
