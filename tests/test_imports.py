@@ -22,6 +22,7 @@ ALLOWED = {
     "experiment": {"core", "learn", "methods", "engines", "datasets", "zoo", "(version)"},
     "report": {"core", "experiment", "(version)"},
     "reproduce": {"core", "experiment"},
+    "audit": {"core", "learn", "engines", "experiment"},
     "deploy": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment", "(version)"},
     "cli": {
         "core",
@@ -33,6 +34,7 @@ ALLOWED = {
         "experiment",
         "report",
         "reproduce",
+        "audit",
         "deploy",
         "(version)",
     },

@@ -4,8 +4,9 @@
 given a keyed mask, so that a model trained alone and one trained in a stack of clients see the same mask.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -205,3 +206,18 @@ def average(models: Sequence[Model], shares: Sequence[float] | None = None) -> M
         tree.average([model.params for model in models], parts),
         tree.average([model.buffers for model in models], parts) if models[0].buffers else {},
     )
+
+
+def models_in(value: Any, at: str = "") -> Iterator[tuple[str, Model]]:
+    """Every model in a value, and where it is."""
+    if isinstance(value, Model):
+        yield at, value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from models_in(item, f"{at}.{name}" if at else str(name))
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from models_in(item, f"{at}[{i}]")
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from models_in(getattr(value, field.name), f"{at}.{field.name}" if at else field.name)

@@ -3,11 +3,10 @@
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedme.core.model import Model
+from fedme.core.model import models_in
 from fedme.core.tree import nbytes
 
 NAME = "audit.jsonl"
@@ -28,21 +27,6 @@ def note(folder: Path, what: str, peer: str, run: str, round_number: int, value:
     }
     with (folder / NAME).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line, ensure_ascii=False) + "\n")
-
-
-def models_in(value: Any, at: str = "") -> Iterator[tuple[str, Model]]:
-    """Every model in a value, and where it is."""
-    if isinstance(value, Model):
-        yield at, value
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from models_in(item, f"{at}.{name}" if at else str(name))
-    elif isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            yield from models_in(item, f"{at}[{i}]")
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from models_in(getattr(value, field.name), f"{at}.{field.name}" if at else field.name)
 
 
 def _scalars(value: Any) -> dict[str, Any]:
