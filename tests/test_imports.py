@@ -20,7 +20,7 @@ ALLOWED = {
     "datasets": {"core"},
     "zoo": {"core"},
     "experiment": {"core", "learn", "methods", "engines", "datasets", "zoo", "(version)"},
-    "report": {"core", "experiment", "(version)"},
+    "report": {"core", "experiment", "audit", "(version)"},
     "reproduce": {"core", "experiment"},
     "audit": {"core", "learn", "engines", "experiment"},
     "deploy": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment", "(version)"},

@@ -9,7 +9,6 @@ from fedme.core.client import Evaluate, Local, Private, Train, evaluate, togethe
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 from fedme.learn.accountant import PrivacyError, Spent
-from fedme.learn.mixing import require_separate
 from fedme.learn.objectives import CrossEntropy
 from fedme.learn.privacy import Guard, gradients, normal, privately
 from fedme.learn.rules import Moreau, MutualMoreau, Sgd
@@ -136,65 +135,3 @@ def test_how_often_a_step_looks_at_its_batch():
     assert gradients(MutualMoreau(0.1, 0.1, 1.0, 3), 3) == 4
     with pytest.raises(PrivacyError, match="does not know how many gradients a step of Odd takes"):
         gradients(type("Odd", (), {})(), 1)
-
-
-class Shy(nn.Module):
-    """Subtracts the mean of the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.Linear(3, 4)
-
-    def forward(self, x):
-        return self.out(x - x.mean(0))
-
-
-class Counting(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.Linear(3, 4)
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, x):
-        if self.training:
-            self.seen += x.sum()
-        return self.out(x)
-
-
-def plain(*layers):
-    return nn.Sequential(nn.Linear(3, 6), *layers, nn.Linear(6, 4))
-
-
-def batch_norm():
-    return plain(nn.BatchNorm1d(6))
-
-
-def layer_norm():
-    return plain(nn.LayerNorm(6), nn.Dropout(0.5))
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.out = nn.LSTM(1, 5, 2, batch_first=True, dropout=0.2), nn.Linear(5, 4)
-
-    def forward(self, x):
-        return self.out(self.lstm(x[..., None])[0][:, -1])
-
-
-@pytest.mark.parametrize(
-    ("network", "why"),
-    [
-        (batch_norm, r"layer 1 \(BatchNorm1d\) normalises by other samples"),
-        (Shy, "its output for a sample depends on the others of the batch"),
-        (Counting, "it keeps something of the samples it is trained on"),
-    ],
-)
-def test_networks_in_which_samples_meet_are_refused(network, why):
-    with pytest.raises(PrivacyError, match=why):
-        require_separate(Arch(network), torch.randn(3, 3, generator=Key(1).torch()))
-
-
-@pytest.mark.parametrize("network", [layer_norm, Recurrent])
-def test_networks_in_which_they_do_not_are_taken(network):
-    require_separate(Arch(network), torch.randn(3, 3, generator=Key(1).torch()))

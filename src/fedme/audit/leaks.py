@@ -1,8 +1,8 @@
 """What a finished run lets others see of every client, and how much of its training samples that gives away.
 
 The server sees a client's replies: one more round is played from where the run ended, and thrown away. The other clients see
-what the server hands out. In both cases members are the client's training samples, and the others its test samples, which nobody
-trained on.
+what the server hands out. In both cases members are the client's training samples, and the others its test samples, which
+nobody trained on.
 """
 
 import itertools
@@ -76,6 +76,8 @@ def audit(folder: Path, display: Display, shadows: int) -> dict[str, Any]:
         engine.states, engine.spent = dict(at.clients), dict(at.header.spent)
         display.start("one more round, and attacks: tasks", 0)
         seen = [each for each in _seen(experiment, engine, at.server, key) if each.client in clients]
+        if not seen:
+            raise RunError(f"{folder}: its clients share no whole model, so there is none that could be asked about samples")
         result = {
             "shadows": shadows,
             "rows": engine.serve(_rows(seen, clients, prepared.task, experiment, shadows, key)).value,

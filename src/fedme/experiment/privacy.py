@@ -10,10 +10,10 @@ import torch
 from fedme.core.client import Local, Private
 from fedme.core.data import ClientData, ClientId
 from fedme.core.model import Arch
+from fedme.engines.mixing import require_separate
 from fedme.experiment.config import ConfigError, Experiment
 from fedme.experiment.settings import PrivacyOptions
 from fedme.learn.accountant import Ledger, epsilon, noise_for, require_accountant
-from fedme.learn.mixing import require_separate
 from fedme.learn.privacy import Guard
 from fedme.methods.centralized import Centralized
 from fedme.methods.fedavg import FedAvg

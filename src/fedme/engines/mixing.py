@@ -10,6 +10,7 @@ from fedme.core.data import Inputs
 from fedme.core.dropout import at_draw
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model, dropout_layers, template
+from fedme.engines.alone import cast, own_randomness
 from fedme.learn.accountant import PrivacyError
 
 
@@ -44,15 +45,8 @@ _INSTANCE = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 def _run(model: Model, x: Inputs, masks: Mapping[str, Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
     copy = Model(model.arch, model.params, {name: value.clone() for name, value in model.buffers.items()})
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.default_generator.manual_seed(0)
-        return copy(_float(x), training=True, masks=masks), copy.buffers
-
-
-def _float(x: Inputs) -> Inputs:
-    if isinstance(x, Mapping):
-        return {name: _float(value) for name, value in x.items()}
-    return x.to(torch.float32) if x.is_floating_point() else x
+    with own_randomness(Key(0)), torch.no_grad():
+        return copy(cast(x, copy), training=True, masks=masks), copy.buffers
 
 
 def _repeated(x: Inputs) -> Inputs:
