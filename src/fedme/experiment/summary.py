@@ -193,7 +193,12 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     flat = [flattened(config) for config in configs]
     skip = ("seed", "output", "name", "method.name", "log")
     keys = [key for key in dict.fromkeys(key for each in flat for key in each) if key not in skip]
-    odd = [key for key in keys if len({repr(each[key]) for each in flat if key in each}) > 1]
+    odd = [
+        key
+        for key in keys
+        if len({repr(each[key]) for each in flat if key in each}) > 1
+        or (key.startswith("privacy.") and not all(key in each for each in flat))  # to be private or not is a difference
+    ]
     return [{key: each[key] for key in odd if key in each} for each in flat]
 
 
