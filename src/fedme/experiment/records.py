@@ -35,6 +35,9 @@ class Records:
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.file = (folder / NAME).open("ab")
+        if self.file.tell() < keep:  # filling it up would be no rows
+            self.file.close()
+            raise RunError(f"{folder / NAME}: is shorter than the checkpoint says; restore it, or start a new run")
         self.file.truncate(keep)
         self.size = keep
 
@@ -92,9 +95,9 @@ def read(folder: Path) -> Iterator[dict[str, Any]]:
     path = folder / NAME
     if not path.exists():
         raise RunError(f"{folder}: not a run directory (no {NAME})")
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:  # a line may end within a letter
         for number, line in enumerate(file, 1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
             try:
                 yield json.loads(line)

@@ -3,7 +3,9 @@
 States are values, so a run can stop anywhere: what is saved is always a whole number of rounds.
 """
 
+import errno
 import functools
+import itertools
 import os
 import platform
 import shlex
@@ -38,6 +40,8 @@ from fedme.experiment.summary import CONFIG
 ENGINE = "engine.log"
 LABELS = "labels.json"  # who has how many samples of what: reports need no data
 FEW = 10  # test samples
+BEFORE = (".lock", "environment.json", ".environment.json.partial", ".config.toml.partial")  # all there is until it begins
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)  # what a disk says that takes no more
 COPIES = 4  # of a client's weights while it is assessed: personal and shared model, fine-tuned copy, its momentum
 PART = 4  # the share of the memory for weights that one group of clients may take while it is assessed
 
@@ -50,11 +54,11 @@ def start(experiment: Experiment, display: Display, notes: Sequence[str] = ()) -
     """Run an experiment in a directory of its own, which is returned; `notes` are kept with the results."""
     folder = _new_folder(experiment)
     display.note(f"run directory: {folder}")
-    with locked(folder):
-        write_json(folder / "environment.json", environment() | {"notes": list(notes)})
-        config = experiment.plain() | {"output": str(folder)}
-        write_text(folder / CONFIG, to_toml(config))
+    with locked(folder), on_disk(folder):
         try:
+            write_json(folder / "environment.json", environment() | {"notes": list(notes)})
+            config = experiment.plain() | {"output": str(folder)}
+            write_text(folder / CONFIG, to_toml(config))
             _run(folder, display, experiment)
         except Exception as error:  # no round was finished: once the cause is mended, the same command must work
             if not isinstance(error, Interrupted) and not (folder / records.NAME).exists():
@@ -69,8 +73,10 @@ def resume(folder: Path, display: Display, experiment: Experiment | None = None)
     The experiment is that of `config.toml`, unless a program hands it over with its samples.
     """
     if not (folder / CONFIG).exists():
+        if _unbegun(folder):
+            raise RunError(f"{folder}: the run was stopped before it began; give the command that started it again")
         raise RunError(f"{folder}: not a run directory (no {CONFIG}); `fedme run` starts one")
-    with locked(folder):
+    with locked(folder), on_disk(folder):
         experiment = experiment or load(folder / CONFIG)[0]
         if (folder / summary.NAME).exists():
             config = experiment.plain()
@@ -94,13 +100,33 @@ def _new_folder(experiment: Experiment) -> Path:
             if asked is None:
                 number += 1
                 folder = folder.with_name(f"{experiment.settings.name}-{number}")
-            elif folder.is_dir() and not any(folder.iterdir()):
+            elif folder.is_dir() and (_unbegun(folder) or not any(folder.iterdir())):
                 return folder
             else:
                 hint = f"`fedme resume {folder}` continues it, or " if (folder / CONFIG).exists() else ""
                 raise RunError(f"{folder}: exists already; {hint}choose another output") from None
         except OSError as error:
             raise RunError(f"{folder}: cannot be made: {error.strerror}") from error
+
+
+def _unbegun(folder: Path) -> bool:
+    """Whether this is what a run leaves that was killed before its configuration was written."""
+    inside = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return ".lock" in inside and inside <= set(BEFORE)
+
+
+@contextmanager
+def on_disk(folder: Path) -> Iterator[None]:
+    """A disk that refuses to take a run is told in one line, with what is safe and how to go on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        mend = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "see to the disk"
+        again = f"then `fedme resume {shlex.quote(str(folder))}` goes on from the last checkpoint, which is whole"
+        what = f"{mend}, {again if (folder / checkpoint.NAME).exists() else 'then give the same command again'}"
+        raise RunError(f"{folder}: cannot be written to: {error.strerror}; {what}") from error
 
 
 def environment() -> dict[str, Any]:
@@ -256,7 +282,7 @@ class Loop:
         last = t + 1 == settings.rounds
         if last and self.method.own_architectures:
             now = records.rows(t, played.traffic, {}, self.engine.samples, 0.0)
-            self.ancestry = lineages([*records.read(self.folder), *now], task.members)
+            self.ancestry = lineages(itertools.chain(records.read(self.folder), now), task.members)
         if last or (t + 1) % settings.evaluate_every == 0:
             scores = self._assess(task, server, t, last)
             self.shown = _headline(scores)
