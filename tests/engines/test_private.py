@@ -71,7 +71,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("path", ["stacked", "vmap", "workers"])
+@pytest.mark.parametrize("path", ["auto", "compiled", "stacked", "vmap", "workers"])
 def test_all_ways_agree(name, path):
     rule, roles, frozen = RULES[name]
     # Models that meet in arithmetic have one network: one with dropout, and what is no chain of layers.
@@ -81,7 +81,7 @@ def test_all_ways_agree(name, path):
         engine = Batched(path=path, workers=2)
         try:
             found = [value for value, _ in engine(ops)]
-            if path != "workers":
+            if path in ("stacked", "vmap"):
                 assert all("stacked" in where for _, where in engine.paths), engine.paths
         finally:
             engine.close()
