@@ -15,11 +15,18 @@ from fedme.datasets.federation import DataOptions
 from fedme.datasets.partition import PARTITIONS
 from fedme.experiment.config import presets
 from fedme.experiment.explain import settings_of
-from fedme.experiment.settings import EngineOptions, FinetuneOptions, ModelOptions, Settings
+from fedme.experiment.settings import EngineOptions, FinetuneOptions, ModelOptions, PrivacyOptions, Settings
 from fedme.learn.training import Training
 from fedme.methods import METHODS
 
-TABLES = {"data": DataOptions, "models": ModelOptions, "train": Training, "finetune": FinetuneOptions, "engine": EngineOptions}
+TABLES = {
+    "data": DataOptions,
+    "models": ModelOptions,
+    "train": Training,
+    "finetune": FinetuneOptions,
+    "privacy": PrivacyOptions,
+    "engine": EngineOptions,
+}
 
 
 def pages() -> dict[str, str]:
