@@ -1,7 +1,7 @@
-// SGD on one client's dense networks, all its steps one after another while its weights stay in the processor's cache; and
-// their outputs.
+// The training of one client's dense networks, all its steps one after another while its weights stay in the processor's
+// cache; and their outputs.
 //
-// The arithmetic is that of engines/dense.py, engines/stacked.py and learn/objectives.py, which the tests compare it with.
+// The arithmetic is that of engines/dense.py, engines/stacked.py and learn/*.py, which the tests compare it with.
 // A client is the work of one thread, so results depend neither on the number of threads nor on who else trains. Inputs of
 // layers are padded with zeros to whole vectors, so that no loop along them has a remainder.
 
@@ -306,9 +306,8 @@ struct Batches {
     int64_t steps, width;
 };
 
-struct Given {  // a tensor, its momentum and its anchor; null where there is none
-    void *now, *speed;
-    const void *anchor;
+struct Given {  // a tensor, its momentum and its anchor; null where there is none. All are written to.
+    void *now, *speed, *anchor;
 };
 
 struct Shape {
@@ -323,9 +322,13 @@ struct Role {
     double loss;  // the result
 };
 
+enum Kind : int64_t { SGD, MOREAU, MUTUAL_MOREAU };  // the rules of learn/rules.py
+
 struct Step {
+    int64_t kind, mutual;  // `mutual`: two roles learn from each other
+    int64_t inner;         // gradients on one batch, for the two Moreau rules
     double rate, momentum, decay, pull;
-    int64_t mutual;  // whether two roles learn from each other
+    double outer;  // the rate of the step after the inner ones
 };
 
 template <typename real>
@@ -371,30 +374,84 @@ struct Inputs {
     }
 };
 
+// The batches of one client, and one gradient of its networks after another.
+template <typename real>
+struct Course {
+    const Batches &batches;
+    Inputs<real> inputs;
+    const std::vector<const real *> *x = nullptr;
+    int64_t t = 0, samples = 0;
+
+    Course(const real *table, int64_t features, const Batches &batches)
+        : batches(batches), inputs(table, features, batches.width) {}
+
+    bool next() {
+        if (t == batches.steps) return false;
+        samples = batches.sizes[t];
+        x = &inputs.of(batches.rows + t * batches.width, samples);
+        t++;
+        return true;
+    }
+
+    void descend(std::vector<Network<real>> &networks, bool mutual, const Rule<real> &rule) {
+        for (auto &network : networks) {
+            network.forward(*x, samples);
+            network.softmax(samples);
+        }
+        const int64_t *y = batches.targets + (t - 1) * batches.width;
+        for (size_t r = 0; r < networks.size(); r++) networks[r].differentiate(mutual ? &networks[1 - r] : nullptr, y, samples);
+        for (auto &network : networks) network.backward(samples, rule);
+    }
+};
+
+// `work` with the corresponding tensors of two networks.
+template <typename real, typename Work>
+static void paired(Network<real> &a, Network<real> &b, const Work &work) {
+    for (size_t i = 0; i < a.layers.size(); i++) {
+        work(a.layers[i].weight, b.layers[i].weight);
+        work(a.layers[i].bias, b.layers[i].bias);
+    }
+}
+
 template <typename real>
 static void train(const real *table, int64_t features, const Batches &batches, Role *roles, int64_t count, const Step &step) {
     const Rule<real> rule{real(step.rate), real(step.momentum), real(step.decay + step.pull), real(step.pull)};
+    const Rule<real> after{real(step.outer), 0, rule.decay, rule.pull};
+    const real outer = real(step.outer);
     std::vector<Network<real>> networks;
     for (int64_t r = 0; r < count; r++) networks.push_back(network_of<real>(roles[r], batches.width));
-    Inputs<real> inputs(table, features, batches.width);
-    for (int64_t t = 0; t < batches.steps; t++) {
-        const int64_t samples = batches.sizes[t];
-        const auto &x = inputs.of(batches.rows + t * batches.width, samples);
-        for (auto &network : networks) {
-            network.forward(x, samples);
-            network.softmax(samples);
+    std::vector<Network<real>> copies = step.kind == MUTUAL_MOREAU ? networks : std::vector<Network<real>>();
+    Course<real> course(table, features, batches);
+    while (course.next()) {
+        if (step.kind == SGD) course.descend(networks, step.mutual, rule);
+        if (step.kind == MOREAU) {
+            double loss = 0;  // that of the first gradient on a batch counts
+            for (int64_t k = 0; k < step.inner; k++) {
+                course.descend(networks, step.mutual, rule);
+                if (!k) loss = networks[0].loss;
+            }
+            networks[0].loss = loss;
+            paired(networks[0], networks[0], [outer](Weights<real> &theta, Weights<real> &) {
+                for (size_t i = 0; i < theta.now.size(); i++) theta.anchor[i] -= outer * (theta.anchor[i] - theta.now[i]);
+            });
         }
-        for (int64_t r = 0; r < count; r++)
-            networks[r].differentiate(step.mutual ? &networks[1 - r] : nullptr, batches.targets + t * batches.width, samples);
-        for (auto &network : networks) network.backward(samples, rule);
+        if (step.kind == MUTUAL_MOREAU) {
+            for (int64_t r = 0; r < count; r++)
+                paired(copies[r], networks[r], [](Weights<real> &copy, Weights<real> &now) { copy.now = now.now; });
+            for (int64_t k = 0; k < step.inner; k++) course.descend(copies, true, rule);
+            for (int64_t r = 0; r < count; r++)
+                paired(copies[r], networks[r], [](Weights<real> &copy, Weights<real> &now) { now.anchor = copy.now; });
+            course.descend(networks, true, after);  // gradients at the pair as it was before the inner steps
+        }
     }
     for (int64_t r = 0; r < count; r++) {
         roles[r].loss = networks[r].loss;
         for (int64_t i = 0; i < roles[r].depth; i++) {
             const Layer<real> &layer = networks[r].layers[i];
-            const auto given = [&](const Given &place, const Weights<real> &weights, int64_t rows, int64_t from, int64_t to) {
+            const auto given = [](const Given &place, const Weights<real> &weights, int64_t rows, int64_t from, int64_t to) {
                 narrowed(weights.now, static_cast<real *>(place.now), rows, from, to);
                 narrowed(weights.speed, static_cast<real *>(place.speed), rows, from, to);
+                narrowed(weights.anchor, static_cast<real *>(place.anchor), rows, from, to);
             };
             given(roles[r].tensors[2 * i], layer.weight, layer.out, layer.in, layer.wide);
             given(roles[r].tensors[2 * i + 1], layer.bias, 1, layer.out, layer.high);
@@ -426,7 +483,7 @@ static int finished(const Work &work) {
 }
 
 // Both return 0 if it went well, 1 if there was not enough memory. `bytes` are those of one number.
-extern "C" int fedme_dense_sgd(const void *table, int64_t features, int64_t bytes, const Batches *batches, Role *roles, int64_t count,
+extern "C" int fedme_dense_train(const void *table, int64_t features, int64_t bytes, const Batches *batches, Role *roles, int64_t count,
                                const Step *step) {
     return finished([&] {
         if (bytes == sizeof(float))

@@ -6,7 +6,7 @@ be built, and for what it does not know, `stacked` does the same.
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -16,17 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from fedme.core import tree
-from fedme.core.client import Evaluate, Op, Predict, Role, Train, Trained
+from fedme.core.client import Evaluate, Models, Objective, Op, Predict, Role, Train, Trained
 from fedme.core.model import Arch, Model
 from fedme.core.tree import Params
 from fedme.engines.dense import ACTIVATIONS, Activation, Linear, chain
 from fedme.engines.gather import Fetch
 from fedme.engines.workers import effort
 from fedme.learn.objectives import CrossEntropy, Mutual
-from fedme.learn.rules import Sgd
+from fedme.learn.rules import Moreau, MutualMoreau, Sgd
 
 T = TypeVar("T")
 Kind = TypeVar("Kind", Train, Evaluate | Predict)
+GIVEN = {Moreau: ("w",), MutualMoreau: ("theta",)}  # roles that get their weights from another
 NUMBERS = {ACTIVATIONS[kind]: number for number, kind in enumerate((nn.ReLU, nn.Tanh, nn.Sigmoid), start=1)}
 
 
@@ -64,9 +65,11 @@ class Network(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """The numbers of the SGD rule."""
+    """The numbers of a rule."""
 
-    _fields_ = [(name, ctypes.c_double) for name in ("rate", "momentum", "decay", "pull")] + [("mutual", ctypes.c_int64)]
+    _fields_ = [(name, ctypes.c_int64) for name in ("kind", "mutual", "inner")] + [
+        (name, ctypes.c_double) for name in ("rate", "momentum", "decay", "pull", "outer")
+    ]
 
 
 @functools.lru_cache(maxsize=1)
@@ -105,6 +108,8 @@ def obstacle(op: Op) -> str:
     code = library()
     if isinstance(code, str):
         return f"no compiled code: {code}"
+    if isinstance(op, Train) and op.private is not None:
+        return "its training is private"
     for model in op.models.values() if isinstance(op, Train) else [op.model]:
         if _layers(model.arch) is None or model.dtype not in (torch.float32, torch.float64):
             return f"{model.arch.name} has other layers"
@@ -113,26 +118,25 @@ def obstacle(op: Op) -> str:
 
 def _obstacle_of_training(op: Train) -> str:
     rule = op.rule
-    if op.private is not None:
-        return "its training is private"
-    if type(rule) is not Sgd or rule != Sgd(rule.objective, rule.lr, rule.momentum, rule.weight_decay, prox=rule.prox):
-        return "its rule is more than SGD with momentum, weight decay and a pull"
-    if rule.prox and not op.frozen.keys() >= op.models.keys():
-        return "there is a pull, but not for every model"
-    return "" if _known(rule, op) else "its loss is another one"
-
-
-def _known(rule: Sgd, op: Train) -> bool:
+    if isinstance(rule, Sgd):
+        if rule != Sgd(rule.objective, rule.lr, rule.momentum, rule.weight_decay, prox=rule.prox):
+            return "its rule is more than SGD with momentum, weight decay and a pull"
+        if rule.prox and not op.frozen.keys() >= op.models.keys():
+            return "there is a pull, but not for every model"
+    elif type(rule) not in (Moreau, MutualMoreau):
+        return "its rule is another one"
     labels = op.data.source.labels if op.data.targets is None else op.data.targets
     if labels.dim() != 1 or labels.dtype != torch.int64:
-        return False
-    mutual = rule.objective
-    return type(mutual) is CrossEntropy or (type(mutual) is Mutual and {mutual.first, mutual.second} == op.models.keys())
+        return "its targets are not classes"
+    loss, trained = rule.objective, {role for role in op.models if role not in GIVEN.get(type(rule), ())}
+    known = type(loss) is CrossEntropy or (type(loss) is Mutual and {loss.first, loss.second} == trained)
+    return "" if known and (isinstance(loss, Mutual) or type(rule) is not MutualMoreau) else "its loss is another one"
 
 
 def train_compiled(ops: Sequence[Train], fetch: Fetch) -> list[Trained]:
     """Train operations none of which has an obstacle."""
-    return _each(ops, lambda op: _train(op, fetch.table))
+    ways = {Sgd: _sgd, Moreau: _moreau, MutualMoreau: _mutual_moreau}
+    return _each(ops, lambda op: ways[type(op.rule)](op, fetch.table))
 
 
 def look_compiled(ops: Sequence[Evaluate | Predict], fetch: Fetch, shown: Callable[[Evaluate | Predict, Tensor], T]) -> list[T]:
@@ -151,24 +155,57 @@ def _each(ops: Sequence[Kind], run: Callable[[Kind], T]) -> list[T]:
         return [waiting[index].result() for index in range(len(ops))]
 
 
-def _train(op: Train, table: Tensor) -> Trained:
+def _sgd(op: Train, table: Tensor) -> Trained:
     rule = op.rule
     assert isinstance(rule, Sgd)
-    positions, sizes = op.local.schedule(len(op.data), op.key.at("batches"))
-    rows, targets = op.data.rows[positions].contiguous(), op.data.y[positions].contiguous()
     models = {role: Model(m.arch, _own(m.params), {}) for role, m in op.models.items()}
     speeds = {role: _own(op.opt.get(role) or tree.zeros(m.params)) for role, m in models.items()} if rule.momentum else {}
     anchors = {role: _own(op.frozen[role].params) for role in models} if rule.prox else {}
+    step = Step(0, isinstance(rule.objective, Mutual), 1, rule.lr, rule.momentum, rule.weight_decay, rule.prox, 0.0)
+    return Trained(models, speeds, _train(op, table, models, speeds, anchors, step))
+
+
+def _moreau(op: Train, table: Tensor) -> Trained:
+    rule = op.rule
+    assert isinstance(rule, Moreau)
+    theta, w = (Model(op.models[role].arch, _own(op.models[role].params), {}) for role in ("theta", "w"))
+    step = Step(1, False, rule.inner, rule.inner_lr, 0.0, rule.l2, rule.lam, rule.lr * rule.lam)
+    losses = _train(op, table, {"theta": theta}, {}, {"theta": w.params}, step)
+    return Trained({"theta": theta, "w": w}, {}, losses)
+
+
+def _mutual_moreau(op: Train, table: Tensor) -> Trained:
+    rule = op.rule
+    assert isinstance(rule, MutualMoreau)
+    models = {role: Model(op.models[role].arch, _own(op.models[role].params), {}) for role in ("aux", "local")}
+    anchors = {role: _own(op.frozen[role].params) for role in models}
+    step = Step(2, True, rule.inner, rule.inner_lr, 0.0, rule.l2, rule.lam, rule.lr)
+    losses = _train(op, table, models, {}, anchors, step)
+    theta = models["aux"].with_params(anchors["aux"])  # the last inner copy is what the last step was pulled to
+    return Trained({**models, "theta": theta}, {}, losses)
+
+
+def _train(
+    op: Train, table: Tensor, models: Models, speeds: Mapping[Role, Params], anchors: Mapping[Role, Params], step: Step
+) -> dict[Role, float]:
+    """Change all of these in place by the operation's batches; the mean loss of every model."""
+    positions, sizes = op.local.schedule(len(op.data), op.key.at("batches"))
+    rows, targets = op.data.rows[positions].contiguous(), op.data.y[positions].contiguous()
     trainees = (Network * len(models))(
-        *(_network(m, table, speeds.get(role), anchors.get(role), *_shares(rule, role)) for role, m in models.items())
+        *(
+            _network(m, table, speeds.get(role), anchors.get(role), *_shares(op.rule.objective, role))
+            for role, m in models.items()
+        )
     )
     _require_inside(rows, len(table), "row")
-    _require_inside(targets, min(each.shapes[each.depth - 1].outputs for each in trainees), "class")
+    classes = {each.shapes[each.depth - 1].outputs for each in trainees}
+    if step.mutual and len(classes) > 1:
+        raise ValueError("models that learn from each other must have the same classes")
+    _require_inside(targets, min(classes), "class")
     batches = Batches(rows.data_ptr(), targets.data_ptr(), sizes.data_ptr(), *rows.shape)
-    step = Step(rule.lr, rule.momentum, rule.weight_decay, rule.prox, isinstance(rule.objective, Mutual))
-    _call("fedme_dense_sgd", table, ctypes.byref(batches), trainees, ctypes.c_int64(len(models)), ctypes.byref(step))
+    _call("fedme_dense_train", table, ctypes.byref(batches), trainees, ctypes.c_int64(len(models)), ctypes.byref(step))
     samples = int(sizes.sum())
-    return Trained(models, speeds, {role: each.loss / samples for role, each in zip(models, trainees, strict=True)})
+    return {role: each.loss / samples for role, each in zip(models, trainees, strict=True)}
 
 
 def _predict(model: Model, rows: Tensor, table: Tensor) -> Tensor:
@@ -211,15 +248,18 @@ def _network(
     for shape, width in zip(shapes, widths, strict=False):
         if shape.inputs != width:
             raise ValueError(f"{model.arch.name}: a layer takes {shape.inputs} inputs, but is given {width}")
+    for params in (model.params, speed or model.params, anchor or model.params):
+        for name, value in model.params.items():
+            if (params[name].shape, params[name].dtype) != (value.shape, table.dtype):
+                raise ValueError(f"{model.arch.name}: what belongs to {name} is not of its size or type")
     names = [name for layer, _ in layers for name in (layer.weight, layer.bias)]
     found = [[each[name].data_ptr() if each and name else None for each in (model.params, speed, anchor)] for name in names]
     tensors = (Given * len(found))(*(Given(*each) for each in found))
     return Network(len(shapes), (Shape * len(shapes))(*shapes), tensors, labels, peer)
 
 
-def _shares(rule: Sgd, role: Role) -> tuple[float, float]:
+def _shares(objective: Objective, role: Role) -> tuple[float, float]:
     """How much labels and peer count in the loss of a role."""
-    objective = rule.objective
     if not isinstance(objective, Mutual):
         return 1.0, 0.0
     place = (objective.first, objective.second).index(role)
