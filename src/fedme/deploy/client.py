@@ -58,9 +58,7 @@ def hello(site: Site, ask: Envelope) -> Envelope:
     run, config = ask.read("run", str), ask.read("config", dict[str, Any])
     _, archs = site.task()  # an architecture that cannot be built is said now
     data = client_data(site)
-    if site.experiment.settings.privacy is not None:
-        privacy.require_private(site.experiment)
-        privacy.require_separate_samples(archs.values(), [data])
+    privacy.require_private_training(site.experiment, archs.values(), [data])
     return Envelope.of(hello=introduce(site, run, config, len(data.train)))
 
 

@@ -10,6 +10,7 @@ from fedme.deploy.prepared import client_data
 from fedme.deploy.site import NAME, Site
 from fedme.experiment.config import ConfigError
 from fedme.experiment.files import locked
+from fedme.experiment.privacy import require_private_training
 
 
 def command(site: Site) -> list[str]:
@@ -32,6 +33,7 @@ def check(site: Site) -> str:
     """Look at everything before the first message: the experiment, the model, the data. What was found, in words."""
     task, archs = site.task()
     data = client_data(site)
+    require_private_training(site.experiment, archs.values(), [data])
     me = task.members[site.settings.name]
     parts = ", ".join(f"{len(getattr(data, part))} {part}" for part in ("train", "val", "test"))
     return f"{me.id}: {me.arch.name}, {parts} samples; lets in {', '.join(archs)}"

@@ -46,6 +46,13 @@ def require_private(experiment: Experiment) -> None:
         raise ConfigError("privacy.secret: processes of Flower's simulation would need it sent; use engine=inprocess")
 
 
+def require_private_training(experiment: Experiment, archs: Iterable[Arch], clients: Iterable[ClientData]) -> None:
+    """Refuse to begin what is to be private and cannot be."""
+    if experiment.settings.privacy is not None:
+        require_private(experiment)
+        require_separate_samples(archs, clients)
+
+
 def require_separate_samples(archs: Iterable[Arch], clients: Iterable[ClientData]) -> None:
     """Refuse networks whose gradients cannot be told apart by sample."""
     largest = max((data.train for data in clients), key=len)

@@ -179,8 +179,7 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
         if prepared.selection:
             write_json(folder / "selection.json", prepared.selection)
         settings.faults.check(prepared.task)
-        if settings.privacy is not None:
-            privacy.require_separate_samples(prepared.archs.values(), federation.clients.values())
+        privacy.require_private_training(experiment, prepared.archs.values(), federation.clients.values())
         assigned = {client: member.arch.name for client, member in prepared.task.members.items()}
         method: AnyMethod = experiment.method
         if found:
