@@ -117,6 +117,7 @@ def test_noise_from_the_operating_system_is_forgotten_and_still_resumed(tmp_path
         (["privacy.clip=inf"], ConfigError, "privacy.clip: must be finite"),
         (["privacy.delta=1"], ConfigError, "privacy.delta: must be between 0 and 1"),
         (["privacy.secret=true", "engine=flower"], ConfigError, "privacy.secret"),
+        (["method=centralized", "finetune.epochs=1"], ConfigError, "would be spent twice"),
     ],
 )
 def test_what_cannot_be_private_is_refused_before_anything_is_trained(tmp_path, words, error, why):

@@ -33,7 +33,11 @@ from reliability.frame import Row
 
 DELTA = 1e-5
 SMALL = ["rounds=3", "train.epochs=1", "finetune.epochs=1"]
-MORE = {"fedmd": ["method.public_epochs=1", "method.private_epochs=1"], "mapper": ["method.lambdas=[0.0, 0.5, 1.0]"]}
+MORE = {
+    "fedmd": ["method.public_epochs=1", "method.private_epochs=1"],
+    "mapper": ["method.lambdas=[0.0, 0.5, 1.0]"],
+    "centralized": ["finetune.epochs=0"],
+}
 AUDITED = [
     "data.test=0.5",
     "data.limit=600",

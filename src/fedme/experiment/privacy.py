@@ -42,6 +42,11 @@ def require_private(experiment: Experiment) -> None:
             "models.assign: 'best-local' trains every architecture at every client without noise, which [privacy] would not "
             "cover; use 'round-robin', the name of one, or a table client = name"
         )
+    if experiment.method.pooled and settings.finetune.epochs:
+        raise ConfigError(
+            "finetune.epochs: a client's samples would be spent twice, in the pool and at home, and counted apart; with [privacy] "
+            f"and method '{experiment.method_name}' it must be 0"
+        )
     if settings.privacy.secret and settings.engine.name == "flower":
         raise ConfigError("privacy.secret: processes of Flower's simulation would need it sent; use engine=inprocess")
 
