@@ -13,6 +13,7 @@ from fedme.cli.app import app
 from fedme.datasets import DATASETS
 from fedme.datasets.federation import DataOptions
 from fedme.datasets.partition import PARTITIONS
+from fedme.engines.faults import Faults
 from fedme.experiment.config import presets
 from fedme.experiment.explain import settings_of
 from fedme.experiment.settings import EngineOptions, FinetuneOptions, ModelOptions, PrivacyOptions, Settings
@@ -26,6 +27,7 @@ TABLES = {
     "finetune": FinetuneOptions,
     "privacy": PrivacyOptions,
     "engine": EngineOptions,
+    "faults": Faults,
 }
 
 

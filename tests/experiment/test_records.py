@@ -57,6 +57,14 @@ def test_a_summary_by_hand():
     assert (found["bytes_up"], found["bytes_down"], found["client_seconds"], found["server_seconds"]) == (8, 16, 4.0, 1.0)
 
 
+def test_a_summary_counts_what_was_missing():
+    reasons = ["late: it took 7.00 s", "late: it took 9.00 s", "dropped out", "joins in round 3", True]
+    rows = [scored(0, str(i), "val", 0.5) | {"notes": {"missing": why}} for i, why in enumerate(reasons)]
+    found = summary.summarise([*rows, scored(0, "9", "val", 0.5) | {"notes": {"lender": ""}}], CONFIG)
+    assert found["missing"] == {"dropped out": 1, "joins": 1, "late": 2, "no reply": 1}
+    assert summary.summarise([scored(0, "9", "val", 0.5)], CONFIG)["missing"] == {}
+
+
 def test_a_summary_of_many_rounds_keeps_few_of_them():
     def rows(rounds):
         for t in range(rounds):

@@ -40,12 +40,16 @@ class Bench:
         self.folder.mkdir(parents=True)
         self.whole = self.folder / "whole"
         self.command("resume", self.whole)  # refused at once; from now on everything is imported
-        began = time.monotonic()
-        ended = self.command("run", self.whole, Fault("none", 0))
-        self.seconds = time.monotonic() - began
+        self.seconds = float("inf")
+        for again in (self.whole, self.folder / "again"):  # twice: something else may have kept the machine busy
+            began = time.monotonic()
+            ended = self.command("run", again, Fault("none", 0))
+            self.seconds = min(self.seconds, time.monotonic() - began)
         self.events = int((self.folder / "events").read_text())
         if ended.code or not self.events:
             raise RuntimeError(f"the run that nobody touches fails: {ended.said}")
+        if different := difference(self.whole, self.folder / "again"):
+            raise RuntimeError(f"two runs that nobody touches differ in their {different}")
 
     def command(self, verb: str, output: Path, fault: Fault | None = None) -> commands.Ended:
         return commands.do(self.given(verb, output), self.folder, output, fault)
@@ -179,9 +183,5 @@ def rows(display: Display, quick: bool) -> Iterator[Row]:
         display.start("a file system that gets full", 1)
         wrong = small_disk(Path(place) / "small")
         if wrong is not None:
-            yield Row(
-                "a file system of 600 kB gets full, then larger: stopped in one line, resumed to the same bits",
-                1,
-                int(not wrong),
-                wrong,
-            )
+            what = "a file system of 600 kB gets full, then larger: stopped in one line, resumed to the same bits"
+            yield Row(what, 1, int(not wrong), wrong)

@@ -15,8 +15,8 @@ from fedme.methods import METHODS
 from reliability import commands
 from reliability.frame import Row
 
-CLIENTS, SHARE = 8, 0.3
-WORDS = [f"partition.clients={CLIENTS}", "data.limit=240", "evaluate_every=10", "train.epochs=1", "faults.quorum=0.5"]
+CLIENTS, SHARE = 10, 0.3
+WORDS = [f"partition.clients={CLIENTS}", "data.limit=300", "evaluate_every=10", "train.epochs=1", "faults.quorum=0.5"]
 MORE = {"fedmd": ["method.public_epochs=2", "method.private_epochs=1"], "mapper": ["method.lambdas=[0.0, 0.5, 1.0]"]}
 OTHERS = ["faults.lost=0.1", "faults.deadline=2.0", "faults.spread=0.5", "faults.join={1 = 3}", "faults.leave={2 = 5}"]
 
@@ -52,7 +52,7 @@ def _finite(path: Path) -> bool:
 
 def rows(display: Display, quick: bool) -> Iterator[Row]:
     """All methods with 30 % dropping out of every round, then with everything that can happen to a client."""
-    rounds = 4 if quick else 20
+    rounds = 4 if quick else 30
     simply, fully = f"{SHARE:.0%} drop out of every round", "the same, with replies lost or late, joining and leaving"
     with tempfile.TemporaryDirectory() as place:
         for title, words in ((simply, []), (fully, OTHERS)):

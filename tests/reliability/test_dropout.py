@@ -12,6 +12,6 @@ def test_a_run_whose_clients_fail_is_whole(tmp_path):
 
 def test_nothing_is_proved_if_nobody_fails(tmp_path):
     assert failing("fedavg", 2, [], tmp_path) == (0, "nobody dropped out")
-    whole, detail = failing("fedavg", 2, ["faults.quorum=9"], tmp_path)
+    whole, detail = failing("fedavg", 2, ["faults.quorum=11"], tmp_path)
     assert whole == 0
-    assert "there are only 8 clients" in detail
+    assert "there are only 10 clients" in detail

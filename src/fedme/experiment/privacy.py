@@ -44,8 +44,8 @@ def require_private(experiment: Experiment) -> None:
         )
     if experiment.method.pooled and settings.finetune.epochs:
         raise ConfigError(
-            "finetune.epochs: a client's samples would be spent twice, in the pool and at home, and counted apart; with [privacy] "
-            f"and method '{experiment.method_name}' it must be 0"
+            "finetune.epochs: a client's samples would be spent twice, in the pool and at home, and counted apart; it must be 0 "
+            f"with [privacy] and method '{experiment.method_name}'"
         )
     if settings.privacy.secret and settings.engine.name == "flower":
         raise ConfigError("privacy.secret: processes of Flower's simulation would need it sent; use engine=inprocess")

@@ -35,12 +35,15 @@ def summarise(rows: Iterable[dict[str, Any]], config: Mapping[str, Any]) -> dict
     best: dict[Kind, tuple[float, int, Splits]] = {}
     evaluated: Counter[Kind] = Counter()
     epsilon: dict[str, float | None] = {}
+    missing: Counter[str] = Counter()
     for t, together in itertools.groupby(rows, key=lambda row: row["round"]):
         traffic: dict[str, dict[str, Any]] = {}
         found: dict[Kind, Splits] = defaultdict(lambda: defaultdict(list))
         for row in together:
             traffic.setdefault(row["client"], row)
             epsilon |= {row["client"]: row["epsilon"]} if "epsilon" in row else {}  # it only grows: the last is that of all
+            if why := row.get("notes", {}).get("missing"):
+                missing[_sort_of(why)] += 1
             if row["stage"] in ("round", "finetuned"):
                 found[row["model"], row["stage"]][row["split"]].append(row)
         sums = {name: total + sum(row[name] for row in traffic.values()) for name, total in sums.items()}
@@ -72,7 +75,13 @@ def summarise(rows: Iterable[dict[str, Any]], config: Mapping[str, Any]) -> dict
         "results": results,
         **sums,
         "server_seconds": server,
+        "missing": dict(sorted(missing.items())),
     }
+
+
+def _sort_of(reason: Any) -> str:
+    """What happened, without when and how much: "late: it took 7 s" is "late"."""
+    return reason.split(":")[0].split(" in round ")[0] if isinstance(reason, str) else "no reply"
 
 
 def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -47,6 +47,8 @@ def results(folder: Path, style: Format, out: Console, as_json: bool = False, ev
         out.print(f"Sent {mega:.1f} MB in all; {seconds}.")
         if "privacy" in result:
             out.print(private(result["privacy"]), markup=False, highlight=False)
+        if lost := result.get("missing"):
+            out.print(f"Missing replies: {', '.join(f'{count} ({why})' for why, count in lost.items())}.", soft_wrap=True)
 
 
 def private(privacy: Mapping[str, Any]) -> str:
