@@ -2,6 +2,7 @@
 
 import functools
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 from fedme.core.client import Local, Private
 from fedme.core.data import ClientData, ClientId
+from fedme.core.method import POOL
 from fedme.core.model import Arch
 from fedme.engines.mixing import require_separate
 from fedme.experiment.config import ConfigError, Experiment
@@ -44,8 +46,8 @@ def require_private(experiment: Experiment) -> None:
         )
     if experiment.method.pooled and settings.finetune.epochs:
         raise ConfigError(
-            "finetune.epochs: a client's samples would be spent twice, in the pool and at home, and counted apart; it must be 0 "
-            f"with [privacy] and method '{experiment.method_name}'"
+            "finetune.epochs: a client's samples would be spent twice, in the pool and at home, and counted apart; "
+            f"it must be 0 with [privacy] and method '{experiment.method_name}'"
         )
     if settings.privacy.secret and settings.engine.name == "flower":
         raise ConfigError("privacy.secret: processes of Flower's simulation would need it sent; use engine=inprocess")
@@ -118,8 +120,9 @@ def _gradients(method: object) -> int:
 
 
 def costs(options: PrivacyOptions, spent: Mapping[ClientId, Ledger]) -> dict[ClientId, float]:
-    """Every client's epsilon until now."""
-    return {client: epsilon(ledger, options.delta) for client, ledger in spent.items()}
+    """Every client's epsilon until now; where data is pooled, that of the pool is everybody's."""
+    found = {client: epsilon(ledger, options.delta) for client, ledger in spent.items()}
+    return defaultdict(lambda: found.get(POOL, 0.0), found)
 
 
 def outside(experiment: Experiment) -> list[str]:

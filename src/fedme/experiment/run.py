@@ -291,7 +291,7 @@ class Loop:
         rows = records.rows(t, played.traffic, scores, self.engine.samples, played.server_seconds)
         if settings.privacy is not None:
             cost = privacy.costs(settings.privacy, self.engine.spent)
-            rows = [row | {"epsilon": cost.get(row["client"], 0.0)} for row in rows]
+            rows = [row | {"epsilon": cost[row["client"]]} for row in rows]
         book.write(rows)
         self.logs.write(t, rows)
         return server
