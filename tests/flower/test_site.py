@@ -25,12 +25,12 @@ from fedme.deploy.federation import Federation, Settings
 from fedme.deploy.hello import Hello, admitted, differences, introduce
 from fedme.deploy.kit import write
 from fedme.deploy.prepared import client_data
-from fedme.deploy.private import PrivateState, exchanges
+from fedme.deploy.private import PrivateState, claimed, exchanges
 from fedme.deploy.site import Site, agreed, with_members
 from fedme.engines.flower.envelope import Envelope
 from fedme.experiment.config import ConfigError, load
 from fedme.experiment.files import RunError
-from fedme.learn.accountant import Ledger, epsilon
+from fedme.learn.accountant import Ledger, Spent, epsilon
 from fedme.learn.exchange import room_for
 from fedme.methods.fedavg import Shared, Up
 from fedme.methods.fedme import Down
@@ -276,3 +276,10 @@ def test_a_private_site_never_answers_twice_with_the_same_noise(folder):
     (PrivateState(mine.state, "r").folder / "privacy.json").write_text("[1]")
     with pytest.raises(site_app.SiteError, match="RunError"):
         ask()
+
+
+def test_a_server_looks_at_short_ledgers_only():
+    many = tuple(Spent(0.5, 1.0 + i, 1) for i in range(17))
+    assert claimed(many[:16]) == many[:16]
+    with pytest.raises(TypedError, match="17 entries"):
+        claimed(many)

@@ -6,8 +6,9 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
+from fedme.core.typed import TypedError, build
 from fedme.learn import accountant
-from fedme.learn.accountant import ORDERS, PrivacyError, Spent, added, epsilon, noise_for, one_step
+from fedme.learn.accountant import ORDERS, Ledger, PrivacyError, Spent, added, epsilon, noise_for, one_step
 
 MNIST = 60000
 
@@ -73,3 +74,13 @@ def test_the_noise_for_an_epsilon_is_just_enough(target):
 def test_what_no_noise_can_do_is_said():
     with pytest.raises(PrivacyError, match="no noise is enough"):
         noise_for(1e-9, 1e-12, [(1.0, 10_000, 1)])
+
+
+@pytest.mark.parametrize(
+    "entry", [(0.0, 1.0, 1), (1.5, 1.0, 1), (math.nan, 1.0, 1), (0.5, -1.0, 1), (0.5, math.inf, 1), (0.5, 1.0, -1)]
+)
+def test_entries_that_cannot_be_are_refused(entry):
+    with pytest.raises(ValueError, match="no such cost"):
+        Spent(*entry)
+    with pytest.raises(TypedError):
+        build(Ledger, [dict(zip(("rate", "noise", "steps"), entry, strict=True))])

@@ -15,7 +15,7 @@ from fedme.core.typed import TypedError, build
 from fedme.deploy import audit
 from fedme.deploy.federation import Settings
 from fedme.deploy.hello import Hello, admitted
-from fedme.deploy.private import exchanges
+from fedme.deploy.private import claimed, exchanges
 from fedme.deploy.site import with_members
 from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
 from fedme.engines.drive import Done, T, drive
@@ -136,7 +136,7 @@ class Deployed:
             up = reply.read("up", self.kinds.up | None, self.archs)
             report, seconds = reply.read("report", Report), reply.read("seconds", float)
             before, after = reply.read("before", int), reply.read("after", int)
-            self.spent[client] = reply.read("spent", Ledger)
+            self.spent[client] = claimed(reply.read("spent", Ledger))
         except TypedError as error:
             return Absent(f"its reply cannot be used: {error}")
         audit.note(self.folder, "received", client, self.run, when.t, up)
@@ -166,7 +166,7 @@ class Deployed:
                 if isinstance(reply, Failure):
                     raise TypedError("", reply.reason)
                 scores, seconds = reply.read("scores", list[Scored]), reply.read("seconds", float)
-                self.spent[client] = reply.read("spent", Ledger)
+                self.spent[client] = claimed(reply.read("spent", Ledger))
                 done[client] = Done(Assessment(None, {}, scores), seconds)
             except TypedError as error:
                 self.say(f"round {when.t}: no scores from {client}: {error}")

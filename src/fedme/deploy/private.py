@@ -22,7 +22,15 @@ from fedme.learn.accountant import Ledger
 
 FORMAT = "fedme-private-1"
 LEDGER = "privacy.json"
+MOST = 16  # entries of a ledger that a server looks at; a method has one for every size of its training parts
 KEPT = 2  # versions: the newest, and the one before it for a round that the server repeats
+
+
+def claimed(ledger: Ledger) -> Ledger:
+    """What a site says it has spent, unless it is too much to be looked at."""
+    if len(ledger) > MOST:
+        raise TypedError("spent", f"has {len(ledger)} entries, more than {MOST}")
+    return ledger
 
 
 class PrivateState:

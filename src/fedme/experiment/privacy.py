@@ -121,7 +121,7 @@ def _gradients(method: object) -> int:
 
 def costs(options: PrivacyOptions, spent: Mapping[ClientId, Ledger]) -> dict[ClientId, float]:
     """Every client's epsilon until now; where data is pooled, that of the pool is everybody's."""
-    found = {client: epsilon(ledger, options.delta) for client, ledger in spent.items()}
+    found = {client: epsilon(ledger, options.delta) for client, ledger in spent.items() if ledger}
     return defaultdict(lambda: found.get(POOL, 0.0), found)
 
 

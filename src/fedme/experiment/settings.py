@@ -55,7 +55,7 @@ class PrivacyOptions:
     def __post_init__(self) -> None:
         require(self.clip > 0, "clip", f"must be positive, not {self.clip}")
         require((self.noise is None) != (self.epsilon is None), "noise", "give either noise or epsilon, one of them")
-        require(self.noise is None or 0 <= self.noise < math.inf, "noise", f"must not be negative, not {self.noise}")
+        require(self.noise is None or 0 <= self.noise <= 1e6, "noise", f"must be from 0 to a million, not {self.noise}")
         require(not self.noise or self.clip < math.inf, "clip", "must be finite: noise is in units of it")
         require(self.epsilon is None or 0 < self.epsilon < math.inf, "epsilon", f"must be positive, not {self.epsilon}")
         require(self.epsilon is None or self.clip < math.inf, "clip", "must be finite: noise is in units of it")
