@@ -17,7 +17,7 @@ from reliability import commands
 from reliability.frame import Row
 
 ROUNDS = 2000
-PAUSE = 0.2  # seconds between two looks
+PAUSE = 0.5  # seconds between two looks
 RUNS = {
     "fedme": ["method.clusters={0 = 1, 4 = 2}", "engine.memory=0"],
     "fml": ["method.name=fml", "models.shared=dnn-8", "train.momentum=0.9"],
