@@ -71,6 +71,8 @@ def test_without_noise_there_is_no_bound_and_it_is_said(tmp_path, fedme, monkeyp
     assert {row["epsilon"] for row in records.read(folder)} == {None}
     _, out, _ = fedme("show", folder)
     assert "without a bound" in out
+    _, out, _ = fedme("show", folder, "--clients")
+    assert out.count("no bound") == 4
 
 
 def test_epsilon_is_shown_and_what_lies_outside_is_said(tmp_path, fedme, monkeypatch):

@@ -93,6 +93,7 @@ def clients(folder: Path, style: Format, out: Console, as_json: bool = False) ->
             mine[key] = r["accuracy"]
             if r["split"] == "test":
                 mine["samples"] = r["samples"]
+            mine |= {"epsilon": r["epsilon"]} if "epsilon" in r else {}
     if as_json:
         print(json.dumps(list(found.values()), indent=2))
         return
@@ -102,6 +103,8 @@ def clients(folder: Path, style: Format, out: Console, as_json: bool = False) ->
 
 
 def _cell(value: Any, key: str) -> str:
+    if key == "epsilon":
+        return "no bound" if value is None else _number(value, 1, 2)
     return str(value) if isinstance(value, str) or key.endswith("samples") else _number(value, 100, 2)
 
 

@@ -100,4 +100,4 @@ def normal(key: Key, like: Mapping[str, Tensor], deviation: float) -> dict[str, 
     names = sorted(like)  # weights that came from elsewhere may have another order
     flat = torch.from_numpy(key.normal(sum(p.numel() for p in like.values())) * deviation)
     parts = dict(zip(names, flat.split([like[name].numel() for name in names]), strict=True))
-    return {name: parts[name].view(p.shape).to(p) for name, p in like.items()}
+    return {name: parts[name].view(p.shape).to(p.dtype).to(p.device) for name, p in like.items()}
