@@ -20,8 +20,9 @@ ALLOWED = {
     "datasets": {"core"},
     "zoo": {"core"},
     "experiment": {"core", "learn", "methods", "engines", "datasets", "zoo", "(version)"},
-    "report": {"core", "experiment", "(version)"},
+    "report": {"core", "experiment", "audit", "(version)"},
     "reproduce": {"core", "experiment"},
+    "audit": {"core", "learn", "engines", "experiment"},
     "deploy": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment", "(version)"},
     "cli": {
         "core",
@@ -33,6 +34,7 @@ ALLOWED = {
         "experiment",
         "report",
         "reproduce",
+        "audit",
         "deploy",
         "(version)",
     },

@@ -23,6 +23,7 @@ SECTIONS: dict[str, list[str]] = {
         "own-data",
         "own-models",
         "use-models",
+        "privacy",
         "report",
         "logging",
         "sweep",
@@ -34,7 +35,7 @@ SECTIONS: dict[str, list[str]] = {
     "Questions": ["faq"],
     "Methods": [f"methods/{name}" for name in ("index", *reference.methods())],
     "Reference": ["reference/settings", "reference/commands", "reference/python"],
-    "Inside": ["architecture", "reliability", "performance"],
+    "Inside": ["architecture", "threat-model", "reliability", "performance"],
 }
 
 

@@ -16,7 +16,7 @@ from fedme.datasets.partition import PARTITIONS
 from fedme.engines.faults import Faults
 from fedme.experiment.config import presets
 from fedme.experiment.explain import settings_of
-from fedme.experiment.settings import EngineOptions, FinetuneOptions, ModelOptions, Settings
+from fedme.experiment.settings import EngineOptions, FinetuneOptions, ModelOptions, PrivacyOptions, Settings
 from fedme.learn.training import Training
 from fedme.methods import METHODS
 
@@ -25,6 +25,7 @@ TABLES = {
     "models": ModelOptions,
     "train": Training,
     "finetune": FinetuneOptions,
+    "privacy": PrivacyOptions,
     "engine": EngineOptions,
     "faults": Faults,
 }

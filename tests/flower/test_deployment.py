@@ -109,6 +109,23 @@ def test_the_same_models_as_in_one_process(deployment, monkeypatch):
     assert "stopped the server" in deployment.do("deploy", "stop", "federation")
 
 
+def test_private_sites_keep_their_own_accounts(deployment):
+    deployment.agree(privacy={"epsilon": 8.0})
+    deployment.server()
+    for name in "abc":
+        deployment.node(name)
+    assert deployment.submit().wait(1200) == 0, deployment.said_by("submit").read_text()
+    folder = deployment.federation / "runs" / "experiment"
+    token = json.loads((folder / "run.json").read_text())["run"]
+    told = {row["client"]: row["epsilon"] for row in records.read(folder)}
+    assert all(7.8 < told[name] <= 8.0 for name in "abc")
+    sites = json.loads((folder / "sites.json").read_text())
+    for name in "abc":
+        account = json.loads((deployment.site(name) / "state" / "runs" / token / "privacy.json").read_text())
+        batches = -(-sites[name]["hello"]["samples"] // 20)
+        assert [entry["steps"] for entry in account] == [2 * batches]  # two rounds of one epoch
+
+
 @pytest.mark.parametrize("deployment", [{"host": "127.0.0.2"}], indirect=True)
 def test_whoever_is_not_known_is_refused(deployment, tmp_path):
     deployment.server()

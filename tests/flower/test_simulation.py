@@ -51,6 +51,7 @@ REAL = {
     "fedme": ["method.clusters=2"],
     "fml": ["method=fml", "models.shared=dnn-8", "faults.dropped_in={1 = [0]}", "faults.lost_in={2 = [1]}"],
     "fedavg": ["method=fedavg", "models.shared=dnn-8", "train.cohort=3"],
+    "private": ["method=fml", "models.shared=dnn-8", "privacy.epsilon=5"],
 }
 
 
@@ -69,7 +70,10 @@ def numbers(folder: Path) -> list[dict[str, object]]:
     return [{key: value for key, value in row.items() if not key.endswith("seconds")} for row in records.read(folder)]
 
 
-@pytest.mark.parametrize("method", ["fedme", "fml", pytest.param("fedavg", marks=pytest.mark.deploy)])
+SLOW = [pytest.param(each, marks=pytest.mark.deploy) for each in ("fedavg", "private")]
+
+
+@pytest.mark.parametrize("method", ["fedme", "fml", *SLOW])
 def test_the_same_models_as_in_one_process(method, tmp_path):
     (tmp_path / "experiment.toml").write_text(CONFIG)
     there = fedme(tmp_path, "run", "experiment.toml", "engine=flower", "engine.workers=2", "output=there", *REAL[method])

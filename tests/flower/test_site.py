@@ -2,10 +2,12 @@
 
 import json
 import tempfile
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,16 +20,20 @@ from fedme.core.typed import TypedError, build
 from fedme.datasets.errors import DataError
 from fedme.datasets.sites import Sites
 from fedme.deploy import audit
+from fedme.deploy import client as site_app
 from fedme.deploy.federation import Federation, Settings
 from fedme.deploy.hello import Hello, admitted, differences, introduce
 from fedme.deploy.kit import write
 from fedme.deploy.node import command
 from fedme.deploy.prepared import client_data
-from fedme.deploy.private import PrivateState, exchanges
+from fedme.deploy.private import PrivateState, claimed, exchanges
 from fedme.deploy.site import Site, agreed, with_members
+from fedme.engines.flower.envelope import Envelope
 from fedme.experiment.config import ConfigError, load
 from fedme.experiment.files import RunError
+from fedme.learn.accountant import Ledger, Spent, epsilon
 from fedme.learn.exchange import room_for
+from fedme.methods.fedavg import Shared, Up
 from fedme.methods.fedme import Down
 from fedme.methods.local import State
 
@@ -272,3 +278,36 @@ def test_every_transfer_is_a_line(tmp_path):
     assert first["with"] == {"lender": "b", "cluster": 1}
     assert first["bytes"] > 100
     assert (second["bytes"], second["models"]) == (0, [])
+
+
+def test_a_private_site_never_answers_twice_with_the_same_noise(folder):
+    path = folder / "sites" / "a" / "site.toml"
+    agreed_to = path.with_name("experiment.toml")
+    changed = {"rounds": 2, "method": {"name": "fedavg"}, "models": {"pool": ["mlr"]}, "privacy": {"epsilon": 4.0}}
+    agreed_to.write_text(tomli_w.dumps(tomllib.loads(agreed_to.read_text()) | changed))
+    mine = Site.read(path)
+    task, archs = mine.task()
+    model = Model.init(task.shared, Key(0))
+
+    def ask():
+        down = Envelope.of(run="r", when=Round(0, 2), down=Shared(model))
+        reply = site_app.train(down, {"site": str(path)})
+        return reply.read("up", Up, archs).model, reply.read("spent", Ledger)
+
+    (first, once), (second, twice) = ask(), ask()
+    assert not torch.equal(first.params["1.weight"], second.params["1.weight"])  # or asking twice would take it off
+    assert [each.steps for each in twice] == [2 * each.steps for each in once]
+    assert PrivateState(mine.state, "r").spent() == twice  # the site's own account, whatever the server remembers
+    assert 3.9 < epsilon(twice, 1e-5) <= 4.0
+    with pytest.raises(site_app.SiteError, match="beyond privacy.epsilon = 4"):
+        ask()
+    (PrivateState(mine.state, "r").folder / "privacy.json").write_text("[1]")
+    with pytest.raises(site_app.SiteError, match="RunError"):
+        ask()
+
+
+def test_a_server_looks_at_short_ledgers_only():
+    many = tuple(Spent(0.5, 1.0 + i, 1) for i in range(17))
+    assert claimed(many[:16]) == many[:16]
+    with pytest.raises(TypedError, match="17 entries"):
+        claimed(many)

@@ -29,6 +29,7 @@ PARTS: tuple[str, ...] = (
     "dropout",
     "crash",
     "long",
+    "privacy",
 )
 
 

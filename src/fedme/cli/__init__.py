@@ -8,7 +8,8 @@ from fedme.cli.app import app, err, literal
 from fedme.experiment.batch import MENDABLE
 from fedme.experiment.run import Interrupted
 
-for family in ("runs", "sweep", "results", "models", "report", "lists", "reproduce", "demo", "deploy"):  # as in `fedme --help`
+FAMILIES = ("runs", "sweep", "results", "audit", "models", "report", "lists", "reproduce", "demo", "deploy")  # as in the help
+for family in FAMILIES:
     importlib.import_module(f"fedme.cli.{family}")
 
 

@@ -42,16 +42,18 @@ class Local:
     shuffle: bool = True  # False: the order of the data, wrapping around
     offset: int = 0  # in that order, the batch to begin with
     augment: bool = True  # let the source change inputs at random, if it does
+    poisson: bool = False  # every sample is in every batch with the same chance, for itself; `batch` is the mean size
 
     def schedule(self, samples: int, key: Key) -> tuple[Tensor, Tensor]:
         """The positions of every batch (steps x batch, padded with 0) and how many of them count (steps).
 
-        The last batch of an epoch may be small; nothing is dropped.
+        The last batch of an epoch may be small; nothing is dropped. Batches drawn by chance (`poisson`) may be empty.
         """
         if not samples:
             return torch.zeros((0, self.batch), dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
-        per_epoch = -(-samples // self.batch)
-        count = self.steps if self.steps is not None else self.epochs * per_epoch
+        per_epoch, count = -(-samples // self.batch), self.count(samples)
+        if self.poisson:
+            return self._poisson(samples, count, key)
         first = self.offset % per_epoch if not self.shuffle else 0
         epochs = -(-(first + count) // per_epoch)
         whole = torch.zeros((epochs, per_epoch * self.batch), dtype=torch.int64)
@@ -62,6 +64,25 @@ class Local:
         sizes[:, -1] = samples - (per_epoch - 1) * self.batch
         chosen = slice(first, first + count)
         return whole.reshape(-1, self.batch)[chosen], sizes.reshape(-1)[chosen]
+
+    def count(self, samples: int) -> int:
+        """How many batches there are."""
+        if not samples:
+            return 0
+        return self.steps if self.steps is not None else self.epochs * -(-samples // self.batch)
+
+    def rate(self, samples: int) -> float:
+        """The chance of a sample to be in a batch."""
+        return min(1.0, self.batch / samples)
+
+    def _poisson(self, samples: int, steps: int, key: Key) -> tuple[Tensor, Tensor]:
+        rate = self.rate(samples)
+        drawn = [torch.from_numpy(key.at("step", s).uniform(samples) < rate).nonzero().flatten() for s in range(steps)]
+        sizes = torch.tensor([len(each) for each in drawn], dtype=torch.int64)
+        positions = torch.zeros((steps, max(1, int(sizes.max()))), dtype=torch.int64)
+        for row, each in zip(positions, drawn, strict=True):
+            row[: len(each)] = each
+        return positions, sizes
 
     def batches(self, samples: int, key: Key) -> list[Tensor]:
         """The positions of every batch, in order."""
@@ -138,6 +159,18 @@ class Trained:
 
 
 @dataclass(frozen=True)
+class Private:
+    """Every gradient of a training is a Gaussian mechanism over its samples.
+
+    The gradient of one sample, all models together, is shrunk to norm `clip`; the sum over the batch gets normal noise of
+    deviation ``noise * clip`` and is divided by the mean batch size.
+    """
+
+    clip: float
+    noise: float
+
+
+@dataclass(frozen=True)
 class Train:
     """Train models together on the same batches."""
 
@@ -148,6 +181,7 @@ class Train:
     key: Key
     opt: OptState = field(default_factory=dict)
     frozen: Models = field(default_factory=dict)
+    private: Private | None = None
 
 
 @dataclass(frozen=True)

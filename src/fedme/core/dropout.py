@@ -31,13 +31,13 @@ def at_draw(seed: Tensor, draw: int) -> Tensor:
     return mixed(seed + torch.tensor(draw, device=seed.device) * _GOLDEN)
 
 
-def uniform(seed: Tensor, count: int) -> Tensor:
-    """`count` numbers in [0, 1) for each seed: shape ``seed.shape + (count,)``.
+def uniform(seed: Tensor, count: int, first: int = 0) -> Tensor:
+    """`count` numbers in [0, 1) for each seed, from position `first` on: shape ``seed.shape + (count,)``.
 
     Positions are hashed in 32 bits, which processors multiply many at a time; both halves of the seed go in.
     """
     low, high = seed.to(torch.int32).unsqueeze(-1), (seed >> 32).to(torch.int32).unsqueeze(-1)
-    x = torch.arange(1, count + 1, dtype=torch.int32, device=seed.device) ^ low
+    x = torch.arange(first + 1, first + count + 1, dtype=torch.int32, device=seed.device) ^ low
     x = (x ^ _shift32(x, 16)) * _THIRD
     x = (x ^ _shift32(x, 15) ^ high) * _FOURTH
     return _shift32(x ^ _shift32(x, 16), 8).to(torch.float32) * 2.0**-24
@@ -57,6 +57,7 @@ class KeyedDropout(nn.Module):
         super().__init__()
         self.p = p
         self.calls = 0  # a layer used twice in one forward draws two masks
+        self.first = 0  # where in its batch the first sample stands: one sample alone gets the mask it has in the batch
         self.register_buffer("seed", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,5 +65,6 @@ class KeyedDropout(nn.Module):
             return x
         seed = at_draw(self.seed, -self.calls) if self.calls else self.seed
         self.calls += 1
-        keep = uniform(seed, x.numel()).reshape(x.shape) >= self.p
+        start = self.first * x[0].numel() if self.first else 0
+        keep = uniform(seed, x.numel(), start).reshape(x.shape) >= self.p
         return x * keep / (1.0 - self.p) if self.p < 1.0 else torch.zeros_like(x)

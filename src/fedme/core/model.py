@@ -4,8 +4,9 @@
 given a keyed mask, so that a model trained alone and one trained in a stack of clients see the same mask.
 """
 
+import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,15 +122,15 @@ class Model:
         frozen = {name: own(p) for name, p in named if not p.requires_grad}
         return cls(arch, params, frozen | {name: own(b) for name, b in module.named_buffers()})
 
-    def __call__(self, x: Any, *, training: bool = False, masks: Mapping[str, Tensor] | None = None) -> Tensor:
+    def __call__(self, x: Any, *, training: bool = False, masks: Mapping[str, Tensor] | None = None, first: int = 0) -> Tensor:
         """Logits for the inputs `x`: a tensor, or a dictionary of tensors passed by name.
 
         In training mode buffers such as running statistics are updated in place: pass a copy. `masks` seeds each dropout
-        layer. A batch of one has no statistics: batch normalisation then uses the ones it has gathered.
+        layer, and `first` says where in its batch `x` begins. A batch of one has no statistics: batch normalisation then
+        uses the ones it has gathered.
         """
         module = template(self.arch, training, not (training and _samples(x) == 1 and has_batchnorm(self.arch)))
-        for layer in masks or {}:
-            module.get_submodule(layer).calls = 0  # type: ignore[assignment]
+        begin(module, masks or {}, first)
         seeds = {f"{layer}.seed": seed for layer, seed in (masks or {}).items()}
         weights = {**self.params, **self.buffers, **seeds}
         given = ((), dict(x)) if isinstance(x, Mapping) else ((x,), {})
@@ -172,6 +173,13 @@ class Model:
         return load(module.to(self.dtype), {**self.params, **self.buffers})
 
 
+def begin(module: nn.Module, layers: Iterable[str], first: int = 0) -> None:
+    """Make dropout layers of a template ready for a forward; `first` is where in its batch the first sample stands."""
+    for layer in layers:
+        dropout = module.get_submodule(layer)
+        dropout.calls, dropout.first = 0, first  # type: ignore[assignment]
+
+
 def _samples(x: Any) -> int:
     return len(next(iter(x.values())) if isinstance(x, Mapping) else x)
 
@@ -198,3 +206,18 @@ def average(models: Sequence[Model], shares: Sequence[float] | None = None) -> M
         tree.average([model.params for model in models], parts),
         tree.average([model.buffers for model in models], parts) if models[0].buffers else {},
     )
+
+
+def models_in(value: Any, at: str = "") -> Iterator[tuple[str, Model]]:
+    """Every model in a value, and where it is."""
+    if isinstance(value, Model):
+        yield at, value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from models_in(item, f"{at}.{name}" if at else str(name))
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from models_in(item, f"{at}[{i}]")
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from models_in(getattr(value, field.name), f"{at}.{field.name}" if at else field.name)

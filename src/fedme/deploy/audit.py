@@ -3,11 +3,11 @@
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedme.core.model import Model
+from fedme.core.model import models_in
 from fedme.core.tree import nbytes
 from fedme.experiment.files import RunError
 
@@ -56,21 +56,6 @@ def cells(transfers: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         ]
         for each in transfers
     ]
-
-
-def models_in(value: Any, at: str = "") -> Iterator[tuple[str, Model]]:
-    """Every model in a value, and where it is."""
-    if isinstance(value, Model):
-        yield at, value
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from models_in(item, f"{at}.{name}" if at else str(name))
-    elif isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            yield from models_in(item, f"{at}[{i}]")
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from models_in(getattr(value, field.name), f"{at}.{field.name}" if at else field.name)
 
 
 def _scalars(value: Any) -> dict[str, Any]:

@@ -23,9 +23,11 @@ from fedme.engines.client import Finetune
 from fedme.engines.flower.apps import client_app
 from fedme.engines.flower.envelope import Envelope, Kinds
 from fedme.engines.inprocess import InProcess
+from fedme.experiment import privacy
 from fedme.experiment.config import ConfigError
 from fedme.experiment.run import save_models
 from fedme.experiment.saved import folder_of
+from fedme.learn.accountant import Ledger
 
 SPOKEN = (TypedError, TaskError, ConfigError, zoo.ArchError)  # errors about the federation; others may tell of data or paths
 log = logging.getLogger("fedme.site")
@@ -54,8 +56,10 @@ def discreet(work: Callable[[Site, Envelope], Envelope]) -> Callable[[Envelope, 
 def hello(site: Site, ask: Envelope) -> Envelope:
     """Who this site is, if both agree on the experiment."""
     run, config = ask.read("run", str), ask.read("config", dict[str, Any])
-    site.task()  # an architecture that cannot be built is said now
-    return Envelope.of(hello=introduce(site, run, config, client_data(site)))
+    _, archs = site.task()  # an architecture that cannot be built is said now
+    data = client_data(site)
+    privacy.require_private_training(site.experiment, archs.values(), [data])
+    return Envelope.of(hello=introduce(site, run, config, data))
 
 
 @discreet
@@ -67,9 +71,11 @@ def train(site: Site, ask: Envelope) -> Envelope:
     before = exchanges(desk.engine.method.phases, desk.when)
     version = desk.take_state(before)
     answer = desk.engine.exchange({desk.me: down}, desk.when)[desk.me]
+    spent = desk.spend()
     desk.private.write(before + 1, desk.engine.states[desk.me])
     audit.note(site.state, "sent", "server", desk.run, desk.when.t, answer.up)
-    return Envelope.of(up=answer.up, report=answer.report, seconds=answer.seconds, before=version, after=before + 1)
+    versions = {"before": version, "after": before + 1}
+    return Envelope.of(up=answer.up, report=answer.report, seconds=answer.seconds, spent=spent, **versions)
 
 
 @discreet
@@ -80,11 +86,12 @@ def evaluate(site: Site, ask: Envelope) -> Envelope:
     audit.note(site.state, "received", "server", desk.run, desk.when.t, delivery)
     desk.take_state((desk.when.t + 1) * len(desk.engine.method.phases))
     done = desk.engine.assess({desk.me: delivery}, desk.when, ask.read("finetune", Finetune | None))[desk.me]  # type: ignore[arg-type]
+    spent = desk.spend()
     if desk.when.t + 1 == desk.when.total:
         folder, data = folder_of(desk.private.folder, desk.me), desk.engine.clients[desk.me]
         for note in save_models(folder, site.experiment, desk.task, data, done.value):
             log.warning(note)
-    return Envelope.of(scores=done.value.scores, seconds=done.seconds)
+    return Envelope.of(scores=done.value.scores, seconds=done.seconds, spent=spent)
 
 
 class Desk:
@@ -99,7 +106,10 @@ class Desk:
         self.private = PrivateState(site.state, self.run)
         data: ClientData = client_data(site)
         root = Key(site.experiment.settings.seed)
-        self.engine = InProcess(site.experiment.method, self.task, {self.me: data}, root)
+        # The server knows the seed of the experiment, and may ask twice: noise is drawn anew for every message.
+        private = privacy.guards(site.experiment, privacy.drawn_secret())
+        self.engine = InProcess(site.experiment.method, self.task, {self.me: data}, root, private=private)
+        self.engine.spent = {self.me: self.private.spent()}
         self.kinds = Kinds.of(site.experiment.method)
 
     def take_state(self, until: int) -> int:
@@ -107,6 +117,12 @@ class Desk:
         version, state = self.private.read(self.kinds.state, self.archs, until)
         self.engine.states = {} if state is None else {self.me: state}
         return version
+
+    def spend(self) -> Ledger:
+        """Write down what the message has cost of the site's privacy; all that the run has used."""
+        ledger = self.engine.spent[self.me]
+        self.private.spend(ledger)
+        return ledger
 
 
 app = client_app(hello, train, evaluate)

@@ -15,7 +15,7 @@ from fedme.core.typed import TypedError, build
 from fedme.deploy import audit
 from fedme.deploy.federation import Settings
 from fedme.deploy.hello import Hello, admitted
-from fedme.deploy.private import exchanges
+from fedme.deploy.private import claimed, exchanges
 from fedme.deploy.runs import SITES
 from fedme.deploy.site import with_members
 from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
@@ -27,6 +27,7 @@ from fedme.engines.inprocess import one_by_one
 from fedme.engines.round import Absent, Answer
 from fedme.experiment.config import Experiment
 from fedme.experiment.files import write_json
+from fedme.learn.accountant import Ledger
 
 WAIT = 1.0  # seconds between two looks for sites, and until a round is asked for again; every time twice as long, up to ...
 LONGEST = 30.0
@@ -58,6 +59,7 @@ class Deployed:
     say: Callable[[str], None]
     public: str = ""  # what tells the server's public samples from others
     states: dict[ClientId, Any] = field(default_factory=dict)  # they are at the sites
+    spent: dict[ClientId, Ledger] = field(default_factory=dict)  # of their privacy, as the sites say
     known: dict[ClientId, Known] = field(default_factory=dict)
     nodes: dict[ClientId, Node] = field(default_factory=dict)  # who is connected
     refused: dict[Node, float] = field(default_factory=dict)  # when they may be asked again
@@ -156,6 +158,7 @@ class Deployed:
             up = reply.read("up", self.kinds.up | None, self.archs)
             report, seconds = reply.read("report", Report), reply.read("seconds", float)
             before, after = reply.read("before", int), reply.read("after", int)
+            self.spent[client] = claimed(reply.read("spent", Ledger))
         except TypedError as error:
             return Absent(f"its reply cannot be used: {error}")
         audit.note(self.folder, "received", client, self.run, when.t, up)
@@ -187,6 +190,7 @@ class Deployed:
                 if isinstance(reply, Failure):
                     raise TypedError("", _said(reply))
                 scores, seconds = reply.read("scores", list[Scored]), reply.read("seconds", float)
+                self.spent[client] = claimed(reply.read("spent", Ledger))
                 done[client] = Done(Assessment(None, {}, scores), seconds)
                 self.known[client] = replace(self.known[client], has_model=when.t + 1 == when.total)
             except TypedError as error:

@@ -10,8 +10,7 @@ from fedme import __version__
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Member, Task, TaskError
-from fedme.core.model import Arch
-from fedme.deploy.audit import models_in
+from fedme.core.model import Arch, models_in
 from fedme.deploy.prepared import fingerprint
 from fedme.deploy.private import PrivateState
 from fedme.deploy.site import Site, with_members

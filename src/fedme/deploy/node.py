@@ -12,6 +12,7 @@ from fedme.deploy.prepared import client_data
 from fedme.deploy.site import NAME, Site
 from fedme.experiment.config import ConfigError
 from fedme.experiment.files import locked
+from fedme.experiment.privacy import require_private_training
 
 CONNECTED = "SuperNode ID"  # what Flower's node says when the server has accepted it
 
@@ -38,6 +39,7 @@ def check(site: Site) -> str:
     task, archs = site.task()
     data = client_data(site)
     site.experiment.method.check(replace(task, public=len(data.public or ())))
+    require_private_training(site.experiment, archs.values(), [data])
     me = task.members[site.settings.name]
     parts = ", ".join(f"{len(getattr(data, part))} {part}" for part in ("train", "val", "test"))
     return f"{me.id}: {me.arch.name}, {parts} samples; lets in {', '.join(archs)}"

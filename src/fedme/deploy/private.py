@@ -4,8 +4,10 @@ The version is the number of exchanges of the run that the state has seen. It tr
 state has a lower one than the server remembers.
 """
 
+import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,22 @@ from torch import Tensor
 
 from fedme.core.method import Round
 from fedme.core.model import Arch
-from fedme.core.typed import TypedError
+from fedme.core.typed import TypedError, build
 from fedme.core.wire import pack, unpack
-from fedme.experiment.files import RunError, read_tensors, write_tensors
+from fedme.experiment.files import RunError, read_tensors, write_json, write_tensors
+from fedme.learn.accountant import Ledger
 
 FORMAT = "fedme-private-1"
+LEDGER = "privacy.json"
+MOST = 16  # entries of a ledger that a server looks at; a method has one for every size of its training parts
 KEPT = 2  # versions: the newest, and the one before it for a round that the server repeats
+
+
+def claimed(ledger: Ledger) -> Ledger:
+    """What a site says it has spent, unless it is too much to be looked at."""
+    if len(ledger) > MOST:
+        raise TypedError("spent", f"has {len(ledger)} entries, more than {MOST}")
+    return ledger
 
 
 class PrivateState:
@@ -53,6 +65,22 @@ class PrivateState:
         write_tensors(self._path(version), tensors, {"format": FORMAT, "state": body})
         for old in [v for v in self.versions() if v > version] + [v for v in self.versions() if v <= version][:-KEPT]:
             self._path(old).unlink()
+
+    def spent(self) -> Ledger:
+        """What this run has used of the site's privacy."""
+        path = self.folder / LEDGER
+        if not path.exists():
+            return ()
+        try:
+            return build(Ledger, json.loads(path.read_text(encoding="utf-8")))  # type: ignore[no-any-return]
+        except (TypedError, ValueError, OSError) as error:
+            raise RunError(f"{path}: damaged: {error}; nothing more is trained in this run") from error
+
+    def spend(self, ledger: Ledger) -> None:
+        """Write down what has been used, before anything that it paid for is sent."""
+        if ledger:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_json(self.folder / LEDGER, [asdict(each) for each in ledger])
 
     def _path(self, version: int) -> Path:
         return self.folder / f"state-{version:06d}.safetensors"

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from fedme.core import tree
-from fedme.core.client import Batch, Evaluate, Models, Objective, Op, Predict, Role, Score, Train, Trained
+from fedme.core.client import Batch, Evaluate, Models, Objective, Op, Predict, Private, Role, Score, Train, Trained
 from fedme.core.data import Inputs, Split
 from fedme.core.dropout import at_draw
 from fedme.core.key import Key
 from fedme.core.model import Model, dropout_layers
 from fedme.core.tree import Params
 from fedme.learn.objectives import cross_entropy
+from fedme.learn.privacy import noise
 
 EVALUATION_BATCH = 512
 DRAWS_A_STEP = 1 << 20  # masks are numbered step * this + draw
@@ -41,11 +42,14 @@ def train(op: Train) -> Trained:
     opt = {role: op.opt.get(role, state) for role, state in fresh.items()}
     device = next((m.device for m in models.values()), torch.device("cpu"))
     gradient = Autograd(op.rule.objective, mask_seeds(models, op.key))
+    if op.private is not None:
+        gradient = PerExample(gradient.objective, gradient.seeds, op=op, mechanism=op.private)
     y = op.data.y.to(device)
     with own_randomness(op.key.at("dropout")):
         for step, positions in enumerate(op.local.batches(len(op.data), op.key.at("batches"))):
             augment = op.key.at("augment", step) if op.local.augment else None
-            batch = Batch(_arranged(op.data.inputs(positions, augment)), y[positions], step)
+            x = _arranged(op.data.inputs(positions, augment)) if len(positions) else None
+            batch = Batch(x, y[positions], step)
             models, opt = op.rule(gradient, models, opt, op.frozen, batch)  # type: ignore[assignment]
     opt = {role: {name: value.contiguous() for name, value in state.items()} for role, state in opt.items()}
     done = {role: m.with_params({name: p.contiguous() for name, p in m.params.items()}) for role, m in models.items()}
@@ -147,11 +151,14 @@ class Autograd:
     def clip(self, grads: Params, limit: float) -> Params:
         return tree.clip(grads, limit)
 
-    def __call__(self, models: Models, batch: Batch, draw: int = 0) -> tuple[dict[Role, Params], dict[Role, Params]]:
+    def __call__(
+        self, models: Models, batch: Batch, draw: int = 0, first: int = 0
+    ) -> tuple[dict[Role, Params], dict[Role, Params]]:
         leaves = {role: {name: p.detach().requires_grad_() for name, p in m.params.items()} for role, m in models.items()}
         buffers = {role: {name: b.clone() for name, b in m.buffers.items()} for role, m in models.items()}
         logits = {
-            role: self._forward(role, Model(m.arch, leaves[role], buffers[role]), batch, draw) for role, m in models.items()
+            role: self._forward(role, Model(m.arch, leaves[role], buffers[role]), batch, draw, first)
+            for role, m in models.items()
         }
         losses = self.objective(logits, batch.y)
         total = torch.stack([loss.mean() for loss in losses.values()]).sum()
@@ -161,10 +168,10 @@ class Autograd:
             self._remember(losses, len(batch.y))
         return {role: {name: next(grads) for name in each} for role, each in leaves.items()}, buffers  # type: ignore[return-value]
 
-    def _forward(self, role: Role, model: Model, batch: Batch, draw: int) -> Tensor:
+    def _forward(self, role: Role, model: Model, batch: Batch, draw: int, first: int) -> Tensor:
         number = batch.step * DRAWS_A_STEP + draw
         masks = {layer: at_draw(seed, number) for layer, seed in self.seeds.get(role, {}).items()}
-        return model(cast(batch.x, model), training=True, masks=masks)
+        return model(cast(batch.x, model), training=True, masks=masks, first=first)
 
     def _remember(self, losses: Mapping[Role, Tensor], samples: int) -> None:
         self.samples += samples
@@ -174,3 +181,31 @@ class Autograd:
     def mean_losses(self) -> dict[Role, float]:
         """The mean loss of every role over the samples seen."""
         return {role: (total / self.samples).item() for role, total in self.sums.items()}
+
+
+@dataclass(kw_only=True)
+class PerExample(Autograd):
+    """The private gradient: sample after sample, each clipped over all roles together, then noise on the sum."""
+
+    op: Train
+    mechanism: Private
+
+    def __call__(
+        self, models: Models, batch: Batch, draw: int = 0, first: int = 0
+    ) -> tuple[dict[Role, Params], dict[Role, Params]]:
+        total = noise(self.op.key, self.mechanism, models, batch.step, draw)
+        for i in range(len(batch.y)):
+            one = Batch(_one(batch.x, i), batch.y[i : i + 1], batch.step)
+            grads, _ = super().__call__(models, one, draw, i)
+            size = tree.norm({f"{role}:{name}": g for role, each in grads.items() for name, g in each.items()})
+            if size.isfinite():  # a sample whose gradient is not a number says nothing
+                factor = min(1.0, self.mechanism.clip / size.item()) if size else 1.0
+                total = {role: tree.add(total[role], each, factor) for role, each in grads.items()}
+        whole = min(self.op.local.batch, len(self.op.data))
+        return {role: tree.scale(each, 1.0 / whole) for role, each in total.items()}, {
+            role: m.buffers for role, m in models.items()
+        }
+
+
+def _one(x: Inputs, i: int) -> Inputs:
+    return {name: value[i : i + 1] for name, value in x.items()} if isinstance(x, Mapping) else x[i : i + 1]

@@ -21,6 +21,7 @@ from fedme.engines.inprocess import one_by_one
 from fedme.engines.schedule import schedule
 from fedme.engines.stacked import train_sgd
 from fedme.engines.stacked_predict import predict_stacked
+from fedme.engines.stacked_private import PrivateGradient
 from fedme.engines.stacked_rules import train_rule
 from fedme.engines.workers import Workers, effort
 from fedme.learn.rules import Sgd
@@ -118,7 +119,7 @@ class Batched:
             # A client with targets of its own may have classes of its own, and so many outputs.
             shape = None if op.data.targets is None else (op.data.targets.shape[1:], _outputs(op))
             roles = tuple((role, model.dtype) for role, model in op.models.items())
-            way = self._is_compiled(op), self._is_dense(op)
+            way = self._is_compiled(op), self._is_dense(op), op.private is None
             return Train, op.rule, source, way, shape, roles, tuple(op.frozen), tuple(op.opt) == ()
         return "look", op.model.arch, op.model.dtype, source
 
@@ -178,7 +179,8 @@ class Batched:
         if self._is_plain(ops[0]):
             trained = train_sgd(in_order, plan, fetch)
         else:
-            trained = train_rule(in_order, plan, fetch, by_hand=self.path != "vmap")
+            kind = PrivateGradient if ops[0].private else None
+            trained = train_rule(in_order, plan, fetch, by_hand=self.path != "vmap", kind=kind)
         results: list[Any] = [None] * len(ops)
         for index, result in zip(order, trained, strict=True):
             results[index] = result
@@ -187,7 +189,7 @@ class Batched:
     def _is_plain(self, op: Train) -> bool:
         """Whether it is SGD that can be done in place: on dense networks, every one with its anchor if there is a pull."""
         rule = op.rule
-        if type(rule) is not Sgd or rule.alternating or not self._is_dense(op):
+        if op.private or type(rule) is not Sgd or rule.alternating or not self._is_dense(op):
             return False
         return not rule.prox or op.frozen.keys() >= op.models.keys()
 

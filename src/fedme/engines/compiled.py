@@ -108,6 +108,8 @@ def obstacle(op: Op) -> str:
     code = library()
     if isinstance(code, str):
         return f"no compiled code: {code}"
+    if isinstance(op, Train) and op.private is not None:
+        return "its training is private"
     for model in op.models.values() if isinstance(op, Train) else [op.model]:
         if _layers(model.arch) is None or model.dtype not in (torch.float32, torch.float64):
             return f"{model.arch.name} has other layers"

@@ -16,6 +16,7 @@ from fedme.core.method import POOL, Round, Task, TaskError
 from fedme.engines.client import Assessment, Finetune
 from fedme.engines.drive import Done, T
 from fedme.engines.round import Absent, Answer, Quorum
+from fedme.learn.accountant import Ledger
 from fedme.learn.training import require
 
 Rounds = Mapping[ClientId, tuple[int, ...]]  # a plan: in which rounds it happens to a client
@@ -132,6 +133,15 @@ class Faulty:
     @states.setter
     def states(self, states: dict[ClientId, Any]) -> None:
         self.engine.states = states
+
+    @property
+    def spent(self) -> dict[ClientId, Ledger]:
+        """Of the clients' privacy: whoever trained has, also if its reply was lost."""
+        return self.engine.spent  # type: ignore[no-any-return]
+
+    @spent.setter
+    def spent(self, spent: dict[ClientId, Ledger]) -> None:
+        self.engine.spent = spent
 
     @property
     def clients(self) -> Mapping[ClientId, ClientData]:

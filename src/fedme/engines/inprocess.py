@@ -12,6 +12,8 @@ from fedme.engines import alone
 from fedme.engines.client import AnyMethod, Assessment, Finetune, assess, take_part
 from fedme.engines.drive import Done, Execute, T, drive
 from fedme.engines.round import Answer
+from fedme.learn.accountant import Ledger
+from fedme.learn.privacy import Guard, privately
 
 
 def one_by_one(tick: Callable[[], None] = lambda: None) -> Execute:
@@ -38,8 +40,10 @@ class InProcess:
         clients: Mapping[ClientId, ClientData],
         root: Key,
         execute: Execute | None = None,
+        private: Callable[[ClientData], Guard] | None = None,
     ) -> None:
-        self.method, self.task, self.root = method, task, root
+        self.method, self.task, self.root, self.private = method, task, root, private
+        self.spent: dict[ClientId, Ledger] = {}  # of every client's privacy, if trainings are private
         self.execute = execute or one_by_one()
         self.clients = dict(clients)
         self.states: dict[ClientId, Any] = {}
@@ -67,7 +71,7 @@ class InProcess:
             client: take_part(self.method, self.task, self.states.get(client), down, self.clients[client], when, self.root)
             for client, down in downs.items()
         }
-        done = drive(work, self.execute)
+        done = self._drive(work)
         answers = {}
         for client, result in done.items():
             state, up, report = result.value
@@ -85,9 +89,21 @@ class InProcess:
             )
             for client, delivery in deliveries.items()
         }
-        done = drive(work, self.execute)
+        done = self._drive(work)
         self.states.update({client: result.value.state for client, result in done.items()})
         return done
+
+    def _drive(self, work: Mapping[ClientId, Steps[T]]) -> dict[ClientId, Done[T]]:
+        """Do clients' work, their trainings private if they are to be."""
+        if self.private is None:
+            return drive(work, self.execute)
+        guarded = {}
+        for client, steps in work.items():
+            data = self.clients[client]
+            guarded[client] = privately(steps, data, self.private(data), self.spent.get(client, ()))
+        done = drive(guarded, self.execute)
+        self.spent |= {client: each.value[1] for client, each in done.items()}
+        return {client: Done(each.value[0], each.seconds) for client, each in done.items()}
 
     def serve(self, steps: Steps[T]) -> Done[T]:
         """Run work of the server."""

@@ -17,7 +17,7 @@ class Schedule:
 
     rows: Tensor  # clients x steps x batch: row numbers of the source
     targets: Tensor  # clients x steps x batch (x classes)
-    share: Tensor  # clients x steps x batch: 1 / batch size, 0 for padding
+    share: Tensor  # clients x steps x batch: 1 / batch size (its mean, if batches are drawn by chance), 0 for padding
     active: list[int]  # at each step, how many clients have a batch
 
     def to(self, device: torch.device) -> "Schedule":
@@ -41,7 +41,7 @@ def schedule(ops: Sequence[Train], dtype: torch.dtype) -> tuple[list[int], Sched
     plans = [op.local.schedule(len(op.data), op.key.at("batches")) for op in ops]
     order = sorted(range(len(ops)), key=lambda i: -len(plans[i][1]))
     steps = [len(plans[i][1]) for i in order]
-    width, longest = max(op.local.batch for op in ops), max(steps, default=0)
+    width, longest = max(positions.shape[1] for positions, _ in plans), max(steps, default=0)
     sample = ops[0].data.y
     rows = torch.zeros((len(ops), longest, width), dtype=torch.int64)
     targets = torch.zeros((len(ops), longest, width, *sample.shape[1:]), dtype=sample.dtype)
@@ -53,7 +53,9 @@ def schedule(ops: Sequence[Train], dtype: torch.dtype) -> tuple[list[int], Sched
         if count:
             rows[place, :count, :batch] = ops[i].data.rows[positions]
             targets[place, :count, :batch] = ops[i].data.y[positions]
-            share[place, :count] = (inside < sizes[:, None]).to(dtype) / sizes[:, None].to(dtype)
+            local, samples = ops[i].local, len(ops[i].data)
+            whole = torch.full_like(sizes, min(local.batch, samples)) if local.poisson else sizes
+            share[place, :count] = (inside < sizes[:, None]).to(dtype) / whole[:, None].to(dtype)
     active = (torch.tensor(steps)[:, None] > torch.arange(longest)).sum(0).tolist()
     return order, Schedule(rows, targets, share, active)
 

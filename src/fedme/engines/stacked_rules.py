@@ -4,7 +4,7 @@ A stacked model of a role has an entry "architecture:weight" for each architectu
 the clients that have it, in order, so that clients that finish are taken off the end.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,48 @@ from fedme.core.model import Arch, Model
 from fedme.core.tree import Params
 from fedme.engines import vmapped
 from fedme.engines.alone import DRAWS_A_STEP, mask_seeds
-from fedme.engines.dense import chain, forward, gradients
+from fedme.engines.dense import Chain, chain, forward, gradients
 from fedme.engines.gather import Fetch
 from fedme.engines.schedule import Losses, Schedule
 from fedme.learn.objectives import slopes
 
-Slope = Callable[[Tensor], Mapping[str, Tensor]]  # from the slope of logits to gradients
+
+@dataclass(frozen=True)
+class ByHand:
+    """Of a chain, as it is written."""
+
+    network: Chain
+    weights: Params
+    kept: list[Tensor]
+
+    def __call__(self, slope: Tensor) -> dict[str, Tensor]:
+        return gradients(self.network, self.weights, self.kept, slope)
+
+
+@dataclass(frozen=True)
+class ByAutograd:
+    """Of any network that vmap has run."""
+
+    arch: Arch
+    leaves: Params
+    x: Tensor
+    seeds: Mapping[str, Tensor]
+    out: Tensor
+
+    def __call__(self, slope: Tensor) -> dict[str, Tensor]:
+        return self._derived(self.out, slope)
+
+    def sample(self, slope: Tensor, i: int) -> dict[str, Tensor]:
+        """The gradients of the sample at place `i` of every batch, computed for itself."""
+        there = slice(i, i + 1)
+        return self._derived(vmapped.logits(self.arch, self.leaves, self.x[:, there], self.seeds, i), slope[:, there])
+
+    def _derived(self, out: Tensor, slope: Tensor) -> dict[str, Tensor]:
+        found = torch.autograd.grad(out, list(self.leaves.values()), slope, allow_unused=True, materialize_grads=True)
+        return dict(zip(self.leaves, found, strict=True))
+
+
+Pass = tuple[Role, str, Tensor, ByHand | ByAutograd]  # a role and architecture, the clients that have it, and the way back
 
 
 @dataclass(frozen=True)
@@ -59,10 +95,13 @@ class Layout:
         return {key.rpartition(":")[2]: v[place].clone() for key, v in tree.items() if key.rpartition(":")[0] == name}
 
 
-def train_rule(ops: Sequence[Train], plan: Schedule, fetch: Fetch, by_hand: bool = True) -> list[Trained]:
+def train_rule(
+    ops: Sequence[Train], plan: Schedule, fetch: Fetch, by_hand: bool = True, kind: "type[StackedGradient] | None" = None
+) -> list[Trained]:
     """Train operations that share a rule and roles; they are in the order of the plan, `fetch` has the inputs.
 
-    `by_hand`: the gradients of chains are those written by hand, otherwise all are those of vmap and autograd.
+    `by_hand`: the gradients of chains are those written by hand, otherwise all are those of vmap and autograd. `kind` is how
+    gradients of the batch are made; as they are by default.
     """
     rule = ops[0].rule
     layouts = {role: Layout.of([op.models[role] for op in ops]) for role in ops[0].models}
@@ -70,7 +109,7 @@ def train_rule(ops: Sequence[Train], plan: Schedule, fetch: Fetch, by_hand: bool
     models: Models = {role: _stacked(layout, [op.models[role] for op in ops]) for role, layout in layouts.items()}
     frozen = {role: _stacked(layout, [op.frozen[role] for op in ops]) for role, layout in anchors.items()}
     opt: Any = {role: _given(layouts[role], ops, role, fresh) for role, fresh in rule.init(models).items()}
-    gradient = StackedGradient(ops, layouts, plan, fetch, by_hand)
+    gradient = (kind or StackedGradient)(ops, layouts, plan, fetch, by_hand)
     results: dict[int, tuple[Models, Any]] = {}
     active = len(ops)
     for step, still in enumerate([*plan.active, 0]):
@@ -107,7 +146,7 @@ class StackedGradient:
     def __init__(
         self, ops: Sequence[Train], layouts: Mapping[Role, Layout], plan: Schedule, fetch: Fetch, by_hand: bool = True
     ) -> None:
-        self.objective, self.layouts, self.plan, self.fetch = ops[0].rule.objective, layouts, plan, fetch
+        self.ops, self.objective, self.layouts, self.plan, self.fetch = ops, ops[0].rule.objective, layouts, plan, fetch
         self.by_hand = by_hand
         self.losses = Losses(plan, self.objective)
         self.seeds = {
@@ -126,7 +165,7 @@ class StackedGradient:
         active = len(batch.y)
         number = batch.step * DRAWS_A_STEP + draw
         logits: dict[Role, Tensor] = {}
-        passes = []
+        passes: list[Pass] = []
         for role, model in models.items():
             for name, (arch, all_ranks) in self.layouts[role].groups.items():
                 ranks = all_ranks[: int(torch.searchsorted(all_ranks, active))]
@@ -134,35 +173,40 @@ class StackedGradient:
                     continue
                 weights = {key.rpartition(":")[2]: w for key, w in model.params.items() if key.rpartition(":")[0] == name}
                 seeds = {layer: at_draw(seed[: len(ranks)], number) for layer, seed in self.seeds[role, name].items()}
-                z, differentiate = self._forward(arch, weights, batch.x[ranks], seeds)
+                z, back = self._forward(arch, weights, batch.x[ranks], seeds)
                 logits.setdefault(role, z.new_empty((active, *z.shape[1:]))).index_copy_(0, ranks, z)
-                passes.append((role, name, ranks, differentiate))
-        share = self.plan.share[:active, batch.step]
+                passes.append((role, name, ranks, back))
         slope = slopes(self.objective, logits, batch.y)
         if draw == 0:
             self.losses.add(logits, batch.y)
-        grads: dict[Role, dict[str, Tensor]] = {role: {} for role in models}
-        for role, name, ranks, differentiate in passes:
-            found = differentiate((slope[role] * share.unsqueeze(-1))[ranks])
-            grads[role] |= {f"{name}:{key}": g for key, g in found.items()}
+        grads = self._grads(passes, slope, batch, draw)
         # A stack whose clients have all finished has nothing to say, and nobody asks.
         whole = {role: {k: grads[role].get(k, torch.zeros_like(w)) for k, w in m.params.items()} for role, m in models.items()}
         return whole, {role: {} for role in models}  # type: ignore[return-value]
 
-    def _forward(self, arch: Arch, weights: Params, rows: Tensor, seeds: Mapping[str, Tensor]) -> tuple[Tensor, Slope]:
+    def _grads(
+        self, passes: Sequence[Pass], slope: Mapping[Role, Tensor], batch: Batch, draw: int
+    ) -> dict[Role, dict[str, Tensor]]:
+        """The gradient of the mean loss of every client."""
+        share = self.plan.share[: len(batch.y), batch.step].unsqueeze(-1)
+        grads: dict[Role, dict[str, Tensor]] = {role: {} for role in slope}
+        for role, name, ranks, back in passes:
+            found = back((slope[role] * share)[ranks])
+            grads[role] |= {f"{name}:{key}": g for key, g in found.items()}
+        return grads
+
+    def _forward(
+        self, arch: Arch, weights: Params, rows: Tensor, seeds: Mapping[str, Tensor]
+    ) -> tuple[Tensor, ByHand | ByAutograd]:
         """Logits, and what turns their slope into gradients: by hand for chains, by vmap and autograd for the rest."""
         network = chain(arch) if self.by_hand else None
         if network is not None:
             z, kept = forward(network, weights, self.fetch.flat(rows), seeds)
-            return z, lambda slope: gradients(network, weights, kept, slope)
+            return z, ByHand(network, weights, kept)
         leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
-        out = vmapped.logits(arch, leaves, self.fetch.shaped(rows), seeds)
-
-        def differentiate(slope: Tensor) -> dict[str, Tensor]:
-            found = torch.autograd.grad(out, list(leaves.values()), slope, allow_unused=True, materialize_grads=True)
-            return dict(zip(leaves, found, strict=True))
-
-        return out.detach(), differentiate
+        x = self.fetch.shaped(rows)
+        out = vmapped.logits(arch, leaves, x, seeds)
+        return out.detach(), ByAutograd(arch, leaves, x, seeds, out)
 
 
 def _seeds(each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -11,17 +11,19 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedme.core.key import Key
-from fedme.core.model import Arch, Model, dropout_layers, template
+from fedme.core.model import Arch, Model, begin, dropout_layers, template
 
 # Compute-bound on a processor: one client after another is faster than a stack of them.
 HEAVY = (nn.modules.conv._ConvNd, nn.RNNBase, nn.Transformer)
 
 
-def logits(arch: Arch, weights: Mapping[str, Tensor], x: Tensor, seeds: Mapping[str, Tensor] | None) -> Tensor:
-    """Outputs (models x batch x classes) of stacked weights; `seeds` as in `dense.forward`, None means evaluation."""
+def logits(arch: Arch, weights: Mapping[str, Tensor], x: Tensor, seeds: Mapping[str, Tensor] | None, first: int = 0) -> Tensor:
+    """Outputs (models x batch x classes) of stacked weights; `seeds` as in `dense.forward`, None means evaluation.
+
+    `first` is where in its batch `x` begins.
+    """
     module = template(arch, seeds is not None)
-    for layer in seeds or {}:
-        module.get_submodule(layer).calls = 0  # type: ignore[assignment]
+    begin(module, seeds or {}, first)
     named = {f"{layer}.seed": seed for layer, seed in (seeds or {}).items()}
 
     def one(params: dict[str, Tensor], masks: dict[str, Tensor], inputs: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from fedme.engines.client import AnyMethod
 from fedme.engines.faults import Faults
 from fedme.experiment.files import RunError, write_text
 from fedme.experiment.store import Layout, Place, Store, Weights
+from fedme.learn.accountant import Ledger
 
 FORMAT = "fedme-checkpoint-2"
 NAME = "checkpoint.json"
@@ -36,6 +37,7 @@ class Header:
     round: int  # the next round
     metrics_bytes: int  # how much of metrics.jsonl belongs to finished rounds
     assigned: Mapping[ClientId, str]  # every client's first architecture
+    spent: Mapping[ClientId, Ledger] = field(default_factory=dict)  # of every client's privacy
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from fedme.engines import flower
 from fedme.engines.inprocess import InProcess
 from fedme.experiment import assemble
 from fedme.experiment.config import ConfigError, Experiment
+from fedme.experiment.privacy import guards
 
 
 def require_flower(experiment: Experiment) -> None:
@@ -51,5 +52,5 @@ def _opened(config: str, assigned: str) -> Any:
 
 def _room(experiment: Experiment, prepared: assemble.Prepared) -> Any:
     clients, key = prepared.federation.clients, Key(experiment.settings.seed)
-    engine = InProcess(experiment.method, prepared.task, clients, key)
+    engine = InProcess(experiment.method, prepared.task, clients, key, private=guards(experiment))
     return flower.part("simulation").Room(engine, prepared.archs)

@@ -28,7 +28,7 @@ from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
 from fedme.engines.faults import Faulty
 from fedme.engines.inprocess import InProcess
 from fedme.engines.round import play
-from fedme.experiment import assemble, cards, checkpoint, newcomers, records, saved, sinks, summary
+from fedme.experiment import assemble, cards, checkpoint, newcomers, privacy, records, saved, sinks, summary
 from fedme.experiment.config import Experiment, load, to_toml
 from fedme.experiment.files import RunError, locked, replacing, write_json, write_text
 from fedme.experiment.lineage import Lineage, lineages
@@ -148,6 +148,7 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
     sinks.require_packages(settings.log)
     if settings.engine.name == "flower":
         require_flower(experiment)
+    privacy.require_private(experiment)
     root = Key(settings.seed)
     with stopping() as stop, ExitStack() as cleanup:
 
@@ -161,12 +162,13 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
         cleanup.callback(execute.close)
         display.note(f"loading {experiment.data_name} ...")
         federation = assemble.gather(experiment)
-        for note in [*federation.notes, *_cautions(experiment, federation)]:
+        for note in [*federation.notes, *_cautions(experiment, federation), *privacy.cautions(experiment, federation.clients)]:
             display.note(f"note: {note}", always=True)
         with replacing(folder / "partition.safetensors") as temporary:
             federation.partition.save(temporary)
         write_json(folder / LABELS, federation.division())
         found = checkpoint.load(folder, config)
+        secret = privacy.secret_of(folder, settings.privacy, begun=found is not None)
         prepared = assemble.prepare(
             experiment,
             federation,
@@ -177,6 +179,7 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
         if prepared.selection:
             write_json(folder / "selection.json", prepared.selection)
         settings.faults.check(prepared.task)
+        privacy.require_private_training(experiment, prepared.archs.values(), federation.clients.values())
         assigned = {client: member.arch.name for client, member in prepared.task.members.items()}
         method: AnyMethod = experiment.method
         if found:
@@ -195,9 +198,11 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
             display.note("starting Flower ...")
             on_flower(experiment, prepared, work, tick, stop)
         else:
-            work(InProcess(method, prepared.task, federation.clients, root, execute))
+            private = privacy.guards(experiment, secret)
+            work(InProcess(method, prepared.task, federation.clients, root, execute, private))
         write_text(folder / ENGINE, "".join(f"{line}\n" for line in execute.explain()))
     summary.write(folder, config)
+    privacy.forget_secret(folder)
 
 
 def _cautions(experiment: Experiment, federation: Federation) -> list[str]:
@@ -235,14 +240,14 @@ class Loop:
     def run(self, at: checkpoint.Checkpoint, config: Mapping[str, Any]) -> None:
         """Go on from `at` to the last round."""
         settings = self.experiment.settings
-        self.engine.states = dict(at.clients)
+        self.engine.states, self.engine.spent = dict(at.clients), dict(at.header.spent)
         book = records.Records(self.folder, at.header.metrics_bytes)
         self.display.start("round", settings.rounds, at.header.round)
         saved_round = at.header.round
         try:
             for t in range(at.header.round, settings.rounds):
                 server = self._round(at.server, t, book)
-                header = checkpoint.Header(t + 1, book.size, at.header.assigned)
+                header = checkpoint.Header(t + 1, book.size, at.header.assigned, dict(self.engine.spent))
                 at = checkpoint.Checkpoint(header, server, dict(self.engine.states))
                 if (t + 1) % settings.checkpoint_every == 0 or t + 1 == settings.rounds:
                     self.store.later(functools.partial(self.save, at, config, book))
@@ -285,6 +290,9 @@ class Loop:
             method, key = self.experiment.method_name, self.root.at("init")
             newcomers.save_offers(self.folder, server, task, method, settings.rounds, key)
         rows = records.rows(t, played.traffic, scores, self.engine.samples, played.server_seconds)
+        if settings.privacy is not None:
+            cost = privacy.costs(settings.privacy, self.engine.spent)
+            rows = [row | {"epsilon": cost[row["client"]]} for row in rows]
         book.write(rows)
         self.logs.write(t, rows)
         return server

@@ -1,5 +1,6 @@
 """The tables of an experiment file. Every default is written here, once."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -42,6 +43,26 @@ class FinetuneOptions:
 
 
 @dataclass(frozen=True)
+class PrivacyOptions:
+    """The `[privacy]` table: differentially private training, and how private it is to be."""
+
+    clip: float = 1.0  # largest norm of one sample's gradient, all models that a client trains in a step together
+    noise: float | None = None  # deviation of the noise on a sum of gradients, in units of `clip`
+    epsilon: float | None = None  # or: the noise that keeps every client within this, over all rounds
+    delta: float = 1e-5
+    secret: bool = False  # noise from the operating system instead of the seed: it cannot be repeated, nor taken off
+
+    def __post_init__(self) -> None:
+        require(self.clip > 0, "clip", f"must be positive, not {self.clip}")
+        require((self.noise is None) != (self.epsilon is None), "noise", "give either noise or epsilon, one of them")
+        require(self.noise is None or 0 <= self.noise <= 1e6, "noise", f"must be from 0 to a million, not {self.noise}")
+        require(not self.noise or self.clip < math.inf, "clip", "must be finite: noise is in units of it")
+        require(self.epsilon is None or 0 < self.epsilon < math.inf, "epsilon", f"must be positive, not {self.epsilon}")
+        require(self.epsilon is None or self.clip < math.inf, "clip", "must be finite: noise is in units of it")
+        require(0 < self.delta < 1, "delta", f"must be between 0 and 1, not {self.delta}")
+
+
+@dataclass(frozen=True)
 class EngineOptions:
     """The `[engine]` table: what runs the clients."""
 
@@ -79,6 +100,7 @@ class Settings:
     models: ModelOptions = ModelOptions()
     train: Training = Training()
     finetune: FinetuneOptions = FinetuneOptions()
+    privacy: PrivacyOptions | None = None
     engine: EngineOptions = EngineOptions()
     faults: Faults = Faults()
     clients: Mapping[ClientId, ClientFiles] = field(default_factory=dict)  # people's own: each one's samples and model

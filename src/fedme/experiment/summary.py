@@ -34,12 +34,14 @@ def summarise(rows: Iterable[dict[str, Any]], config: Mapping[str, Any]) -> dict
     last: dict[Kind, tuple[int, Splits]] = {}
     best: dict[Kind, tuple[float, int, Splits]] = {}
     evaluated: Counter[Kind] = Counter()
+    epsilon: dict[str, float | None] = {}
     missing: Counter[str] = Counter()
     for t, together in itertools.groupby(rows, key=lambda row: row["round"]):
         traffic: dict[str, dict[str, Any]] = {}
         found: dict[Kind, Splits] = defaultdict(lambda: defaultdict(list))
         for row in together:
             traffic.setdefault(row["client"], row)
+            epsilon |= {row["client"]: row["epsilon"]} if "epsilon" in row else {}  # it only grows: the last is that of all
             if why := row.get("notes", {}).get("missing"):
                 missing[_sort_of(why)] += 1
             if row["stage"] in ("round", "finetuned"):
@@ -63,7 +65,8 @@ def summarise(rows: Iterable[dict[str, Any]], config: Mapping[str, Any]) -> dict
                 if split in splits:
                     about = {"model": model, "stage": stage, "split": split, "selection": selection, "round": t}
                     results.append(about | means(splits[split]))
-    return {
+    private = {"privacy": {"delta": config["privacy"]["delta"], "epsilon": epsilon}} if "privacy" in config else {}
+    return private | {
         "name": config["name"],
         "method": config["method"]["name"],
         "seed": config["seed"],
@@ -211,7 +214,12 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     flat = [flattened(config) for config in configs]
     skip = ("seed", "output", "name", "method.name", "log")
     keys = [key for key in dict.fromkeys(key for each in flat for key in each) if key not in skip]
-    odd = [key for key in keys if len({repr(each[key]) for each in flat if key in each}) > 1]
+    odd = [
+        key
+        for key in keys
+        if len({repr(each[key]) for each in flat if key in each}) > 1
+        or (key.startswith("privacy.") and not all(key in each for each in flat))  # to be private or not is a difference
+    ]
     return [{key: each[key] for key in odd if key in each} for each in flat]
 
 

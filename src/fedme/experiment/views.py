@@ -45,8 +45,21 @@ def results(folder: Path, style: Format, out: Console, as_json: bool = False, ev
         out.print("Rounds count from 0; best is the best round by validation accuracy.")
         seconds = f"{result['client_seconds']:.1f} s at clients, {result['server_seconds']:.1f} s at the server"
         out.print(f"Sent {mega:.1f} MB in all; {seconds}.")
+        if "privacy" in result:
+            out.print(private(result["privacy"]), markup=False, highlight=False)
         if lost := result.get("missing"):
             out.print(f"Missing replies: {', '.join(f'{count} ({why})' for why, count in lost.items())}.", soft_wrap=True)
+
+
+def private(privacy: Mapping[str, Any]) -> str:
+    """What has been spent of privacy, in a sentence."""
+    known = {client: value for client, value in privacy["epsilon"].items() if value is not None}
+    if not known or len(known) < len(privacy["epsilon"]):
+        return "Private training without a bound: there is no noise."
+    worst = max(known, key=lambda client: known[client])
+    least = min(known.values())
+    spread = f"{least:.2f} to {known[worst]:.2f}" if least < known[worst] else f"{known[worst]:.2f}"
+    return f"Privacy: epsilon {spread} (delta {privacy['delta']:g}) for the training samples of a client, most for {worst}."
 
 
 def _distinct(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -80,6 +93,7 @@ def clients(folder: Path, style: Format, out: Console, as_json: bool = False) ->
             mine[key] = r["accuracy"]
             if r["split"] == "test":
                 mine["samples"] = r["samples"]
+            mine |= {"epsilon": r["epsilon"]} if "epsilon" in r else {}
     if as_json:
         print(json.dumps(list(found.values()), indent=2))
         return
@@ -89,6 +103,8 @@ def clients(folder: Path, style: Format, out: Console, as_json: bool = False) ->
 
 
 def _cell(value: Any, key: str) -> str:
+    if key == "epsilon":
+        return "no bound" if value is None else _number(value, 1, 2)
     return str(value) if isinstance(value, str) or key.endswith("samples") else _number(value, 100, 2)
 
 

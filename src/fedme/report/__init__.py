@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedme.experiment.files import RunError, write_text
-from fedme.report import clients, clusters, curves, exchange, labels, lineage, page, setup, words
+from fedme.report import clients, clusters, curves, exchange, labels, lineage, page, privacy, setup, words
 from fedme.report.runs import Family, families
 
 
@@ -41,6 +41,7 @@ def story(families: Sequence[Family]) -> dict[str, Any]:
                 "exchange": exchange.view(run),
                 "lineage": lineage.view(run),
                 "clusters": clusters.view(run),
+                "privacy": privacy.view(run),
             }
             for owner, run in zip(owners, runs, strict=True)
         ],

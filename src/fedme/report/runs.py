@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedme.audit.leaks import NAME as AUDIT
 from fedme.core.data import ClientId
 from fedme.experiment import records, summary
 from fedme.experiment.files import RunError
@@ -30,6 +31,7 @@ class Run:
     scores: Mapping[Kind, Table]
     sent: Mapping[int, int]  # bytes, both ways, of a round
     notes: Table  # what the method told of a client's round
+    audit: Mapping[str, Any] | None = None  # if there has been one
 
     @property
     def rounds(self) -> range:
@@ -90,6 +92,7 @@ def read(folder: Path) -> Run:
         scores=scores,
         sent={t: sum(each.values()) for t, each in traffic.items()},
         notes=notes,
+        audit=_json(folder / AUDIT),
     )
 
 

@@ -27,6 +27,7 @@ from fedme.engines.flower.envelope import Envelope, Kinds
 from fedme.engines.flower.link import Failure, Link
 from fedme.engines.inprocess import InProcess
 from fedme.engines.round import Answer
+from fedme.learn.accountant import Ledger
 
 PAUSE = 0.02  # seconds between two looks for replies
 
@@ -47,6 +48,7 @@ class Simulated:
         self.kinds = Kinds.of(room.engine.method)
         self.clients, self.samples = room.engine.clients, room.engine.samples
         self.states: dict[ClientId, Any] = {}
+        self.spent: dict[ClientId, Ledger] = {}
 
     def muster(self) -> Task:
         """The federation, always the same."""
@@ -86,7 +88,7 @@ class Simulated:
     def _ask(self, kind: str, asked: Mapping[ClientId, Mapping[str, Any]], when: Round) -> dict[ClientId, Envelope]:
         nodes = self.link.nodes()
         envelopes = {
-            client: (nodes[i], Envelope.of(client=client, when=when, state=self.states.get(client), **values))
+            client: (nodes[i], Envelope.of(client=client, when=when, **self._own(client), **values))
             for i, (client, values) in enumerate(asked.items())
         }
         replies = {}
@@ -94,7 +96,12 @@ class Simulated:
             if isinstance(reply, Failure):  # in a simulation nobody is away: something is wrong with the experiment
                 raise EngineError(f"client {client}, round {when.t}: {reply.reason}")
             replies[client] = reply
+            self.spent |= {client: ledger} if (ledger := reply.read("spent", Ledger)) else {}
         return replies
+
+    def _own(self, client: ClientId) -> dict[str, Any]:
+        """What travels with a client, as it has no place of its own."""
+        return {"state": self.states.get(client), "spent": self.spent.get(client, ())}
 
 
 def played(room: Room, kind: str, ask: Envelope) -> Envelope:
@@ -103,13 +110,16 @@ def played(room: Room, kind: str, ask: Envelope) -> Envelope:
     client, when = ask.read("client", str), ask.read("when", Round)
     state = ask.read("state", kinds.state | None, room.archs)
     engine.states = {} if state is None else {client: state}
+    engine.spent = {client: ask.read("spent", Ledger)}
     if kind == "train":
         down = ask.read("down", kinds.down, room.archs)
         answer = engine.exchange({client: down}, when)[client]
-        return Envelope.of(state=engine.states[client], up=answer.up, report=answer.report, seconds=answer.seconds)
+        own = {"state": engine.states[client], "spent": engine.spent[client]}
+        return Envelope.of(up=answer.up, report=answer.report, seconds=answer.seconds, **own)
     delivery = ask.read("delivery", kinds.down, room.archs)
     done = engine.assess({client: delivery}, when, ask.read("finetune", Finetune | None))[client]  # type: ignore[arg-type]
-    return Envelope.of(state=done.value.state, models=done.value.models, scores=done.value.scores, seconds=done.seconds)
+    own = {"state": done.value.state, "spent": engine.spent[client]}
+    return Envelope.of(models=done.value.models, scores=done.value.scores, seconds=done.seconds, **own)
 
 
 def client_app(opened: Callable[[], Room]) -> ClientApp:

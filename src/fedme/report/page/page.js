@@ -44,6 +44,7 @@ function render() {
   document.getElementById("choices").replaceChildren(...choices());
   for (const view of views) redraw(view.id);
   drawSetup();
+  drawPrivacy();
 }
 
 function choices() {
@@ -82,6 +83,16 @@ function drawSetup() {
   document.getElementById("setup-parts").replaceChildren(...parts);
 }
 
+function drawPrivacy() {
+  const part = document.getElementById("privacy-parts");
+  const found = run().privacy;
+  if (!part) return;
+  if (!found) return part.replaceChildren(element("p", {}, `${runName(run())} was not private, and nobody has audited it.`));
+  const cells = (kind, texts) => element("tr", {}, ...texts.map((text, index) => element(kind, { class: index ? "number" : null }, text)));
+  const about = "Epsilon is what a client's training samples may at most have told through its models. The other columns are the areas under the curve of attacks that tell training samples from others, with their 95 % intervals: 0.5 is guessing. `fedme audit` makes them.";
+  part.replaceChildren(element("p", {}, about), element("div", { class: "scroll" }, element("table", {}, cells("th", found.header), ...found.rows.map((row) => cells("td", row)))));
+}
+
 function start() {
   const dark = () => (document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
   const theme = element("button", { type: "button", id: "theme", click: () => {
@@ -93,12 +104,14 @@ function start() {
   const summary = element("section", { id: "summary" }, element("h2", {}, "In words"));
   drawSummary(summary);
   const setup = element("section", { id: "setup" }, element("h2", {}, "Configuration and environment"), element("div", { id: "setup-parts" }));
-  const links = [["summary", "In words"], ...views.map((view) => [view.id, view.title]), ["setup", "Configuration"]];
+  const told = story.runs.some((each) => each.privacy);
+  const privacy = told ? [element("section", { id: "privacy" }, element("h2", {}, "Privacy"), element("div", { id: "privacy-parts" }))] : [];
+  const links = [["summary", "In words"], ...views.map((view) => [view.id, view.title]), ...(told ? [["privacy", "Privacy"]] : []), ["setup", "Configuration"]];
   document.getElementById("page").append(
     element("header", {}, element("h1", {}, story.title), theme),
     element("nav", { "aria-label": "sections" }, ...links.map(([id, title]) => element("a", { href: `#${id}` }, title))),
     element("div", { class: "chooser" }, element("div", { id: "choices" })),
-    element("main", {}, summary, ...sections, setup),
+    element("main", {}, summary, ...sections, ...privacy, setup),
   );
   render();
   let width = innerWidth;
