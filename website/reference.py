@@ -13,13 +13,23 @@ from fedme.cli.app import app
 from fedme.datasets import DATASETS
 from fedme.datasets.federation import DataOptions
 from fedme.datasets.partition import PARTITIONS
+from fedme.engines.attack import Attack
 from fedme.experiment.config import presets
 from fedme.experiment.explain import settings_of
 from fedme.experiment.settings import EngineOptions, FinetuneOptions, ModelOptions, Settings
+from fedme.learn.defence import Defence
 from fedme.learn.training import Training
 from fedme.methods import METHODS
 
-TABLES = {"data": DataOptions, "models": ModelOptions, "train": Training, "finetune": FinetuneOptions, "engine": EngineOptions}
+TABLES = {
+    "data": DataOptions,
+    "models": ModelOptions,
+    "train": Training,
+    "finetune": FinetuneOptions,
+    "engine": EngineOptions,
+    "defence": Defence,
+    "attack": Attack,
+}
 
 
 def pages() -> dict[str, str]:

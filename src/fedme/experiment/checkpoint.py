@@ -8,7 +8,7 @@ import hashlib
 import json
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from fedme.core.model import Arch
 from fedme.core.typed import TypedError, build
 from fedme.core.wire import pack, unpack
 from fedme.engines.client import AnyMethod
+from fedme.engines.conduct import Conduct
 from fedme.experiment.files import RunError, write_text
 from fedme.experiment.store import Layout, Place, Store, Weights
 
@@ -34,6 +35,7 @@ class Header:
     round: int  # the next round
     metrics_bytes: int  # how much of metrics.jsonl belongs to finished rounds
     assigned: Mapping[ClientId, str]  # every client's first architecture
+    conduct: Mapping[ClientId, Conduct] = field(default_factory=dict)  # who has sent what could not be used
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from fedme.datasets.dataset import Dataset
 from fedme.datasets.federation import DataOptions
 from fedme.datasets.own import Clients, Given
 from fedme.datasets.partition import PARTITIONS
+from fedme.engines.attack import Attack
 from fedme.engines.client import AnyMethod
 from fedme.experiment.settings import Settings, Spec
 from fedme.learn.criteria import Candidate, Criterion
@@ -84,6 +85,10 @@ class Experiment:
         whole: dict[str, Any] = _plain(self.settings)
         whole["method"] = {"name": self.method_name, **_plain(self.method)}
         whole["method"].pop("train")
+        whole["method"].pop("defence", None)
+        for table in ("defence", "attack"):  # without them, nothing changes
+            if getattr(self.settings, table) == getattr(Settings(), table):
+                del whole[table]
         whole["data"] = {"name": self.data_name, **_plain(self.dataset), **_plain(self.data)}
         whole["data"].pop("clients", None)
         if not self.settings.clients:
@@ -102,7 +107,7 @@ def parse(raw: Mapping[str, Any], origin: str = "") -> Experiment:
 
 def _parse(raw: Mapping[str, Any]) -> Experiment:
     settings: Settings = build(Settings, raw)
-    method_name, method = _named("method", METHODS, settings.method, "fedme", train=settings.train)
+    method_name, method = _named("method", METHODS, settings.method, "fedme", train=settings.train, defence=settings.defence)
     data_name, kind, table = _pick("data", DATASETS, settings.data, "clients" if settings.clients else "digits")
     options = {f.name for f in dataclasses.fields(DataOptions)}
     own = {f.name for f in dataclasses.fields(kind) if f.init and f.name != "clients"}
@@ -116,6 +121,8 @@ def _parse(raw: Mapping[str, Any]) -> Experiment:
     data = build(DataOptions, {k: v for k, v in table.items() if k in options}, "data")
     default = "natural" if data_name in NATURAL else "iid"
     partition_name, partition = _named("partition", PARTITIONS, settings.partition, default)
+    if data_name == "sites" and settings.attack != Attack():
+        raise TypedError("attack", "is for simulations: real sites do what they do; leave the table out")
     if partition_name == "natural" and data_name not in NATURAL:
         raise TypedError("partition.name", f"data set '{data_name}' has no natural clients; use iid, dirichlet, shards ...")
     return Experiment(settings, method_name, method, data_name, dataset, data, partition_name, partition)
@@ -161,9 +168,10 @@ def _pick(
 
 def _named(table: str, known: Mapping[str, type[Any]], given: Mapping[str, Any], default: str, **fixed: Any) -> tuple[str, Any]:
     name, kind, rest = _pick(table, known, given, default)
+    fixed = {key: value for key, value in fixed.items() if key in {f.name for f in dataclasses.fields(kind)}}
     for key in fixed:
         if key in rest:
-            raise TypedError(f"{table}.{key}", f"unknown key; the settings of training are in the table [{key}]")
+            raise TypedError(f"{table}.{key}", f"unknown key; these settings are in a table of their own, [{key}]")
 
     def leaf(kind: Any, value: Any, at: str) -> Any:
         return next((v for k, v in fixed.items() if value is v), _function(kind, value, at))

@@ -22,7 +22,9 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Round, Task
 from fedme.datasets.federation import Federation
+from fedme.engines.attack import Hostile
 from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
+from fedme.engines.conduct import Conduct
 from fedme.engines.inprocess import InProcess
 from fedme.engines.round import play
 from fedme.experiment import assemble, cards, checkpoint, newcomers, records, saved, sinks, summary
@@ -201,19 +203,21 @@ class Loop:
         self.method: AnyMethod = experiment.method
         self.root = Key(experiment.settings.seed)
         self.shown = ""
+        self.conduct: Mapping[ClientId, Conduct] = {}
         self.ancestry: Mapping[ClientId, Lineage] = {}  # known at the end
 
     def run(self, at: checkpoint.Checkpoint, config: Mapping[str, Any]) -> None:
         """Go on from `at` to the last round."""
         settings = self.experiment.settings
         self.engine.states = dict(at.clients)
+        self.conduct = at.header.conduct
         book = records.Records(self.folder, at.header.metrics_bytes)
         self.display.start("round", settings.rounds, at.header.round)
         saved_round = at.header.round
         try:
             for t in range(at.header.round, settings.rounds):
                 server = self._round(at.server, t, book)
-                header = checkpoint.Header(t + 1, book.size, at.header.assigned)
+                header = checkpoint.Header(t + 1, book.size, at.header.assigned, self.conduct)
                 at = checkpoint.Checkpoint(header, server, dict(self.engine.states))
                 if (t + 1) % settings.checkpoint_every == 0 or t + 1 == settings.rounds:
                     self.store.later(functools.partial(self._save, at, config, book))
@@ -238,7 +242,13 @@ class Loop:
     def _round(self, server: Any, t: int, book: records.Records) -> Any:
         settings = self.experiment.settings
         task = self.engine.muster()
-        played = play(self.method, task, self.engine, server, t, settings.rounds, self.root)
+        hostile = settings.attack.hostile(list(task.members), self.root)
+        engine = Hostile(self.engine, self.method, settings.attack, hostile) if hostile else self.engine
+        played = play(self.method, task, engine, server, t, settings.rounds, self.root, settings.defence, self.conduct)
+        self.conduct = played.conduct
+        for client in hostile:
+            if client in played.traffic:
+                played.traffic[client].note("hostile", settings.attack.kind)
         server = self.store.keep(played.server)
         self._rest(played.traffic)
         scores: dict[ClientId, list[Scored]] = {}

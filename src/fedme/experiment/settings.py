@@ -6,8 +6,10 @@ from typing import Any, Literal
 
 from fedme.core.data import ClientId
 from fedme.datasets.own import ClientFiles
+from fedme.engines.attack import Attack
 from fedme.engines.batched import Way
 from fedme.engines.device import Device
+from fedme.learn.defence import Defence
 from fedme.learn.training import Training, require
 
 Log = Literal["tensorboard", "mlflow"]
@@ -79,6 +81,8 @@ class Settings:
     train: Training = Training()
     finetune: FinetuneOptions = FinetuneOptions()
     engine: EngineOptions = EngineOptions()
+    defence: Defence = Defence()
+    attack: Attack = Attack()
     clients: Mapping[ClientId, ClientFiles] = field(default_factory=dict)  # people's own: each one's samples and model
 
     def __post_init__(self) -> None:

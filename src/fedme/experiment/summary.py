@@ -7,7 +7,7 @@ import statistics
 import tomllib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,15 @@ def summarise(rows: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     groups: dict[Group, list[dict[str, Any]]] = defaultdict(list)
     traffic: dict[tuple[int, str], dict[str, Any]] = {}
     server: dict[int, float] = {}
+    trouble = Trouble()
     for row in rows:
+        trouble.look(row)
         traffic.setdefault((row["round"], row["client"]), row)
         server[row["round"]] = row["server_seconds"]
         if row["stage"] in ("round", "finetuned"):
             groups[row["round"], row["model"], row["stage"], row["split"]].append(row)
+    if trouble.hostile:  # their numbers mean nothing, whatever they are
+        groups = {about: [row for row in mine if row["client"] not in trouble.hostile] for about, mine in groups.items()}
     results = []
     for model, stage in sorted({(model, stage) for _, model, stage, _ in groups}, key=lambda pair: (pair[1] != "round", pair)):
         evaluated = sorted({t for t, m, s, _ in groups if (m, s) == (model, stage)})
@@ -56,7 +60,32 @@ def summarise(rows: Any, config: Mapping[str, Any]) -> dict[str, Any]:
         "bytes_down": sum(row["bytes_down"] for row in traffic.values()),
         "client_seconds": sum(row["client_seconds"] for row in traffic.values()),
         "server_seconds": sum(server.values()),
-    }
+    } | trouble.plain()
+
+
+@dataclass
+class Trouble:
+    """Who sent what could not be used, who was kept out because of it, and who was hostile on purpose."""
+
+    refused: dict[str, dict[str, Any]] = field(default_factory=dict)
+    quarantined: dict[str, dict[str, Any]] = field(default_factory=dict)
+    hostile: set[str] = field(default_factory=set)
+
+    def look(self, row: Mapping[str, Any]) -> None:
+        """Note what a row of the records tells."""
+        notes = row.get("notes") or {}
+        if "hostile" in notes:
+            self.hostile.add(row["client"])
+        missing = notes.get("missing")
+        for word, found in (("refused", self.refused), ("quarantined", self.quarantined)):
+            if isinstance(missing, str) and missing.startswith(word):
+                mine = found.setdefault(row["client"], {"rounds": 0, "first": row["round"], "reason": missing})
+                mine["rounds"] += 1
+
+    def plain(self) -> dict[str, Any]:
+        """What there is to tell; nothing if nothing happened."""
+        told = {"refused": self.refused, "quarantined": self.quarantined, "hostile": sorted(self.hostile)}
+        return {name: value for name, value in told.items() if value}
 
 
 def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -20,13 +20,15 @@ from fedme.core.client import Steps
 from fedme.core.data import ClientId
 from fedme.core.method import Report, Round, Task
 from fedme.core.model import Arch, Model
+from fedme.core.typed import TypedError
+from fedme.engines.arrivals import Kinds, check_sent
 from fedme.engines.client import Assessment, Finetune, Scored
 from fedme.engines.drive import Done, T
 from fedme.engines.flower import EngineError
-from fedme.engines.flower.envelope import Envelope, Kinds
+from fedme.engines.flower.envelope import Envelope
 from fedme.engines.flower.link import Failure, Link
 from fedme.engines.inprocess import InProcess
-from fedme.engines.round import Answer
+from fedme.engines.round import Absent, Answer, Refused
 
 PAUSE = 0.02  # seconds between two looks for replies
 
@@ -56,14 +58,18 @@ class Simulated:
         """Everybody."""
         return self.room.engine.present()
 
-    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer]:
+    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer | Absent]:
         """Hand every client its message and its state, and collect both."""
         replies = self._ask("train", {client: {"down": down} for client, down in downs.items()}, when)
-        answers = {}
+        answers: dict[ClientId, Answer | Absent] = {}
         for client, reply in replies.items():
             self.states[client] = reply.read("state", self.kinds.state, self.room.archs)
-            up = reply.read("up", self.kinds.up | None, self.room.archs)
-            answers[client] = Answer(up, reply.read("report", Report), reply.read("seconds", float))
+            try:
+                up = reply.read("up", self.kinds.up | None, self.room.archs)
+                report, seconds = reply.read("report", Report), reply.read("seconds", float)
+                answers[client] = Answer(up, report, seconds, reply.read("when", Round))
+            except TypedError as error:
+                answers[client] = Refused(f"refused: {error}")
         return answers
 
     def assess(
@@ -105,8 +111,10 @@ def played(room: Room, kind: str, ask: Envelope) -> Envelope:
     engine.states = {} if state is None else {client: state}
     if kind == "train":
         down = ask.read("down", kinds.down, room.archs)
+        check_sent(engine.method, engine.task, down, when)
         answer = engine.exchange({client: down}, when)[client]
-        return Envelope.of(state=engine.states[client], up=answer.up, report=answer.report, seconds=answer.seconds)
+        told = {"up": answer.up, "report": answer.report, "seconds": answer.seconds, "when": when}
+        return Envelope.of(state=engine.states[client], **told)
     delivery = ask.read("delivery", kinds.down, room.archs)
     done = engine.assess({client: delivery}, when, ask.read("finetune", Finetune | None))[client]  # type: ignore[arg-type]
     return Envelope.of(state=done.value.state, models=done.value.models, scores=done.value.scores, seconds=done.seconds)
