@@ -57,7 +57,7 @@ class Silent(InProcess):
 class Bad(Silent):
     """The same replies arrive, but spoilt."""
 
-    kind = "nan"
+    kind = "not-a-number"
 
     def exchange(self, downs, when):
         spoilt = [client for t, client in self.lost if t == when.t]
@@ -101,7 +101,7 @@ def test_a_bad_reply_is_as_if_it_had_never_come(name, kind, pairs):
 
 def test_the_reason_names_the_place():
     for kind, words in (
-        ("nan", "refused: model.params.0.weight: is not finite"),
+        ("not-a-number", "refused: model.params.0.weight: is not finite"),
         ("shape", "refused: model.params.0.weight: float64 of shape (6, 3) expected, float64 of shape (1, 6, 3) given"),
         ("architecture", "refused: model.arch: architecture normalised expected, intruder given"),
         ("replay", "refused: when: it is about"),

@@ -19,7 +19,7 @@ from fedme.engines.drive import Done, T
 from fedme.engines.round import Absent, Answer, Engine
 from fedme.learn.training import require
 
-Kind = Literal["sign-flip", "huge-norm", "label-flip", "nan", "shape", "architecture", "replay"]
+Kind = Literal["sign-flip", "huge-norm", "label-flip", "not-a-number", "shape", "architecture", "replay"]
 FACTORS = {"sign-flip": -10.0, "huge-norm": 1000.0}  # what the change of a model is multiplied by
 
 
@@ -154,7 +154,7 @@ def _another_architecture(value: Any) -> Any:
 
 
 SPOILING: dict[str, Spoiling] = {
-    "nan": _one_not_a_number,
+    "not-a-number": _one_not_a_number,
     "shape": _another_shape,
     "architecture": _another_architecture,
 }
