@@ -20,7 +20,7 @@ from reliability.frame import Row
 HOSTILE = "7"
 KINDS = ("sign-flip", "label-flip", "huge-norm")
 AVERAGING = [name for name in METHODS if name not in ("local", "centralized")]
-DEFENCE = {"average": "median", "norm": 2.0, "guest": 2.0}
+DEFENCE = {"norm": 1.0, "average": "trimmed", "trim": 0.1, "guest": 2.0}
 LOSS = 5.0  # points of accuracy that an attack may cost at most, beside the defended run without an attack
 BASE: dict[str, Any] = {
     "rounds": 20,

@@ -5,16 +5,16 @@ Flower starts a new process for every message, so reading must cost nothing.
 
 import hashlib
 import json
+from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from fedme.core.data import Arrays, ClientData, Scaling, Split
 from fedme.core.key import Key
 from fedme.datasets.errors import DataError
 from fedme.datasets.federation import TEST_SHARE, parts_of
 from fedme.deploy.site import Site
-from fedme.experiment.files import write_json, write_tensors
+from fedme.experiment.files import RunError, read_tensors, write_json, write_tensors
 
 NAME = "data.safetensors"
 
@@ -23,13 +23,22 @@ def client_data(site: Site) -> ClientData:
     """The site's samples; they are read anew when the file, or what is done with it, has changed."""
     path, told = site.state / NAME, site.state / "data.json"
     mark = _fingerprint(site)
-    if not path.exists() or not told.exists() or json.loads(told.read_text()) != mark:
+    tensors = _kept(path, told, mark)
+    if tensors is None:
         site.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_tensors(path, _read(site), {})
+        tensors = _read(site)
+        write_tensors(path, tensors, {})
         write_json(told, mark)
-    tensors = load_file(path)
     source = Arrays(tensors["x"], tensors["y"], Scaling(site.experiment.dataset.scale))
     return ClientData(site.settings.name, *(Split(source, tensors[part]) for part in ("train", "val", "test")))
+
+
+def _kept(path: Path, told: Path, mark: dict[str, str | int]) -> dict[str, torch.Tensor] | None:
+    """What was prepared before, if it is whole and about the same file."""
+    try:
+        return read_tensors(path)[0] if json.loads(told.read_text()) == mark else None
+    except (OSError, ValueError, RecursionError, RunError):
+        return None
 
 
 def _fingerprint(site: Site) -> dict[str, str | int]:

@@ -262,7 +262,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; `fedme list presets` shows what is built in") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not TOML, not UTF-8, or a number of 5000 digits
         raise ConfigError(f"{path}: {error}") from error
 
 
@@ -320,7 +320,7 @@ def _value(text: str) -> Any:
     """A TOML value, or the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         if text[:1] in ("[", "{"):
             raise ConfigError(f"'{text}' is not TOML; text in lists and tables needs quotes, as in '[\"mlr\"]'") from None
         return text

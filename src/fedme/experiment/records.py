@@ -16,6 +16,7 @@ defined, or not finite.
 
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -31,16 +32,22 @@ NAME = "metrics.jsonl"
 
 
 class Records:
-    """The metrics file of a run; `size` is how many bytes of it are written."""
+    """The metrics file of a run; `size` is how many bytes of it are written, `check` is their checksum."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self.file = (folder / NAME).open("ab")
+    def __init__(self, folder: Path, keep: int, check: int | None = None) -> None:
+        path = folder / NAME
+        before = path.read_bytes()[:keep] if keep and path.exists() else b""
+        self.size, self.check = keep, zlib.crc32(before)
+        if len(before) < keep or check not in (None, self.check):
+            raise RunError(f"{path}: damaged: it is not what the checkpoint counts on; delete checkpoint.json to begin again")
+        self.file = path.open("ab")
         self.file.truncate(keep)
-        self.size = keep
 
     def write(self, rows: list[dict[str, Any]]) -> None:
         """Append rows; whoever reads along sees whole lines."""
-        self.size += self.file.write(b"".join(json.dumps(finite(row), ensure_ascii=False).encode() + b"\n" for row in rows))
+        lines = b"".join(json.dumps(finite(row), ensure_ascii=False).encode() + b"\n" for row in rows)
+        self.size += self.file.write(lines)
+        self.check = zlib.crc32(lines, self.check)
         self.file.flush()
 
     def sync(self) -> None:

@@ -211,13 +211,13 @@ class Loop:
         settings = self.experiment.settings
         self.engine.states = dict(at.clients)
         self.conduct = at.header.conduct
-        book = records.Records(self.folder, at.header.metrics_bytes)
+        book = records.Records(self.folder, at.header.metrics_bytes, at.header.metrics_check)
         self.display.start("round", settings.rounds, at.header.round)
         saved_round = at.header.round
         try:
             for t in range(at.header.round, settings.rounds):
                 server = self._round(at.server, t, book)
-                header = checkpoint.Header(t + 1, book.size, at.header.assigned, self.conduct)
+                header = checkpoint.Header(t + 1, book.size, at.header.assigned, self.conduct, book.check)
                 at = checkpoint.Checkpoint(header, server, dict(self.engine.states))
                 if (t + 1) % settings.checkpoint_every == 0 or t + 1 == settings.rounds:
                     self.store.later(functools.partial(self._save, at, config, book))

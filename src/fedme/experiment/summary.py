@@ -13,7 +13,7 @@ from typing import Any
 
 from fedme.experiment import records
 from fedme.experiment.checkpoint import digest
-from fedme.experiment.files import RunError, write_json
+from fedme.experiment.files import RunError, sealed, unsealed, write_json
 
 NAME = "summary.json"
 CONFIG = "config.toml"
@@ -107,17 +107,17 @@ def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def write(folder: Path, config: Mapping[str, Any]) -> None:
     """Write `summary.json` from the records of a finished run."""
-    write_json(folder / NAME, summarise(records.read(folder), config))
+    write_json(folder / NAME, sealed(summarise(records.read(folder), config)))
 
 
 def read(folder: Path) -> dict[str, Any]:
     """The summary of a finished run."""
     path = folder / NAME
     try:
-        return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+        return unsealed(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise RunError(f"{folder}: {_why_not(folder)}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path}: cannot be read: {error}") from error
 
 
@@ -136,7 +136,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     """The configuration of a run."""
     try:
         return tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{folder / CONFIG}: cannot be read: {error}") from error
 
 
