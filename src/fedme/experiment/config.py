@@ -161,7 +161,7 @@ def _pick(
             what = f"it lacks {', '.join(lacking)}" if len(lacking) < len(wanted) else "it is something else"
             raise TypedError("method.name", f"'{name}' is not a method, a frozen dataclass as in fedme.methods: {what}")
         known = {**known, name: found}
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise TypedError(f"{table}.name", f"unknown {table} '{name}'{nearest(str(name), known)}")
     return name, known[name], {key: value for key, value in given.items() if key != "name"}
 

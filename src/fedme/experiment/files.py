@@ -54,7 +54,7 @@ def _sync_directory(folder: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # half a letter must not stop a run
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -15,10 +15,11 @@ defined, or not finite.
 """
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +100,38 @@ def read(folder: Path) -> Iterator[dict[str, Any]]:
     path = folder / NAME
     if not path.exists():
         raise RunError(f"{folder}: not a run directory (no {NAME})")
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
             try:
-                yield json.loads(line)
-            except ValueError as error:
+                yield _checked(json.loads(line))
+            except (ValueError, RecursionError) as error:
                 raise RunError(f"{path}, line {number}: damaged: {error}") from error
+
+
+TEXTS = ("client", "model", "split", "stage")
+COUNTS = ("round", "samples", "bytes_up", "bytes_down")
+NUMBERS = ("client_seconds", "server_seconds")
+MAYBE = tuple(field.name for field in fields(Metrics) if field.name != "samples")
+
+
+def _checked(row: Any) -> dict[str, Any]:
+    """A row that everybody can compute with, or a ValueError."""
+    if not isinstance(row, dict):
+        raise ValueError("not a table")
+    for names, kinds, what in (
+        (TEXTS, (str,), "text"),
+        (COUNTS, (int,), "a whole number"),
+        (NUMBERS, (int, float), "a number"),
+        (MAYBE, (int, float, type(None)), "a number or null"),
+    ):
+        for name in names:
+            value = row.get(name, ...)
+            if not isinstance(value, kinds) or isinstance(value, bool) or value != value or value in (math.inf, -math.inf):
+                raise ValueError(f"'{name}' is not {what}")
+    if not isinstance(row.get("arch"), str | None) or not isinstance(row.get("notes", {}), dict):
+        raise ValueError("'arch' is not text, or 'notes' is no table")
+    if min(row[name] for name in COUNTS) < 0 or max(row[name] for name in COUNTS) > 2**53:
+        raise ValueError("a count that cannot be")
+    return row

@@ -29,7 +29,7 @@ from fedme.engines.inprocess import InProcess
 from fedme.engines.round import play
 from fedme.experiment import assemble, cards, checkpoint, newcomers, records, saved, sinks, summary
 from fedme.experiment.config import Experiment, load, to_toml
-from fedme.experiment.files import RunError, locked, replacing, write_json, write_text
+from fedme.experiment.files import RunError, locked, replacing, sealed, write_json, write_text
 from fedme.experiment.lineage import Lineage, lineages
 from fedme.experiment.progress import Display
 from fedme.experiment.remote import on_flower, require_flower
@@ -52,7 +52,7 @@ def start(experiment: Experiment, display: Display, notes: Sequence[str] = ()) -
     folder = _new_folder(experiment)
     display.note(f"run directory: {folder}")
     with locked(folder):
-        write_json(folder / "environment.json", environment() | {"notes": list(notes)})
+        write_json(folder / "environment.json", sealed(environment() | {"notes": list(notes)}))
         config = experiment.plain() | {"output": str(folder)}
         write_text(folder / CONFIG, to_toml(config))
         try:
@@ -140,7 +140,7 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
             display.note(f"note: {note}", always=True)
         with replacing(folder / "partition.safetensors") as temporary:
             federation.partition.save(temporary)
-        write_json(folder / LABELS, federation.division())
+        write_json(folder / LABELS, sealed(federation.division()))
         found = checkpoint.load(folder, config)
         prepared = assemble.prepare(
             experiment,

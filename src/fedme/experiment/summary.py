@@ -135,9 +135,23 @@ def so_far(folder: Path) -> dict[str, Any]:
 def config_of(folder: Path) -> dict[str, Any]:
     """The configuration of a run."""
     try:
-        return tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        found = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        for table in ("method", "data", "partition"):
+            if not isinstance(found.get(table), dict) or not isinstance(found[table].get("name"), str):
+                raise ValueError(f"there is no {table}.name")
+        if not isinstance(found.get("name"), str) or not all(type(found.get(key)) is int for key in ("seed", "rounds")):
+            raise ValueError("there is no name, seed or rounds")
+        return found
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{folder / CONFIG}: cannot be read: {error}") from error
+
+
+def verified_config(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a run, if it is the one that `result`, its summary, was made with."""
+    config = config_of(folder)
+    if digest({key: value for key, value in config.items() if key != "seed"}) != result["config"]:
+        raise RunError(f"{folder / CONFIG}: was changed after the run; restore it")
+    return config
 
 
 def _why_not(folder: Path) -> str:
