@@ -287,9 +287,10 @@ def test_whoever_is_in_quarantine_is_not_asked():
     method, setting = method_of("fedavg"), task()
     engine = Bad(method, setting, clients(), ROOT)
     engine.lost = frozenset({(0, "1"), (1, "1")})
+    kept = Defence(quarantine=2, quarantine_rounds=2)
     server, conduct, asked = method.init_server(setting, ROOT.at("init")), {}, []
     for t in range(5):
-        played = play(method, setting, engine, server, t, 5, ROOT, Defence(quarantine=2, quarantine_rounds=2), conduct)
+        played = play(method, setting, engine, server, t, 5, ROOT, defence=kept, conduct=conduct)
         server, conduct = played.server, played.conduct
         asked.append(played.traffic["1"].bytes_down > 0)
         if t == 2:

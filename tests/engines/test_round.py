@@ -190,8 +190,8 @@ def test_whoever_trains_for_its_own_sake_sends_nothing(name):
 
 def test_only_those_who_are_there_are_asked():
     class Away(InProcess):
-        def present(self):
-            return ["0", "2"]
+        def away(self, when):
+            return {"1": "not connected"}
 
     method, setting = FedAvg(TRAIN), task()
     engine, server = begin(method, setting, clients(), Away)
@@ -199,7 +199,7 @@ def test_only_those_who_are_there_are_asked():
     assert {client: each.reason for client, each in traffic.items()} == {"0": "", "1": "not connected", "2": ""}
     assert not traffic["1"].answered
     assert not traffic["1"].bytes_down
-    assert InProcess(method, setting, clients(), ROOT).present() == ["0", "1", "2"]
+    assert InProcess(method, setting, clients(), ROOT).away(Round(0, 1)) == {}
 
 
 def test_an_answer_of_a_stranger_is_not_aggregated():

@@ -1,82 +1,26 @@
 """Whole runs: what is in the directory, that seeds decide everything, and that nothing is lost when a run is stopped."""
 
+import contextlib
+import errno
 import io
 import json
+import os
 import pydoc
 import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
+from runs import TINY, Killed, Watching, do, identical
 
 from fedme.experiment import checkpoint, records, run, saved, summary
 from fedme.experiment.config import load
-from fedme.experiment.files import RunError, locked, read_tensors, write_json
-from fedme.experiment.progress import Display
+from fedme.experiment.files import RunError, locked, write_json
 from fedme.methods import METHODS
-
-TINY = [
-    "rounds=3",
-    "partition.name=iid",
-    "partition.clients=4",
-    "data.limit=120",
-    "data.unlabeled=20",
-    "data.public=20",
-    "models.pool=['mlr','dnn-8']",
-    "models.assign=round-robin",
-    "train.batch=16",
-    "engine.threads=1",
-]
-
-
-class Killed(BaseException):
-    """As good as a power cut."""
-
-
-class Watching(Display):
-    """A display that can pull the plug after so many operations."""
-
-    def __init__(self, fuse=None):
-        super().__init__(Console(file=io.StringIO()), quiet=True)
-        self.fuse = fuse
-
-    def tick(self):
-        super().tick()
-        if self.fuse is not None:
-            self.fuse -= 1
-            if self.fuse <= 0:
-                raise Killed
-
-
-def do(folder, *words, fuse=None):
-    experiment, _ = load("digits-fedme", [*TINY, *words, f"output={folder}"])
-    return run.start(experiment, Watching(fuse))
-
-
-def timeless(folder):
-    return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in records.read(folder)]
-
-
-def models(folder):
-    found = {}
-    for path in sorted(folder.glob("clients/*/*.safetensors")):
-        tensors, _ = read_tensors(path)
-        found.update({f"{path.parent.name}/{path.name}/{name}": tensor for name, tensor in tensors.items()})
-    return found
-
-
-def identical(a, b):
-    first, second = models(a), models(b)
-    return (
-        timeless(a) == timeless(b)
-        and first.keys() == second.keys()
-        and all(torch.equal(first[name], second[name]) for name in first)
-        and all(path.read_bytes() == (b / path.relative_to(a)).read_bytes() for path in a.glob("clients/*/*.safetensors"))
-    )
 
 
 @pytest.fixture(scope="module")
@@ -383,3 +327,134 @@ def test_clients_that_are_not_asked_cost_nothing(tmp_path, monkeypatch):
     assert 3 <= len(drawn) <= 6
     kept = json.loads((tmp_path / "run" / checkpoint.NAME).read_text())["server"]["models"]
     assert len(kept) == len(drawn)
+
+
+def children(pid):
+    """The processes that a process has started."""
+    with contextlib.suppress(OSError):
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
+def test_workers_of_a_killed_run_hold_nothing_and_end(tmp_path):
+    long = ["models.pool=[{name='cnn-small',channels=8}]", "train.epochs=5000", "engine.workers=2"]
+    process = start(tmp_path / "cut", *long)
+    deadline = time.monotonic() + 120
+    while len(workers := children(process.pid)) < 2 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)  # they are at work that takes minutes
+    process.kill()
+    process.wait()  # not for its output, which the workers have too
+    process.stdout.close()
+    process.stderr.close()
+    assert len(workers) >= 2
+    with locked(tmp_path / "cut"):  # a lock is not inherited: `fedme resume` can go on at once
+        pass
+    until = time.monotonic() + 20
+    while any(alive(worker) for worker in workers) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(alive(worker) for worker in workers)
+
+
+@pytest.mark.parametrize("left", [[".lock"], [".lock", "environment.json", ".config.toml.partial"]])
+def test_a_run_that_was_killed_before_it_began_is_started_again(left, fedme, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in left:
+        (folder / name).write_text("")
+    code, _, err = fedme("resume", folder)
+    assert code == 2
+    assert "the run was stopped before it began; give the command that started it again" in " ".join(err.split())
+    do(folder, "rounds=1")
+    assert not list(folder.glob(".*.partial"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / ".lock").write_text("")
+    (tmp_path / "other" / "thesis.txt").write_text("")
+    with pytest.raises(RunError, match="exists already"):
+        do(tmp_path / "other")
+
+
+def test_metrics_that_are_shorter_than_the_checkpoint_says_are_refused(tmp_path):
+    with pytest.raises(Killed):
+        do(tmp_path / "run", fuse=40)
+    path = tmp_path / "run" / records.NAME
+    whole = path.read_bytes()
+    path.write_bytes(whole[:100])
+    with pytest.raises(RunError, match="is shorter than the checkpoint says"):
+        run.resume(tmp_path / "run", Watching())
+    assert path.read_bytes() == whole[:100], "it is left as it is"
+    path.write_bytes(whole)
+    run.resume(tmp_path / "run", Watching())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("config.toml", "seed = 0", "seed = 1"), "checkpoint.json: was made with another configuration than config.toml"),
+        (("config.toml", 'name = "fedme"', 'name = "fedavg"'), "config.toml: method.cluster_on: unknown key"),
+        (("config.toml", "rounds = 3", "rounds = 30"), "checkpoint.json: was made with another configuration than config.toml"),
+        (
+            ("checkpoint.json", "checkpoint-2", "checkpoint-3"),
+            "this version reads fedme-checkpoint-2, the file is fedme-checkpoint-3",
+        ),
+        (("checkpoint.json", '"round": ', '"rounds": '), "checkpoint.json: damaged (its checksum is wrong"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused_in_one_line(change, message, fedme, tmp_path):
+    with pytest.raises(Killed):
+        do(tmp_path / "run", fuse=40)
+    name, old, new = change
+    text = (tmp_path / "run" / name).read_text()
+    assert old in text
+    (tmp_path / "run" / name).write_text(text.replace(old, new, 1))
+    code, _, err = fedme("resume", tmp_path / "run")
+    assert code == 2
+    assert message in " ".join(err.split())
+    (tmp_path / "run" / name).write_text(text)
+    assert fedme("resume", tmp_path / "run")[0] == 0, "nothing was spoilt by the attempt"
+
+
+def test_a_run_of_an_earlier_version_is_refused(fedme, tmp_path):
+    with pytest.raises(Killed):
+        do(tmp_path / "run", fuse=40)
+    (tmp_path / "run" / "checkpoint.json").rename(tmp_path / "run" / "checkpoint.safetensors")
+    code, _, err = fedme("resume", tmp_path / "run")
+    assert code == 2
+    assert "begun by an earlier version, whose checkpoints this one does not read; start a new run" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoint.json", "000002.bin", "summary.json", "model.safetensors"])
+def test_a_full_disk_stops_the_run_in_one_line_whatever_it_is_writing(name, fedme, finished, tmp_path, monkeypatch):
+    real, calls = Path.open, []
+    first = 1 if name == "checkpoint.json" else 0  # the one before the first round is let pass
+
+    class Full(io.FileIO):
+        def write(self, data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def opened(path, mode="r", *rest, **more):
+        if path.name in (name, f".{name}.partial") and mode in ("wb", "ab"):
+            calls.append(path)
+            if len(calls) > first:
+                return io.BufferedWriter(Full(path, mode[0]))
+        return real(path, mode, *rest, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", opened)
+        patch.setattr(Path, "write_text", lambda path, text, **more: path.write_bytes(text.encode()))
+        code, _, err = fedme("run", "digits-fedme", *TINY, f"output={tmp_path / 'run'}", "--quiet")
+    assert code == 2
+    said = " ".join(err.split())
+    assert "run: cannot be written to: No space left on device; make room" in said
+    assert f"`fedme resume {tmp_path / 'run'}` goes on from the last checkpoint, which is whole" in said
+    assert "Traceback" not in err
+    assert fedme("resume", tmp_path / "run")[0] == 0
+    assert identical(finished, tmp_path / "run")

@@ -43,7 +43,7 @@ path = "alone"
 """
 METHODS = {
     "fedme": ["method.clusters=2"],
-    "fml": ["method=fml", "models.shared=dnn-8"],
+    "fml": ["method=fml", "models.shared=dnn-8", "faults.dropped_in={1 = [0]}", "faults.lost_in={2 = [1]}"],
     "fedavg": ["method=fedavg", "models.shared=dnn-8", "train.cohort=3"],
 }
 

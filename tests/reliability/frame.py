@@ -25,7 +25,11 @@ from rich.console import Console
 from fedme.experiment.files import write_json, write_text
 from fedme.experiment.progress import Display
 
-PARTS: tuple[str, ...] = ()
+PARTS: tuple[str, ...] = (
+    "crash",
+    "fuzz",
+    "poison",
+)
 
 
 @dataclass(frozen=True)

@@ -31,3 +31,13 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output has seen enough
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:  # a full disk, a folder that may not be written to
+        if error.strerror is None:
+            raise
+        err.print(f"[bold red]error:[/] {literal(_told(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+def _told(error: OSError) -> str:
+    """What the system says, and about which file."""
+    return f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror}"

@@ -11,7 +11,7 @@ import torch
 from rich.table import Table
 from rich.text import Text
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from fedme.core.data import ClientId
@@ -65,7 +65,7 @@ class Partition:
         content = {"rows": torch.cat(pieces).to(torch.int64), "sizes": torch.tensor([len(rows) for rows in pieces])}
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(path.name + ".part")
-        save_file(content, unfinished, {"format": FORMAT, "clients": json.dumps(list(self.clients))})
+        unfinished.write_bytes(save(content, {"format": FORMAT, "clients": json.dumps(list(self.clients))}))
         os.replace(unfinished, path)
 
     @staticmethod

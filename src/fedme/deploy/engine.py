@@ -89,15 +89,15 @@ class Deployed:
             self.link.look()
             time.sleep(WAIT)
 
-    def present(self) -> list[ClientId]:
-        """The members that are connected."""
-        return [client for client in self.task.members if client in self.nodes]
+    def away(self, when: Round) -> dict[ClientId, str]:
+        """The members that are not connected."""
+        return dict.fromkeys((client for client in self.task.members if client not in self.nodes), "not connected")
 
     def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer | Absent]:
         """Send every site its message; those that fail are asked again until enough have answered."""
         self.round = when.t + 1
         until = time.monotonic() + self.settings.patience
-        needed = min(self.settings.min_replies, len(downs))
+        needed = min(max(self.settings.min_replies, self.experiment.settings.faults.needs.needed(len(downs))), len(downs))
         answers: dict[ClientId, Answer | Absent] = {}
         while True:
             missing = [client for client in downs if not isinstance(answers.get(client), Answer)]

@@ -149,6 +149,10 @@ class Site:
 
 def agreed(experiment: Experiment) -> tuple[Task, dict[str, Arch]]:
     """What an experiment of sites says before anybody has come, and its catalogue of architectures."""
+    if experiment.settings.faults.simulates:
+        raise ConfigError(
+            "faults: sites fail by themselves; only `quorum` and `repeats` are for a deployment, leave out the others"
+        )
     schema, models = experiment.dataset.schema, experiment.settings.models
     shared = zoo.arch(models.shared if models.shared is not None else models.pool[0], schema)
     archs = {arch.name: arch for arch in [*(zoo.arch(spec, schema) for spec in models.pool), shared]}

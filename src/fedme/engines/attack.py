@@ -66,9 +66,9 @@ class Hostile:
         """The same federation."""
         return self.engine.muster()
 
-    def present(self) -> Sequence[ClientId]:
+    def away(self, when: Round) -> Mapping[ClientId, str]:
         """The same members."""
-        return self.engine.present()
+        return self.engine.away(when)
 
     def assess(self, *given: Any) -> Any:
         """Evaluation is honest."""

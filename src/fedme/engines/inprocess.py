@@ -57,9 +57,9 @@ class InProcess:
         """How much every client trains on."""
         return {client: len(data.train) for client, data in self.clients.items()}
 
-    def present(self) -> list[ClientId]:
-        """Everybody."""
-        return list(self.task.members)
+    def away(self, when: Round) -> dict[ClientId, str]:
+        """Nobody."""
+        return {}
 
     def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer]:
         """Hand every client its message and collect the replies."""

@@ -1,17 +1,20 @@
 """One round of any method over any engine, and what an engine must offer.
 
-An engine may return fewer answers than it was handed messages: a client that is missing from a round is normal.
+An engine may return fewer answers than it was handed messages: a client that is missing from a round is normal. A round for
+which too few answer is not: those missing are asked again, and if that does not help the round does not count.
 """
 
+import functools
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from fedme.core.client import Steps
 from fedme.core.data import ClientId
 from fedme.core.key import Key
-from fedme.core.method import POOL, Report, Round, Task
+from fedme.core.method import POOL, Plan, Report, Round, Task
 from fedme.core.tree import nbytes
 from fedme.core.typed import TypedError
 from fedme.engines.arrivals import bounded, check_reply, check_report
@@ -45,6 +48,18 @@ class Refused(Absent):
     """Why the answer of a client cannot be used. It counts as if it had not come, and as an offence."""
 
 
+@dataclass(frozen=True)
+class Quorum:
+    """What a round needs to count."""
+
+    replies: int | float = 1  # a number, or a share of those asked for
+    repeats: int = 2  # how often those who did not reply are asked again
+
+    def needed(self, asked: int) -> int:
+        """How many of `asked` replies have to come; nobody is never enough."""
+        return self.replies if isinstance(self.replies, int) else max(1, math.ceil(self.replies * asked - 1e-9))
+
+
 class Engine(Protocol):
     """Where clients and server do their work."""
 
@@ -57,8 +72,8 @@ class Engine(Protocol):
         """The federation as it is now, looked at before every round: members may have joined."""
         ...
 
-    def present(self) -> Sequence[ClientId]:
-        """The members that can be asked now, in their order."""
+    def away(self, when: Round) -> Mapping[ClientId, str]:
+        """The members that cannot be asked in this round, and why."""
         ...
 
     def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> Mapping[ClientId, Answer | Absent]:
@@ -113,6 +128,7 @@ class Played:
     server: Any
     traffic: Mapping[ClientId, Traffic]
     server_seconds: float
+    short: str = ""  # if the round does not count: how many replies it was short of
     conduct: Mapping[ClientId, Conduct] = field(default_factory=dict)
 
 
@@ -124,11 +140,15 @@ def play(
     t: int,
     total: int,
     root: Key,
+    quorum: Quorum = Quorum(),
     defence: Defence = OPEN,
     conduct: Mapping[ClientId, Conduct] | None = None,
 ) -> Played:
-    """All exchanges of round `t`; `conduct` is what is remembered of the clients' messages before it."""
-    key = root.at("round", t, "server")
+    """All exchanges of round `t`. If one of them is below the quorum, the server stays as it was before the round.
+
+    `conduct` is what is remembered of the clients' messages before it.
+    """
+    key, before = root.at("round", t, "server"), server
     traffic: dict[ClientId, Traffic] = {}
     seconds = 0.0
     conduct = conduct or {}
@@ -136,32 +156,36 @@ def play(
     for phase in method.phases:
         when = Round(t, total, phase)
         began = time.perf_counter()
-        present = [client for client in engine.present() if client not in out]
-        away = [client for client in task.members if client not in present]
-        why = {client: out[client].words() if client in out else "not connected" for client in away}
-        traffic.update({client: Traffic(False, why[client]) for client in away if client not in traffic})
-        plan = method.plan(server, present, when, key)
-        planned = engine.serve(method.dispatch(task, server, plan, when, key)).value
+        away = {**engine.away(when), **{client: each.words() for client, each in out.items()}}
+        traffic.update({client: Traffic(False, why) for client, why in away.items() if client not in traffic})
+        plan = method.plan(server, [client for client in task.members if client not in away], when, key)
+        planned = engine.serve(method.dispatch(task, server, plan, when, key)).value if plan.train else {}
         downs = {client: down for client, down in planned.items() if client not in refused}  # it is out for the round
         seconds += time.perf_counter() - began
-        came = engine.exchange(downs, when)
-        answers = {
-            c: _examined(method, task, downs[c], came[c], when, engine.samples.get(c), defence) for c in downs if c in came
-        }
+        examine = functools.partial(_examined, method, task, engine.samples, defence, when)
+        answers, short = _gather(engine, downs, when, plan, quorum, traffic, examine)
         refused |= {client: answer.reason for client, answer in answers.items() if isinstance(answer, Refused)}
-        for client, down in downs.items():
-            traffic.setdefault(client, Traffic()).add(down, answers.get(client))
+        if short:
+            _discount(traffic, short)
+            return Played(before, traffic, seconds, short, judged(conduct, refused.items(), t, defence))
         began = time.perf_counter()
         # Replies may arrive in any order; sums of floating-point numbers need one.
         ordered = {client: answers.get(client) for client in [POOL, *task.members] if client in plan.count}
         counted = {client: each.up for client, each in ordered.items() if isinstance(each, Answer) and each.up is not None}
         server = method.aggregate(server, counted, when, key)
         seconds += time.perf_counter() - began
-    return Played(server, traffic, seconds, judged(conduct, refused.items(), t, defence))
+    return Played(server, traffic, seconds, "", judged(conduct, refused.items(), t, defence))
 
 
 def _examined(
-    method: AnyMethod, task: Task, down: Any, came: Answer | Absent, when: Round, samples: int | None, defence: Defence
+    method: AnyMethod,
+    task: Task,
+    samples: Mapping[ClientId, int],
+    defence: Defence,
+    when: Round,
+    client: ClientId,
+    down: Any,
+    came: Answer | Absent,
 ) -> Answer | Absent:
     """The answer, if it can be used, with its changes bounded."""
     if isinstance(came, Absent):
@@ -172,7 +196,39 @@ def _examined(
         check_report(came.report, came.seconds)
         if came.up is None:
             return came
-        sent = check_reply(method, task, down, came.up, when, samples)
+        sent = check_reply(method, task, down, came.up, when, samples.get(client))
     except TypedError as error:
         return Refused(f"refused: {error}")
     return came if defence.norm is None else replace(came, up=bounded(came.up, sent, defence.norm))
+
+
+def _gather(
+    engine: Engine,
+    downs: Mapping[ClientId, Any],
+    when: Round,
+    plan: Plan,
+    quorum: Quorum,
+    traffic: dict[ClientId, Traffic],
+    examine: Callable[[ClientId, Any, Answer | Absent], Answer | Absent],
+) -> tuple[dict[ClientId, Answer | Absent], str]:
+    """The replies of an exchange, and what it is short of when everybody has been asked often enough."""
+    answers: dict[ClientId, Answer | Absent] = {}
+    needed, came, asked = quorum.needed(len(plan.count)), 0, 0
+    while downs and came < needed and asked <= quorum.repeats:
+        missing = {client: down for client, down in downs.items() if not isinstance(answers.get(client), Answer | Refused)}
+        for client, down in missing.items() if asked else ():  # the first time is counted below
+            traffic.setdefault(client, Traffic()).bytes_down += nbytes(down)
+        found = engine.exchange(missing, when)
+        answers |= {client: examine(client, down, found[client]) for client, down in missing.items() if client in found}
+        came, asked = sum(isinstance(answers.get(client), Answer) for client in plan.count), asked + 1
+    for client, down in downs.items():
+        traffic.setdefault(client, Traffic()).add(down, answers.get(client))
+    times = "nobody could be asked" if not downs else f"after asking {asked} times" if asked > 1 else "after asking once"
+    return answers, f"{came} of {needed} needed replies came, {times}" if came < needed else ""
+
+
+def _discount(traffic: Mapping[ClientId, Traffic], short: str) -> None:
+    """Whoever replied in vain is told so in the records."""
+    for each in traffic.values():
+        if each.answered:
+            each.answered, each.reason = False, f"the round does not count: {short}"

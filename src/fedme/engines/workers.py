@@ -8,6 +8,8 @@ import contextlib
 import multiprocessing as mp
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 from fedme.core.client import Op, Train
 from fedme.engines.parcel import Shared
 
+LOOK = 0.5  # seconds between two looks whether the parent is alive
 DEATHS = 3  # of workers over one piece of work before it is given up
 Run = Callable[[Sequence[Op]], Sequence[tuple[Any, float]]]  # results and the seconds they took
 
@@ -31,7 +34,7 @@ class Worker:
     def __init__(self, run: Run, shared: Shared) -> None:
         context = mp.get_context("fork")
         self.line, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, run, shared), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, run, shared, os.getpid()), daemon=True)
         self.process.start()
         theirs.close()
         self.task: int | None = None
@@ -43,14 +46,12 @@ class Worker:
         self.line.close()
 
 
-def _serve(line: Connection, run: Run, shared: Shared) -> None:
+def _serve(line: Connection, run: Run, shared: Shared, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    parent = os.getppid()
-    while os.getppid() == parent:
-        if not line.poll(1.0):
-            continue
+    threading.Thread(target=_outlive, args=(parent,), daemon=True).start()
+    while True:
         try:
             ops = [shared.unpacked(op) for op in line.recv()]
         except EOFError:
@@ -60,6 +61,13 @@ def _serve(line: Connection, run: Run, shared: Shared) -> None:
         except Exception as error:  # whatever a user's network raises; the parent raises it again
             done, failure = [], f"{type(error).__name__}: {error}"
         line.send((done, failure))
+
+
+def _outlive(parent: int) -> None:
+    """End with the parent, however it ends and whatever is being computed: nobody waits for it."""
+    while os.getppid() == parent:
+        time.sleep(LOOK)
+    os._exit(1)
 
 
 def effort(op: Op) -> float:

@@ -8,14 +8,16 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 CHECK = "check"  # the key of a fingerprint
+HELD: set[IO[str]] = set()  # the locks of this process
+os.register_at_fork(after_in_child=lambda: [lock.close() for lock in HELD])  # workers must not hold a lock of a dead parent
 
 
 class RunError(RuntimeError):
@@ -86,7 +88,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     told |= {CHECK: _checksum(own, told)}
     with replacing(path) as temporary:
         # One entry: the order of several changes from run to run, and equal runs shall leave equal files.
-        save_file(own, temporary, {"fedme": json.dumps(told, sort_keys=True)})
+        temporary.write_bytes(save(own, {"fedme": json.dumps(told, sort_keys=True)}))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -148,4 +150,8 @@ def locked(folder: Path) -> Iterator[None]:
         handle.truncate()
         handle.write(str(os.getpid()))
         handle.flush()
-        yield
+        HELD.add(handle)
+        try:
+            yield
+        finally:
+            HELD.discard(handle)

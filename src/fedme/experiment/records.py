@@ -39,8 +39,10 @@ class Records:
         path = folder / NAME
         before = path.read_bytes()[:keep] if keep and path.exists() else b""
         self.size, self.check = keep, zlib.crc32(before)
-        if len(before) < keep or check not in (None, self.check):
-            raise RunError(f"{path}: damaged: it is not what the checkpoint counts on; delete checkpoint.json to begin again")
+        if len(before) < keep:  # filling it up would be no rows
+            raise RunError(f"{path}: is shorter than the checkpoint says; restore it, or start a new run")
+        if check not in (None, self.check):
+            raise RunError(f"{path}: damaged: its checksum is not what the checkpoint says; restore it, or start a new run")
         self.file = path.open("ab")
         self.file.truncate(keep)
 

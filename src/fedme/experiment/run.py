@@ -3,6 +3,7 @@
 States are values, so a run can stop anywhere: what is saved is always a whole number of rounds.
 """
 
+import errno
 import functools
 import os
 import platform
@@ -25,6 +26,7 @@ from fedme.datasets.federation import Federation
 from fedme.engines.attack import Hostile
 from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
 from fedme.engines.conduct import Conduct
+from fedme.engines.faults import Faulty
 from fedme.engines.inprocess import InProcess
 from fedme.engines.round import play
 from fedme.experiment import assemble, cards, checkpoint, newcomers, records, saved, sinks, summary
@@ -39,6 +41,8 @@ from fedme.experiment.summary import CONFIG
 ENGINE = "engine.log"
 LABELS = "labels.json"  # who has how many samples of what: reports need no data
 FEW = 10  # test samples
+BEFORE = (".lock", "environment.json", ".environment.json.partial", ".config.toml.partial")  # all there is until it begins
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)  # what a disk says that takes no more
 COPIES = 4  # of a client's weights while it is assessed: personal and shared model, fine-tuned copy, its momentum
 PART = 4  # the share of the memory for weights that one group of clients may take while it is assessed
 
@@ -51,11 +55,11 @@ def start(experiment: Experiment, display: Display, notes: Sequence[str] = ()) -
     """Run an experiment in a directory of its own, which is returned; `notes` are kept with the results."""
     folder = _new_folder(experiment)
     display.note(f"run directory: {folder}")
-    with locked(folder):
-        write_json(folder / "environment.json", sealed(environment() | {"notes": list(notes)}))
-        config = experiment.plain() | {"output": str(folder)}
-        write_text(folder / CONFIG, to_toml(config))
+    with locked(folder), on_disk(folder):
         try:
+            write_json(folder / "environment.json", sealed(environment() | {"notes": list(notes)}))
+            config = experiment.plain() | {"output": str(folder)}
+            write_text(folder / CONFIG, to_toml(config))
             _run(folder, display, experiment)
         except Exception as error:  # no round was finished: once the cause is mended, the same command must work
             if not isinstance(error, Interrupted) and not (folder / records.NAME).exists():
@@ -70,8 +74,10 @@ def resume(folder: Path, display: Display, experiment: Experiment | None = None)
     The experiment is that of `config.toml`, unless a program hands it over with its samples.
     """
     if not (folder / CONFIG).exists():
+        if _unbegun(folder):
+            raise RunError(f"{folder}: the run was stopped before it began; give the command that started it again")
         raise RunError(f"{folder}: not a run directory (no {CONFIG}); `fedme run` starts one")
-    with locked(folder):
+    with locked(folder), on_disk(folder):
         experiment = experiment or load(folder / CONFIG)[0]
         if (folder / summary.NAME).exists():
             config = experiment.plain()
@@ -95,13 +101,33 @@ def _new_folder(experiment: Experiment) -> Path:
             if asked is None:
                 number += 1
                 folder = folder.with_name(f"{experiment.settings.name}-{number}")
-            elif folder.is_dir() and not any(folder.iterdir()):
+            elif folder.is_dir() and (_unbegun(folder) or not any(folder.iterdir())):
                 return folder
             else:
                 hint = f"`fedme resume {folder}` continues it, or " if (folder / CONFIG).exists() else ""
                 raise RunError(f"{folder}: exists already; {hint}choose another output") from None
         except OSError as error:
             raise RunError(f"{folder}: cannot be made: {error.strerror}") from error
+
+
+def _unbegun(folder: Path) -> bool:
+    """Whether this is what a run leaves that was killed before its configuration was written."""
+    inside = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return ".lock" in inside and inside <= set(BEFORE)
+
+
+@contextmanager
+def on_disk(folder: Path) -> Iterator[None]:
+    """A disk that refuses to take a run is told in one line, with what is safe and how to go on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        mend = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "see to the disk"
+        again = f"then `fedme resume {shlex.quote(str(folder))}` goes on from the last checkpoint, which is whole"
+        what = f"{mend}, {again if (folder / checkpoint.NAME).exists() else 'then give the same command again'}"
+        raise RunError(f"{folder}: cannot be written to: {error.strerror}; {what}") from error
 
 
 def environment() -> dict[str, Any]:
@@ -151,6 +177,7 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
         )
         if prepared.selection:
             write_json(folder / "selection.json", prepared.selection)
+        settings.faults.check(prepared.task)
         assigned = {client: member.arch.name for client, member in prepared.task.members.items()}
         method: AnyMethod = experiment.method
         if found:
@@ -162,6 +189,7 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
         logs = cleanup.enter_context(sinks.opened(settings.log, folder, config, at.header.round))
 
         def work(engine: Any) -> None:
+            engine = Faulty(engine, settings.faults, root) if settings.faults.simulates else engine
             Loop(folder, experiment, engine, store, display, logs).run(at, config)
 
         if settings.engine.name == "flower":
@@ -244,11 +272,14 @@ class Loop:
         task = self.engine.muster()
         hostile = settings.attack.hostile(list(task.members), self.root)
         engine = Hostile(self.engine, self.method, settings.attack, hostile) if hostile else self.engine
-        played = play(self.method, task, engine, server, t, settings.rounds, self.root, settings.defence, self.conduct)
+        rules = settings.faults.needs, settings.defence
+        played = play(self.method, task, engine, server, t, settings.rounds, self.root, *rules, self.conduct)
         self.conduct = played.conduct
         for client in hostile:
             if client in played.traffic:
                 played.traffic[client].note("hostile", settings.attack.kind)
+        if played.short:
+            self.display.note(f"round {t} does not count: {played.short}; the server goes on as it was", always=True)
         server = self.store.keep(played.server)
         self._rest(played.traffic)
         scores: dict[ClientId, list[Scored]] = {}

@@ -9,6 +9,7 @@ from fedme.datasets.own import ClientFiles
 from fedme.engines.attack import Attack
 from fedme.engines.batched import Way
 from fedme.engines.device import Device
+from fedme.engines.faults import Faults
 from fedme.learn.defence import Defence
 from fedme.learn.training import Training, require
 
@@ -83,10 +84,14 @@ class Settings:
     engine: EngineOptions = EngineOptions()
     defence: Defence = Defence()
     attack: Attack = Attack()
+    faults: Faults = Faults()
     clients: Mapping[ClientId, ClientFiles] = field(default_factory=dict)  # people's own: each one's samples and model
 
     def __post_init__(self) -> None:
         require(self.rounds >= 1, "rounds", f"must be at least 1, not {self.rounds}")
         require(self.evaluate_every >= 1, "evaluate_every", f"must be at least 1, not {self.evaluate_every}")
         require(self.checkpoint_every >= 1, "checkpoint_every", f"must be at least 1, not {self.checkpoint_every}")
+        few, quorum = self.train.cohort, self.faults.quorum
+        reachable = few is None or isinstance(quorum, float) or quorum <= few
+        require(reachable, "faults.quorum", f"{quorum} replies never come when train.cohort asks for {few}")
         require(bool(self.name) and "/" not in self.name and self.name[0] != ".", "name", "must do as the name of a directory")

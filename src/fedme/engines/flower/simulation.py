@@ -54,9 +54,9 @@ class Simulated:
         """The federation, always the same."""
         return self.room.engine.task
 
-    def present(self) -> list[ClientId]:
-        """Everybody."""
-        return self.room.engine.present()
+    def away(self, when: Round) -> dict[ClientId, str]:
+        """Nobody."""
+        return {}
 
     def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer | Absent]:
         """Hand every client its message and its state, and collect both."""
