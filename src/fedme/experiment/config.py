@@ -207,8 +207,8 @@ def imported(path: str, at: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise TypedError(at, f"cannot import '{path}': {error}") from error
+    except Exception as error:  # importing runs a user's code
+        raise TypedError(at, f"cannot import '{path}': {error or type(error).__name__}") from error
     if not callable(found):
         raise TypedError(at, f"'{path}' is not a function")
     return found  # type: ignore[no-any-return]
@@ -305,7 +305,12 @@ def override(raw: dict[str, Any], overrides: Sequence[str]) -> list[str]:
 def _change_name(raw: dict[str, Any], table: str, name: Any) -> list[str]:
     known: Mapping[str, type[Any]] = {"method": METHODS, "data": DATASETS, "partition": PARTITIONS}[table]
     old = raw.get(table, {})
-    if not isinstance(old, dict) or old.get("name") == name or (name not in known and table != "method"):
+    if (
+        not isinstance(name, str)
+        or not isinstance(old, dict)
+        or old.get("name") == name
+        or (name not in known and table != "method")
+    ):
         return []
     fields = {f.name for f in dataclasses.fields(known[name])} if name in known else set()
     fields |= {f.name for f in dataclasses.fields(DataOptions)} if table == "data" else set()
