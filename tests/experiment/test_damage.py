@@ -1,4 +1,4 @@
-"""What the fuzzer found once, each as a case of its own: errors in one line, nothing believed, nothing that fills the memory."""
+"""What the fuzzer found once, each as a case of its own: errors in one line, nothing believed, no memory filled."""
 
 import json
 import zipfile
@@ -170,12 +170,12 @@ def test_an_image_that_would_fill_the_memory_is_refused(tmp_path):
         files.read(tmp_path, None, "client a")
 
 
-@pytest.mark.parametrize(("offset", "value"), [(-40, b"\xff" * 8), (60, b"\xff" * 20), (200, b"\x00" * 30)])
+@pytest.mark.parametrize(("offset", "value"), [(60, b"\xff" * 20), (200, b"\x00" * 30)])
 def test_damage_inside_a_compressed_array(tmp_path, offset, value):
     path = tmp_path / "x.npz"
     np.savez_compressed(path, x=np.random.default_rng(0).random((50, 4)), y=np.arange(50))
     data = bytearray(path.read_bytes())
-    data[offset : offset + len(value) if offset > 0 else offset + len(value) or None] = value
+    data[offset : offset + len(value)] = value
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"x.npz\): "):
         files.read(path, "y", "client a")

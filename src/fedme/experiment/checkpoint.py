@@ -18,15 +18,18 @@ from fedme.core.data import ClientId
 from fedme.core.model import Arch
 from fedme.core.typed import TypedError, build
 from fedme.core.wire import pack, unpack
+from fedme.engines.attack import Attack
 from fedme.engines.client import AnyMethod
 from fedme.engines.conduct import Conduct
 from fedme.engines.faults import Faults
 from fedme.experiment.files import CHECK, RunError, write_text
 from fedme.experiment.store import Layout, Place, Store, Weights
+from fedme.learn.defence import Defence
 
 FORMAT = "fedme-checkpoint-2"
 NAME = "checkpoint.json"
-LATER = {"faults": Faults}  # tables that came later: as by default they change no fingerprint, so that old results stay valid
+# Tables that came later: as by default they change no fingerprint, so that old results stay valid.
+LATER: dict[str, type[Any]] = {"faults": Faults, "defence": Defence, "attack": Attack}
 AGAIN = "delete it to begin again: finished rounds are computed again to the same numbers"
 
 

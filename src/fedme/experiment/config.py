@@ -86,9 +86,6 @@ class Experiment:
         whole["method"] = {"name": self.method_name, **_plain(self.method)}
         whole["method"].pop("train")
         whole["method"].pop("defence", None)
-        for table in ("defence", "attack"):  # without them, nothing changes
-            if getattr(self.settings, table) == getattr(Settings(), table):
-                del whole[table]
         whole["data"] = {"name": self.data_name, **_plain(self.dataset), **_plain(self.data)}
         whole["data"].pop("clients", None)
         if not self.settings.clients:
@@ -305,12 +302,9 @@ def override(raw: dict[str, Any], overrides: Sequence[str]) -> list[str]:
 def _change_name(raw: dict[str, Any], table: str, name: Any) -> list[str]:
     known: Mapping[str, type[Any]] = {"method": METHODS, "data": DATASETS, "partition": PARTITIONS}[table]
     old = raw.get(table, {})
-    if (
-        not isinstance(name, str)
-        or not isinstance(old, dict)
-        or old.get("name") == name
-        or (name not in known and table != "method")
-    ):
+    if not isinstance(name, str) or not isinstance(old, dict) or old.get("name") == name:
+        return []
+    if name not in known and table != "method":
         return []
     fields = {f.name for f in dataclasses.fields(known[name])} if name in known else set()
     fields |= {f.name for f in dataclasses.fields(DataOptions)} if table == "data" else set()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedme.core.typed import TypedError
 from fedme.experiment import records
 from fedme.experiment.checkpoint import digest
 from fedme.experiment.files import RunError, sealed, unsealed, write_json
@@ -149,7 +150,11 @@ def config_of(folder: Path) -> dict[str, Any]:
 def verified_config(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of a run, if it is the one that `result`, its summary, was made with."""
     config = config_of(folder)
-    if digest({key: value for key, value in config.items() if key != "seed"}) != result["config"]:
+    try:
+        now = digest({key: value for key, value in config.items() if key != "seed"})
+    except TypedError as error:
+        raise RunError(f"{folder / CONFIG}: {error}") from error
+    if now != result["config"]:
         raise RunError(f"{folder / CONFIG}: was changed after the run; restore it")
     return config
 
