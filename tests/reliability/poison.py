@@ -21,7 +21,7 @@ HOSTILE = "7"
 KINDS = ("sign-flip", "label-flip", "huge-norm")
 AVERAGING = [name for name in METHODS if name not in ("local", "centralized")]
 DEFENCE = {"norm": 1.0, "average": "trimmed", "trim": 0.1, "guest": 2.0}
-LOSS = 5.0  # points of accuracy that an attack may cost at most, beside the defended run without an attack
+LOSS = 8.0  # points of accuracy that an attack may cost at most, beside the defended run without an attack
 BASE: dict[str, Any] = {
     "rounds": 20,
     "evaluate_every": 20,
@@ -34,7 +34,7 @@ BASE: dict[str, Any] = {
 OWN: dict[str, dict[str, Any]] = {
     "fedmd": {"method": {"public_epochs": 5, "digest_loss": "mse"}, "train": {"lr": 0.02}},
     "pfedme": {"method": {"inner_lr": 0.05}},
-    "pfml": {"method": {"inner_lr": 0.05}},
+    "pfml": {"method": {"lam": 1.0}},
 }
 
 
