@@ -27,6 +27,7 @@ def measure(row: Row, folder: Path, peers: bool, quick: bool) -> list[dict[str, 
 
     def ours(config: Mapping[str, Any], whole: bool = False) -> dict[str, Any]:
         job = {"work": row.work, "config": {**config, "rounds": row.total}, "warm": row.warm, "rounds": row.rounds}
+        job["afresh"] = row.afresh
         return sides.run("whole.py" if whole else "ours.py", job)
 
     def theirs(against: Against) -> dict[str, Any]:

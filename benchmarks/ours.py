@@ -26,11 +26,12 @@ def main() -> None:
     """Do the job on the command line: a configuration, `warm` rounds that do not count, `rounds` that do."""
     job = json.loads(sys.argv[1])
     with Session.of(job["config"]) as session:
-        count = session.counted()
+        first, count = session.server, session.counted()
         for _ in range(job["warm"] - 1):
             session.play()
         seconds = []
         for _ in range(job["rounds"]):
+            session.server = first if job["afresh"] else session.server
             began = time.perf_counter()
             session.play()
             seconds.append(time.perf_counter() - began)

@@ -134,7 +134,7 @@ def test_notes_are_said_and_kept_even_when_quiet(fedme):
 
 
 def test_explain_engine(fedme):
-    code, _, err = fedme("run", "digits-fedavg", *QUICK, "output=e", "--explain-engine", "-q")
+    code, _, err = fedme("run", "digits-fedavg", *QUICK, "output=e", "--explain-engine", "-q", "engine.path=stacked")
     assert code == 0
     assert "train: 9 operations stacked" in err  # three clients, two rounds and fine-tuning
     assert "train: 9 operations stacked" in Path("e/engine.log").read_text()

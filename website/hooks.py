@@ -34,7 +34,7 @@ SECTIONS: dict[str, list[str]] = {
     "Questions": ["faq"],
     "Methods": [f"methods/{name}" for name in ("index", *reference.methods())],
     "Reference": ["reference/settings", "reference/commands", "reference/python"],
-    "Inside": ["architecture", "performance", "reliability"],
+    "Inside": ["architecture", "reliability", "performance"],
 }
 
 

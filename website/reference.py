@@ -14,6 +14,7 @@ from fedme.datasets import DATASETS
 from fedme.datasets.federation import DataOptions
 from fedme.datasets.partition import PARTITIONS
 from fedme.engines.attack import Attack
+from fedme.engines.faults import Faults
 from fedme.experiment.config import presets
 from fedme.experiment.explain import settings_of
 from fedme.experiment.settings import EngineOptions, FinetuneOptions, ModelOptions, Settings
@@ -27,6 +28,7 @@ TABLES = {
     "train": Training,
     "finetune": FinetuneOptions,
     "engine": EngineOptions,
+    "faults": Faults,
     "defence": Defence,
     "attack": Attack,
 }

@@ -36,13 +36,14 @@ TRAININGS = [
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("train", TRAININGS, ids=["plain", "momentum, decay, clip", "cohort", "steps"])
-def test_every_method_batched_equals_alone(name, train):
+@pytest.mark.parametrize("path", ["auto", "stacked"])
+def test_every_method_batched_equals_alone(name, train, path):
     method = METHODS[name](train=train)
     archs = (DENSE, WIDE, DROPPING, LINEAR, DENSE) if name in OWN else (LINEAR,) * 5
     shared = DROPPING if name not in ("pfml",) else LINEAR
     setting = task(archs, shared=shared, public=8, unlabeled=split(10, Key(9)))
     data = clients(SIZES, public=8)
-    batched = Batched()
+    batched = Batched(path=path)
     a = personal(method, *federate(method, setting, data, rounds=3))
     b = personal(method, *federate(method, setting, data, rounds=3, execute=batched))
     assert all(near(a[c], b[c]) for c in data)
@@ -57,7 +58,7 @@ def test_what_cannot_be_stacked_runs_alone_beside_the_rest():
     method = METHODS["fedme"](train=Training(epochs=2, batch=5, lr=0.1))
     setting = task((DENSE, NORMALISED, WIDE, LINEAR, DENSE))
     data = clients(SIZES)
-    batched = Batched()
+    batched = Batched(path="stacked")
     a = personal(method, *federate(method, setting, data, rounds=3))
     b = personal(method, *federate(method, setting, data, rounds=3, execute=batched))
     assert all(near(a[c], b[c]) for c in data)
@@ -90,7 +91,7 @@ def test_rules_over_two_roles_of_mixed_architectures(rule):
         }
         ops.append(Train(models, rule, data[str(i)].train, Local(2, 4), Key(7).at(i), opt if rule.momentum else {}, frozen))
     expected = [alone.run(op) for op in ops]
-    batched = Batched()
+    batched = Batched(path="stacked")
     for want, (got, _) in zip(expected, batched(ops), strict=True):
         assert list(got.models) == list(want.models)
         assert all(near(want.models[r], got.models[r]) for r in want.models)
@@ -121,14 +122,15 @@ def test_inner_loops(rule):
         assert want.losses == pytest.approx(got.losses)
 
 
-def test_predictions_and_scores_of_one_model_and_of_many():
+@pytest.mark.parametrize("path", ["auto", "stacked"])
+def test_predictions_and_scores_of_one_model_and_of_many(path):
     data = clients((7, 23, 1, 12, 2, 200))
     shared = Model.init(WIDE, Key(0), torch.float64)
     models = [Model.init(WIDE, Key(i), torch.float64) for i in range(6)]
     ops = [Predict(shared, d.train) for d in data.values()] + [Evaluate(shared, d.train) for d in data.values()]
     ops += [Predict(m, d.train) for m, d in zip(models, data.values(), strict=True)]
     ops += [Evaluate(m, d.test) for m, d in zip(models, data.values(), strict=True)]
-    for want, (got, seconds) in zip([alone.run(op) for op in ops], Batched()(ops), strict=True):
+    for want, (got, seconds) in zip([alone.run(op) for op in ops], Batched(path=path)(ops), strict=True):
         if isinstance(want, torch.Tensor):
             assert torch.allclose(want, got, atol=1e-12)
         else:
@@ -155,11 +157,12 @@ def test_digest_targets_are_imitated():
             assert near(want.models["own"], got.models["own"])
 
 
-def test_single_precision_agrees_after_a_round():
+@pytest.mark.parametrize("path", ["auto", "stacked"])
+def test_single_precision_agrees_after_a_round(path):
     data = clients((40, 60, 30))
     rule = Sgd(CrossEntropy(), 0.1, momentum=0.9)
     ops = [Train({"own": Model.init(WIDE, Key(i))}, rule, d.train, Local(1, 10), Key(1)) for i, d in enumerate(data.values())]
-    for want, (got, _) in zip([alone.run(op) for op in ops], Batched()(ops), strict=True):
+    for want, (got, _) in zip([alone.run(op) for op in ops], Batched(path=path)(ops), strict=True):
         assert near(want.models["own"], got.models["own"], 1e-4)
 
 
@@ -206,7 +209,8 @@ def test_networks_that_only_look_like_chains(factory):
     assert chain(Arch(factory)) is None
 
 
-def test_other_activations_and_no_bias():
+@pytest.mark.parametrize("path", ["auto", "stacked"])
+def test_other_activations_and_no_bias(path):
     def net():
         return nn.Sequential(
             nn.Linear(3, 6, bias=False), nn.Tanh(), nn.Sequential(nn.Linear(6, 5), nn.Sigmoid(), nn.Identity()), nn.Linear(5, 4)
@@ -219,7 +223,7 @@ def test_other_activations_and_no_bias():
         Train({"own": Model.init(arch, Key(i), torch.float64)}, Sgd(CrossEntropy(), 0.1), d.train, Local(2, 3), Key(1))
         for i, d in enumerate(data.values())
     ]
-    for want, (got, _) in zip([alone.run(op) for op in ops], Batched()(ops), strict=True):
+    for want, (got, _) in zip([alone.run(op) for op in ops], Batched(path=path)(ops), strict=True):
         assert near(want.models["own"], got.models["own"])
 
 
@@ -239,7 +243,7 @@ def test_far_fewer_torch_operations():
         for i, d in enumerate(data.values())
     ]
     counts = []
-    for execute in (one_by_one(), Batched()):
+    for execute in (one_by_one(), Batched(path="stacked")):
         execute(ops)  # warm
         with Count() as count:
             execute(ops)

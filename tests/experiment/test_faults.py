@@ -37,8 +37,9 @@ def test_every_method_completes_and_resumes_to_the_same_bits_when_clients_fail(n
 
 def test_a_round_below_the_quorum_is_told_and_the_run_goes_on(fedme, tmp_path):
     words = ["method.name=fedavg", "models.shared=mlr", "faults.dropped_in={0 = [1], 1 = [1], 2 = [1]}", "faults.quorum=0.5"]
-    code, _, err = fedme("run", "digits-fedme", *TINY, *words, f"output={tmp_path / 'run'}", "--quiet")
+    code, out, err = fedme("run", "digits-fedme", *TINY, *words, f"output={tmp_path / 'run'}", "--quiet")
     assert code == 0
+    assert "Missing replies: 3 (dropped out), 1 (the round does not count)." in out
     assert "round 1 does not count: 1 of 2 needed replies came, after asking 3 times; the server goes on as it was" in err
     assert losses(tmp_path / "run") == {
         (1, "0"): "dropped out",

@@ -7,6 +7,8 @@ is compared with a run that nobody touched: records but for the seconds, models 
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -38,12 +40,16 @@ class Bench:
         self.folder.mkdir(parents=True)
         self.whole = self.folder / "whole"
         self.command("resume", self.whole)  # refused at once; from now on everything is imported
-        began = time.monotonic()
-        ended = self.command("run", self.whole, Fault("none", 0))
-        self.seconds = time.monotonic() - began
+        self.seconds = float("inf")
+        for again in (self.whole, self.folder / "again"):  # twice: something else may have kept the machine busy
+            began = time.monotonic()
+            ended = self.command("run", again, Fault("none", 0))
+            self.seconds = min(self.seconds, time.monotonic() - began)
         self.events = int((self.folder / "events").read_text())
         if ended.code or not self.events:
             raise RuntimeError(f"the run that nobody touches fails: {ended.said}")
+        if different := difference(self.whole, self.folder / "again"):
+            raise RuntimeError(f"two runs that nobody touches differ in their {different}")
 
     def command(self, verb: str, output: Path, fault: Fault | None = None) -> commands.Ended:
         return commands.do(self.given(verb, output), self.folder, output, fault)
@@ -125,6 +131,38 @@ class Bench:
         return points, wrong
 
 
+SMALL = """
+mount -t tmpfs -o size=600k tmpfs "$1" || exit 77
+small="$1"; copy="$2"; shift 2
+"$@" "output=$small/run"; echo "run: $?"
+mount -o remount,size=100m "$small"
+"$1" -m fedme resume "$small/run" --quiet; echo "resume: $?"
+cp -r "$small/run" "$copy"
+"""
+
+
+def small_disk(folder: Path) -> str | None:
+    """A run on a real file system that gets full, then larger; what is wrong, and None where nobody may mount one."""
+    words = ["run", "digits-fedme", *TINY, "rounds=80", "--quiet"]
+    for name in ("whole", "mounted", "nothing"):
+        (folder / name).mkdir(parents=True)
+    script = ["unshare", "-rm", "sh", "-c", SMALL, "sh", str(folder / "mounted"), str(folder / "copy")]
+    try:
+        done = subprocess.run([*script, sys.executable, "-m", "fedme", *words], capture_output=True, text=True, timeout=600)
+    except FileNotFoundError:
+        return None
+    if done.returncode == 77 or "unshare" in done.stderr:
+        return None
+    said = done.stdout + done.stderr
+    if "run: 2" not in said or "cannot be written to: No space left on device; make room" not in said or "Traceback" in said:
+        return f"not stopped in one line: {said[-500:]}"
+    if "resume: 0" not in said:
+        return f"not resumed: {said[-500:]}"
+    whole = folder / "whole" / "run"
+    commands.do([*words, f"output={whole}"], folder, whole)
+    return difference(whole, folder / "copy")
+
+
 def rows(display: Display, quick: bool) -> Iterator[Row]:
     """Killed and resumed, for every experiment and every way."""
     counts = {"instant": 2 if quick else 20, **dict.fromkeys((*KILLS, *ERRORS), 1 if quick else 10)}
@@ -142,3 +180,8 @@ def rows(display: Display, quick: bool) -> Iterator[Row]:
             short = bench.command("run", bench.folder / "short", Fault("short", 0))
             wrong = [difference(bench.whole, bench.folder / "short") if not short.code else short.said[-300:]]
             yield Row(f"{name}: writes that take a few bytes at a time", 1, int(wrong == [""]), wrong[0])
+        display.start("a file system that gets full", 1)
+        wrong = small_disk(Path(place) / "small")
+        if wrong is not None:
+            what = "a file system of 600 kB gets full, then larger: stopped in one line, resumed to the same bits"
+            yield Row(what, 1, int(not wrong), wrong)

@@ -26,7 +26,9 @@ from fedme.experiment.files import write_json, write_text
 from fedme.experiment.progress import Display
 
 PARTS: tuple[str, ...] = (
+    "dropout",
     "crash",
+    "long",
     "fuzz",
     "poison",
 )

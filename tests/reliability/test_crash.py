@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from fedme.experiment.progress import Display
-from reliability.crash import ERRORS, KILLS, RUNS, Bench
+from reliability.crash import ERRORS, KILLS, RUNS, Bench, small_disk
 
 QUIET = Display(Console(file=io.StringIO()), quiet=True)
 FEW = [("fedme", "instant"), ("fedme", "power"), ("fml", "torn"), ("fml", "full"), ("pfedme", "kill"), ("pfedme", "broken")]
@@ -45,3 +45,11 @@ def test_the_comparison_sees_what_differs(benches):
     assert bench.goes_on(other) == "checkpoint"
     (other / ".summary.json.partial").write_text("")
     assert bench.goes_on(other) == "left behind: ['.summary.json.partial']"
+
+
+@pytest.mark.slow
+def test_a_real_file_system_that_gets_full(tmp_path):
+    wrong = small_disk(tmp_path)
+    if wrong is None:
+        pytest.skip("nobody may mount a file system here")
+    assert wrong == ""

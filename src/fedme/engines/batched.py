@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import torch
 
-from fedme.core.client import Evaluate, Op, Train
+from fedme.core.client import Evaluate, Op, Predict, Train
 from fedme.core.model import Arch, template
-from fedme.engines import alone, vmapped
+from fedme.engines import alone, compiled, vmapped
 from fedme.engines.dense import chain
 from fedme.engines.device import home, moved
 from fedme.engines.gather import Gather, sample
@@ -25,7 +25,7 @@ from fedme.engines.stacked_rules import train_rule
 from fedme.engines.workers import Workers, effort
 from fedme.learn.rules import Sgd
 
-Way = Literal["auto", "alone", "stacked", "vmap", "workers"]
+Way = Literal["auto", "alone", "compiled", "stacked", "vmap", "workers"]
 LARGE = 2e8  # effort from which on a stack is dealt out to workers
 
 
@@ -107,8 +107,9 @@ class Batched:
         return [(value, spent * weight / sum(weights)) for value, weight in zip(values, weights, strict=True)]
 
     def _took(self, op: Op, reason: str, where: str) -> None:
-        stacked = ("stacked" if self._is_dense(op) else "stacked by vmap") + (" in workers" if where != "alone" else "")
-        self.paths[type(op).__name__.lower(), f"{where}: {reason}" if reason else stacked] += 1
+        together = "compiled" if self._is_compiled(op) else "stacked" if self._is_dense(op) else "stacked by vmap"
+        together += " in workers" if where != "alone" else ""
+        self.paths[type(op).__name__.lower(), f"{where}: {reason}" if reason else together] += 1
 
     def _key(self, op: Op) -> Hashable:
         """What operations must have in common to run as one."""
@@ -117,8 +118,12 @@ class Batched:
             # A client with targets of its own may have classes of its own, and so many outputs.
             shape = None if op.data.targets is None else (op.data.targets.shape[1:], _outputs(op))
             roles = tuple((role, model.dtype) for role, model in op.models.items())
-            return Train, op.rule, source, self._is_dense(op), shape, roles, tuple(op.frozen), tuple(op.opt) == ()
+            way = self._is_compiled(op), self._is_dense(op)
+            return Train, op.rule, source, way, shape, roles, tuple(op.frozen), tuple(op.opt) == ()
         return "look", op.model.arch, op.model.dtype, source
+
+    def _is_compiled(self, op: Op) -> bool:
+        return self.path in ("auto", "compiled") and self.device.type == "cpu" and not compiled.obstacle(op)
 
     def _is_dense(self, op: Op) -> bool:
         models = op.models.values() if isinstance(op, Train) else [op.model]
@@ -135,9 +140,11 @@ class Batched:
             return "no data"
         if isinstance(op, Train) and not _hashable(op.rule):
             return "its rule cannot be compared with others"
+        if self.path == "compiled" and (reason := compiled.obstacle(op)):
+            return reason
         if self.gather.table(op.data.source, models[0].dtype) is None:
             return "the inputs are too many for one table, or change at random"
-        first = sample(op.data)
+        first = self.gather.sample(op.data)
         if first is None:
             return "the inputs are more than one tensor"
         for model in models:
@@ -155,12 +162,16 @@ class Batched:
             return self._train([op for op in ops if isinstance(op, Train)])
         looks = [op for op in ops if not isinstance(op, Train)]
         fetch = self.gather.fetch(first.data, first.model.dtype)
+        if self._is_compiled(first):
+            return compiled.look_compiled(looks, fetch, _shown)
         logits = predict_stacked([(op.model, op.data) for op in looks], fetch, self._is_dense(first))
-        return [alone.score(z, op.data.y) if isinstance(op, Evaluate) else z for op, z in zip(looks, logits, strict=True)]
+        return [_shown(op, z) for op, z in zip(looks, logits, strict=True)]
 
     def _train(self, ops: list[Train]) -> list[Any]:
         dtype = next(iter(ops[0].models.values())).dtype
         fetch = self.gather.fetch(ops[0].data, dtype)
+        if self._is_compiled(ops[0]):
+            return list(compiled.train_compiled(ops, fetch))
         order, plan = schedule(ops, dtype)
         in_order = [ops[index] for index in order]
         plan = plan.to(self.device)
@@ -188,6 +199,10 @@ class Batched:
         """End what runs beside this process."""
         if self.workers is not None:
             self.workers.close()
+
+
+def _shown(op: Evaluate | Predict, logits: torch.Tensor) -> Any:
+    return alone.score(logits, op.data.y) if isinstance(op, Evaluate) else logits
 
 
 def _is_timed(op: Op) -> bool:

@@ -33,6 +33,7 @@ class Gather:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._ready: dict[int, tuple[weakref.ref[object], dict[torch.dtype, Tensor] | None]] = {}
+        self._samples: dict[int, tuple[weakref.ref[object], Tensor | None]] = {}
 
     def table(self, source: Source, dtype: torch.dtype) -> Tensor | None:
         """All inputs of the source, one flat row a sample; None if they are too many, or change at random."""
@@ -48,9 +49,16 @@ class Gather:
             tables[dtype] = (x.to(dtype) if x.is_floating_point() else x).contiguous().to(self.device)
         return tables[dtype]
 
+    def sample(self, split: Split) -> Tensor | None:
+        """The first input of the split's source; None if an input is more than one tensor."""
+        known = self._samples.get(id(split.source))
+        if known is None or known[0]() is not split.source:
+            known = self._samples[id(split.source)] = (weakref.ref(split.source), sample(split))
+        return known[1]
+
     def fetch(self, split: Split, dtype: torch.dtype) -> Fetch:
         """What gathers the inputs of the split's source, which must fit."""
-        table, first = self.table(split.source, dtype), sample(split)
+        table, first = self.table(split.source, dtype), self.sample(split)
         assert table is not None
         assert first is not None
         return Fetch(table, tuple(first.shape))

@@ -102,8 +102,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         raise RunError(f"{path}: damaged ({error})") from error
     check = metadata.pop(CHECK, None)
-    if check is not None and check != _checksum(tensors, metadata):
-        raise RunError(f"{path}: damaged (its checksum is wrong)")
+    if check != _checksum(tensors, metadata):
+        raise RunError(f"{path}: damaged (its checksum is {'wrong' if check else 'missing'})")
     return tensors, metadata
 
 

@@ -102,7 +102,7 @@ def read(folder: Path) -> Iterator[dict[str, Any]]:
     path = folder / NAME
     if not path.exists():
         raise RunError(f"{folder}: not a run directory (no {NAME})")
-    with path.open("rb") as file:
+    with path.open("rb") as file:  # a line may end within a letter
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return

@@ -5,6 +5,7 @@ States are values, so a run can stop anywhere: what is saved is always a whole n
 
 import errno
 import functools
+import itertools
 import os
 import platform
 import shlex
@@ -28,7 +29,7 @@ from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
 from fedme.engines.conduct import Conduct
 from fedme.engines.faults import Faulty
 from fedme.engines.inprocess import InProcess
-from fedme.engines.round import play
+from fedme.engines.round import Traffic, play
 from fedme.experiment import assemble, cards, checkpoint, newcomers, records, saved, sinks, summary
 from fedme.experiment.config import Experiment, load, to_toml
 from fedme.experiment.files import RunError, locked, replacing, sealed, write_json, write_text
@@ -275,9 +276,9 @@ class Loop:
         rules = settings.faults.needs, settings.defence
         played = play(self.method, task, engine, server, t, settings.rounds, self.root, *rules, self.conduct)
         self.conduct = played.conduct
-        for client in hostile:
-            if client in played.traffic:
-                played.traffic[client].note("hostile", settings.attack.kind)
+        traffic = dict(played.traffic)
+        for client in hostile:  # whether it had a part in this round or not
+            traffic.setdefault(client, Traffic()).note("hostile", settings.attack.kind)
         if played.short:
             self.display.note(f"round {t} does not count: {played.short}; the server goes on as it was", always=True)
         server = self.store.keep(played.server)
@@ -285,15 +286,15 @@ class Loop:
         scores: dict[ClientId, list[Scored]] = {}
         last = t + 1 == settings.rounds
         if last and self.method.own_architectures:
-            now = records.rows(t, played.traffic, {}, self.engine.samples, 0.0)
-            self.ancestry = lineages([*records.read(self.folder), *now], task.members)
+            now = records.rows(t, traffic, {}, self.engine.samples, 0.0)
+            self.ancestry = lineages(itertools.chain(records.read(self.folder), now), task.members)
         if last or (t + 1) % settings.evaluate_every == 0:
             scores = self._assess(task, server, t, last)
             self.shown = _headline(scores)
         if last:
             method, key = self.experiment.method_name, self.root.at("init")
             newcomers.save_offers(self.folder, server, task, method, settings.rounds, key)
-        rows = records.rows(t, played.traffic, scores, self.engine.samples, played.server_seconds)
+        rows = records.rows(t, traffic, scores, self.engine.samples, played.server_seconds)
         book.write(rows)
         self.logs.write(t, rows)
         return server

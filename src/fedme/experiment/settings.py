@@ -49,7 +49,7 @@ class EngineOptions:
 
     name: Literal["inprocess", "flower"] = "inprocess"  # "flower": clients in processes of Ray, one operation after another
     address: str | None = None  # of a Ray cluster, for "flower"; this machine by default
-    path: Way = "auto"  # one way for all operations: "alone" (the plain reference), "stacked", "vmap" or "workers"
+    path: Way = "auto"  # one way for all operations: "alone" (the plain reference), "compiled", "stacked", "vmap" or "workers"
     device: Device = "cpu"  # where arithmetic is done: "cpu", "cuda" or "mps"
     workers: int | None = None  # processes for networks that are not stacked, such as convolutions; one a processor by default
     threads: int = 1  # of torch in this process; results depend on it in their last bits

@@ -1,12 +1,13 @@
 """The results of a run, each saying exactly what it is: which model, split, stage and round, and over what it is a mean."""
 
+import itertools
 import json
 import math
 import shlex
 import statistics
 import tomllib
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,36 +21,53 @@ NAME = "summary.json"
 CONFIG = "config.toml"
 MEANS = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "auroc", "ece")
 
-Group = tuple[int, str, str, str]  # round, model, stage, split
+Kind = tuple[str, str]  # model, stage
+Splits = dict[str, list[dict[str, Any]]]  # the rows of one kind in one round, by split
 
 
-def summarise(rows: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Client means and pooled values of the last round and of the best round by validation."""
-    groups: dict[Group, list[dict[str, Any]]] = defaultdict(list)
-    traffic: dict[tuple[int, str], dict[str, Any]] = {}
-    server: dict[int, float] = {}
+def summarise(rows: Iterable[dict[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Client means and pooled values of the last round and of the best round by validation.
+
+    Rows come round by round, and no more than the rounds that are wanted in the end are kept.
+    """
+    sums = dict.fromkeys(("bytes_up", "bytes_down", "client_seconds"), 0)
+    server = 0.0
+    last: dict[Kind, tuple[int, Splits]] = {}
+    best: dict[Kind, tuple[float, int, Splits]] = {}
+    evaluated: Counter[Kind] = Counter()
+    missing: Counter[str] = Counter()
     trouble = Trouble()
-    for row in rows:
-        trouble.look(row)
-        traffic.setdefault((row["round"], row["client"]), row)
-        server[row["round"]] = row["server_seconds"]
-        if row["stage"] in ("round", "finetuned"):
-            groups[row["round"], row["model"], row["stage"], row["split"]].append(row)
-    if trouble.hostile:  # their numbers mean nothing, whatever they are
-        groups = {about: [row for row in mine if row["client"] not in trouble.hostile] for about, mine in groups.items()}
+    for t, together in itertools.groupby(rows, key=lambda row: row["round"]):
+        traffic: dict[str, dict[str, Any]] = {}
+        found: dict[Kind, Splits] = defaultdict(lambda: defaultdict(list))
+        for row in together:
+            trouble.look(row)
+            traffic.setdefault(row["client"], row)
+            if why := row.get("notes", {}).get("missing"):
+                missing[_sort_of(why)] += 1
+            if row["stage"] in ("round", "finetuned"):
+                found[row["model"], row["stage"]][row["split"]].append(row)
+        sums = {name: total + sum(row[name] for row in traffic.values()) for name, total in sums.items()}
+        server += next(iter(traffic.values()))["server_seconds"]
+        for kind, splits in found.items():
+            for split, mine in splits.items() if trouble.hostile else ():  # their numbers mean nothing, whatever they are
+                splits[split] = [row for row in mine if row["client"] not in trouble.hostile]
+            evaluated[kind] += 1
+            last[kind] = t, splits
+            if "val" in splits:
+                accuracy = means(splits["val"])["accuracy"]["client_mean"] or -math.inf
+                if kind not in best or accuracy > best[kind][0]:
+                    best[kind] = accuracy, t, splits
     results = []
-    for model, stage in sorted({(model, stage) for _, model, stage, _ in groups}, key=lambda pair: (pair[1] != "round", pair)):
-        evaluated = sorted({t for t, m, s, _ in groups if (m, s) == (model, stage)})
-        picks = {"last round": evaluated[-1]}
-        validated = {t: means(groups[t, model, stage, "val"]) for t in evaluated if (t, model, stage, "val") in groups}
-        if validated and len(evaluated) > 1:
-            best = max(validated, key=lambda t: (validated[t]["accuracy"]["client_mean"] or -math.inf, -t))
-            picks["best round by validation"] = best
-        for selection, t in picks.items():
+    for model, stage in sorted(last, key=lambda kind: (kind[1] != "round", kind)):
+        picks = {"last round": last[model, stage]}
+        if (model, stage) in best and evaluated[model, stage] > 1:
+            picks["best round by validation"] = best[model, stage][1:]
+        for selection, (t, splits) in picks.items():
             for split in ("val", "test"):
-                if (t, model, stage, split) in groups:
+                if split in splits:
                     about = {"model": model, "stage": stage, "split": split, "selection": selection, "round": t}
-                    results.append(about | means(groups[t, model, stage, split]))
+                    results.append(about | means(splits[split]))
     return {
         "name": config["name"],
         "method": config["method"]["name"],
@@ -57,10 +75,9 @@ def summarise(rows: Any, config: Mapping[str, Any]) -> dict[str, Any]:
         "rounds": config["rounds"],
         "config": digest({key: value for key, value in config.items() if key != "seed"}),
         "results": results,
-        "bytes_up": sum(row["bytes_up"] for row in traffic.values()),
-        "bytes_down": sum(row["bytes_down"] for row in traffic.values()),
-        "client_seconds": sum(row["client_seconds"] for row in traffic.values()),
-        "server_seconds": sum(server.values()),
+        **sums,
+        "server_seconds": server,
+        "missing": dict(sorted(missing.items())),
     } | trouble.plain()
 
 
@@ -87,6 +104,11 @@ class Trouble:
         """What there is to tell; nothing if nothing happened."""
         told = {"refused": self.refused, "quarantined": self.quarantined, "hostile": sorted(self.hostile)}
         return {name: value for name, value in told.items() if value}
+
+
+def _sort_of(reason: Any) -> str:
+    """What happened, without when and how much: "late: it took 7 s" is "late"."""
+    return reason.split(":")[0].split(" in round ")[0] if isinstance(reason, str) else "no reply"
 
 
 def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

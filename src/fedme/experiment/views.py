@@ -45,6 +45,8 @@ def results(folder: Path, style: Format, out: Console, as_json: bool = False, ev
         out.print("Rounds count from 0; best is the best round by validation accuracy.")
         seconds = f"{result['client_seconds']:.1f} s at clients, {result['server_seconds']:.1f} s at the server"
         out.print(f"Sent {mega:.1f} MB in all; {seconds}.")
+        if lost := result.get("missing"):
+            out.print(f"Missing replies: {', '.join(f'{count} ({why})' for why, count in lost.items())}.", soft_wrap=True)
         for line in _trouble(result):
             out.print(line, markup=False, highlight=False, soft_wrap=True)
 

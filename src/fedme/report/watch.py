@@ -32,6 +32,7 @@ class Followed:
         self.at = 0
         self.curves: dict[str, dict[int, float]] = defaultdict(dict)
         self.sent: dict[int, int] = {}
+        self.newest: tuple[int, list[dict[str, Any]]] = (-1, [])  # the rows of the last round, which may not be whole yet
 
     def look(self) -> bool:
         """Read whole new lines; whether there were any."""
@@ -54,13 +55,14 @@ class Followed:
                 raise RunError(f"{path}: damaged: {error}") from error
             fresh[row["round"]].append(row)
         for t, rows in fresh.items():
-            self._add(t, rows)
+            self.newest = t, [*(self.newest[1] if self.newest[0] == t else []), *rows]
+            self._add(*self.newest)
         return bool(fresh)
 
     def _add(self, t: int, rows: list[dict[str, Any]]) -> None:
-        """A round is written at once, so its rows come together."""
+        """What is known of a round, in place of what was known of it before."""
         traffic = {row["client"]: row["bytes_up"] + row["bytes_down"] for row in rows}
-        self.sent[t] = self.sent.get(t, 0) + sum(traffic.values())
+        self.sent[t] = sum(traffic.values())
         named = {
             "validation accuracy %": [r["accuracy"] for r in rows if _is(r, "personal", "round", "val")],
             "test accuracy %": [r["accuracy"] for r in rows if _is(r, "personal", "round", "test")],

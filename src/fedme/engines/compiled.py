@@ -1,0 +1,269 @@
+"""Dense networks in compiled code (`compiled.cpp`): one client after another on every thread.
+
+A client's weights stay in the processor's cache for all its steps, and no Python runs between them. Where the code could not
+be built, and for what it does not know, `stacked` does the same.
+"""
+
+import ctypes
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fedme.core import tree
+from fedme.core.client import Evaluate, Models, Objective, Op, Predict, Role, Train, Trained
+from fedme.core.model import Arch, Model
+from fedme.core.tree import Params
+from fedme.engines.dense import ACTIVATIONS, Activation, Linear, chain
+from fedme.engines.gather import Fetch
+from fedme.engines.workers import effort
+from fedme.learn.objectives import CrossEntropy, Mutual
+from fedme.learn.rules import Moreau, MutualMoreau, Sgd
+
+T = TypeVar("T")
+Kind = TypeVar("Kind", Train, Evaluate | Predict)
+GIVEN = {Moreau: ("w",), MutualMoreau: ("theta",)}  # roles that get their weights from another
+NUMBERS = {ACTIVATIONS[kind]: number for number, kind in enumerate((nn.ReLU, nn.Tanh, nn.Sigmoid), start=1)}
+
+
+class Batches(ctypes.Structure):
+    """As in the compiled code; so are the following."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("rows", "targets", "sizes")] + [
+        (name, ctypes.c_int64) for name in ("steps", "width")
+    ]
+
+
+class Given(ctypes.Structure):
+    """A tensor, its momentum and its anchor."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("now", "speed", "anchor")]
+
+
+class Shape(ctypes.Structure):
+    """A layer."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("inputs", "outputs", "activation")]
+
+
+class Network(ctypes.Structure):
+    """A network, how much it learns from labels and from a peer, and the sum of its losses."""
+
+    _fields_ = [
+        ("depth", ctypes.c_int64),
+        ("shapes", ctypes.POINTER(Shape)),
+        ("tensors", ctypes.POINTER(Given)),
+        ("labels", ctypes.c_double),
+        ("peer", ctypes.c_double),
+        ("loss", ctypes.c_double),
+    ]
+
+
+class Step(ctypes.Structure):
+    """The numbers of a rule."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("kind", "mutual", "inner")] + [
+        (name, ctypes.c_double) for name in ("rate", "momentum", "decay", "pull", "outer")
+    ]
+
+
+@functools.lru_cache(maxsize=1)
+def library() -> ctypes.CDLL | str:
+    """The compiled code, or why there is none."""
+    built = [Path(__file__).with_name(f"_compiled{suffix}") for suffix in EXTENSION_SUFFIXES]
+    found = next((path for path in built if path.exists()), None)
+    if found is None:
+        return "it was not built when fedme was installed (that needs a C++ compiler)"
+    try:
+        code = ctypes.CDLL(str(found))
+    except OSError as error:
+        return f"it cannot be loaded: {error}"
+    return code if code.fedme_dense_runs_here() else "this processor lacks AVX2"
+
+
+@functools.lru_cache(maxsize=256)
+def _layers(arch: Arch) -> tuple[tuple[Linear, int], ...] | None:
+    """The linear layers of a network with the numbers of their activations; None if it has anything else."""
+    network = chain(arch)
+    if network is None:
+        return None
+    layers: list[tuple[Linear, int]] = []
+    for layer in network.layers:
+        if isinstance(layer, Linear):
+            layers.append((layer, 0))
+        elif isinstance(layer, Activation) and layers and not layers[-1][1]:
+            layers[-1] = layers[-1][0], NUMBERS[layer]
+        else:
+            return None
+    return tuple(layers)
+
+
+def obstacle(op: Op) -> str:
+    """Why the compiled code cannot run this; empty if it can."""
+    code = library()
+    if isinstance(code, str):
+        return f"no compiled code: {code}"
+    for model in op.models.values() if isinstance(op, Train) else [op.model]:
+        if _layers(model.arch) is None or model.dtype not in (torch.float32, torch.float64):
+            return f"{model.arch.name} has other layers"
+    return _obstacle_of_training(op) if isinstance(op, Train) else ""
+
+
+def _obstacle_of_training(op: Train) -> str:
+    rule = op.rule
+    if isinstance(rule, Sgd):
+        if rule != Sgd(rule.objective, rule.lr, rule.momentum, rule.weight_decay, prox=rule.prox):
+            return "its rule is more than SGD with momentum, weight decay and a pull"
+        if rule.prox and not op.frozen.keys() >= op.models.keys():
+            return "there is a pull, but not for every model"
+    elif type(rule) not in (Moreau, MutualMoreau):
+        return "its rule is another one"
+    labels = op.data.source.labels if op.data.targets is None else op.data.targets
+    if labels.dim() != 1 or labels.dtype != torch.int64:
+        return "its targets are not classes"
+    loss, trained = rule.objective, {role for role in op.models if role not in GIVEN.get(type(rule), ())}
+    known = type(loss) is CrossEntropy or (type(loss) is Mutual and {loss.first, loss.second} == trained)
+    return "" if known and (isinstance(loss, Mutual) or type(rule) is not MutualMoreau) else "its loss is another one"
+
+
+def train_compiled(ops: Sequence[Train], fetch: Fetch) -> list[Trained]:
+    """Train operations none of which has an obstacle."""
+    ways = {Sgd: _sgd, Moreau: _moreau, MutualMoreau: _mutual_moreau}
+    return _each(ops, lambda op: ways[type(op.rule)](op, fetch.table))
+
+
+def look_compiled(ops: Sequence[Evaluate | Predict], fetch: Fetch, shown: Callable[[Evaluate | Predict, Tensor], T]) -> list[T]:
+    """What `shown` makes of the logits of the models of operations none of which has an obstacle."""
+    return _each(ops, lambda op: shown(op, _predict(op.model, op.data.rows, fetch.table)))
+
+
+def _each(ops: Sequence[Kind], run: Callable[[Kind], T]) -> list[T]:
+    """Run every operation, the longest first, on as many threads as torch uses."""
+    threads = min(torch.get_num_threads(), len(ops))
+    if threads == 1:
+        return [run(op) for op in ops]
+    with ThreadPoolExecutor(threads) as pool:
+        longest_first = sorted(range(len(ops)), key=lambda index: -effort(ops[index]))
+        waiting = {index: pool.submit(run, ops[index]) for index in longest_first}
+        return [waiting[index].result() for index in range(len(ops))]
+
+
+def _sgd(op: Train, table: Tensor) -> Trained:
+    rule = op.rule
+    assert isinstance(rule, Sgd)
+    models = {role: Model(m.arch, _own(m.params), {}) for role, m in op.models.items()}
+    speeds = {role: _own(op.opt.get(role) or tree.zeros(m.params)) for role, m in models.items()} if rule.momentum else {}
+    anchors = {role: _own(op.frozen[role].params) for role in models} if rule.prox else {}
+    step = Step(0, isinstance(rule.objective, Mutual), 1, rule.lr, rule.momentum, rule.weight_decay, rule.prox, 0.0)
+    return Trained(models, speeds, _train(op, table, models, speeds, anchors, step))
+
+
+def _moreau(op: Train, table: Tensor) -> Trained:
+    rule = op.rule
+    assert isinstance(rule, Moreau)
+    theta, w = (Model(op.models[role].arch, _own(op.models[role].params), {}) for role in ("theta", "w"))
+    step = Step(1, False, rule.inner, rule.inner_lr, 0.0, rule.l2, rule.lam, rule.lr * rule.lam)
+    losses = _train(op, table, {"theta": theta}, {}, {"theta": w.params}, step)
+    return Trained({"theta": theta, "w": w}, {}, losses)
+
+
+def _mutual_moreau(op: Train, table: Tensor) -> Trained:
+    rule = op.rule
+    assert isinstance(rule, MutualMoreau)
+    models = {role: Model(op.models[role].arch, _own(op.models[role].params), {}) for role in ("aux", "local")}
+    anchors = {role: _own(op.frozen[role].params) for role in models}
+    step = Step(2, True, rule.inner, rule.inner_lr, 0.0, rule.l2, rule.lam, rule.lr)
+    losses = _train(op, table, models, {}, anchors, step)
+    theta = models["aux"].with_params(anchors["aux"])  # the last inner copy is what the last step was pulled to
+    return Trained({**models, "theta": theta}, {}, losses)
+
+
+def _train(
+    op: Train, table: Tensor, models: Models, speeds: Mapping[Role, Params], anchors: Mapping[Role, Params], step: Step
+) -> dict[Role, float]:
+    """Change all of these in place by the operation's batches; the mean loss of every model."""
+    positions, sizes = op.local.schedule(len(op.data), op.key.at("batches"))
+    rows, targets = op.data.rows[positions].contiguous(), op.data.y[positions].contiguous()
+    trainees = (Network * len(models))(
+        *(
+            _network(m, table, speeds.get(role), anchors.get(role), *_shares(op.rule.objective, role))
+            for role, m in models.items()
+        )
+    )
+    _require_inside(rows, len(table), "row")
+    classes = {each.shapes[each.depth - 1].outputs for each in trainees}
+    if step.mutual and len(classes) > 1:
+        raise ValueError("models that learn from each other must have the same classes")
+    _require_inside(targets, min(classes), "class")
+    batches = Batches(rows.data_ptr(), targets.data_ptr(), sizes.data_ptr(), *rows.shape)
+    _call("fedme_dense_train", table, ctypes.byref(batches), trainees, ctypes.c_int64(len(models)), ctypes.byref(step))
+    samples = int(sizes.sum())
+    return {role: each.loss / samples for role, each in zip(models, trainees, strict=True)}
+
+
+def _predict(model: Model, rows: Tensor, table: Tensor) -> Tensor:
+    rows = rows.contiguous()
+    _require_inside(rows, len(table), "row")
+    weights = model.with_params({name: value.contiguous() for name, value in model.params.items()})
+    network = _network(weights, table)
+    logits = table.new_empty((len(rows), network.shapes[network.depth - 1].outputs))
+    pointers = ctypes.c_void_p(rows.data_ptr()), ctypes.c_int64(len(rows)), ctypes.byref(network)
+    _call("fedme_dense_predict", table, *pointers, ctypes.c_void_p(logits.data_ptr()))
+    return logits
+
+
+def _call(name: str, table: Tensor, *more: object) -> None:
+    code = library()
+    assert not isinstance(code, str)
+    numbers = ctypes.c_int64(table.shape[1]), ctypes.c_int64(table.element_size())
+    if getattr(code, name)(ctypes.c_void_p(table.data_ptr()), *numbers, *more):
+        raise MemoryError("not enough memory for a client's models")
+
+
+def _own(params: Params) -> dict[str, Tensor]:
+    """Copies that may be written to, row by row in memory."""
+    return {name: value.clone(memory_format=torch.contiguous_format) for name, value in params.items()}
+
+
+def _network(
+    model: Model,
+    table: Tensor,
+    speed: Params | None = None,
+    anchor: Params | None = None,
+    labels: float = 0.0,
+    peer: float = 0.0,
+) -> Network:
+    """A network whose layers fit the inputs and each other: the compiled code does not look."""
+    layers = _layers(model.arch)
+    assert layers is not None
+    shapes = [Shape(*reversed(model.params[layer.weight].shape), activation) for layer, activation in layers]
+    widths = [table.shape[1], *(shape.outputs for shape in shapes)]
+    for shape, width in zip(shapes, widths, strict=False):
+        if shape.inputs != width:
+            raise ValueError(f"{model.arch.name}: a layer takes {shape.inputs} inputs, but is given {width}")
+    for params in (model.params, speed or model.params, anchor or model.params):
+        for name, value in model.params.items():
+            if (params[name].shape, params[name].dtype) != (value.shape, table.dtype):
+                raise ValueError(f"{model.arch.name}: what belongs to {name} is not of its size or type")
+    names = [name for layer, _ in layers for name in (layer.weight, layer.bias)]
+    found = [[each[name].data_ptr() if each and name else None for each in (model.params, speed, anchor)] for name in names]
+    tensors = (Given * len(found))(*(Given(*each) for each in found))
+    return Network(len(shapes), (Shape * len(shapes))(*shapes), tensors, labels, peer)
+
+
+def _shares(objective: Objective, role: Role) -> tuple[float, float]:
+    """How much labels and peer count in the loss of a role."""
+    if not isinstance(objective, Mutual):
+        return 1.0, 0.0
+    place = (objective.first, objective.second).index(role)
+    return objective.labels[place], objective.peer[place]
+
+
+def _require_inside(numbers: Tensor, count: int, what: str) -> None:
+    if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
+        raise IndexError(f"{what} {int(numbers.min())} or {int(numbers.max())} is not among the {count} there are")
