@@ -60,7 +60,7 @@ from fedme.methods.local import State
 from reliability.frame import Row
 from reliability.mutate import of_bytes, of_json, of_lines, of_toml
 
-SECONDS = 10  # after which an action hangs
+SECONDS = 60  # after which an action hangs; on a busy machine even a small one takes a few
 MUTATORS = {".toml": of_toml, ".json": of_json, ".jsonl": of_lines}
 SHARES = {"config": 4000, "data": 3000, "run": 2500, "message": 1500, "site": 1000}  # cases of each family: 12,000
 
