@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 
-.PHONY: demo docs test test-slow test-deploy check format clean install bench bench-scale bench-memory reliability
+.PHONY: demo docs test test-slow test-deploy check format clean install bench bench-scale bench-memory reliability fuzz
 
 install: $(READY)
 
@@ -56,6 +56,9 @@ bench-memory: $(READY)
 
 reliability: $(READY) # what docs/reliability.md promises, tried; 2 idle processors need less than half an hour
 	PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m reliability
+
+fuzz: $(READY) # damaged configurations, data files, checkpoints, messages and site files: a part of `make reliability`
+	PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m reliability fuzz
 
 clean:
 	rm -rf $(VENV) benchmarks/.venvs benchmarks/results build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

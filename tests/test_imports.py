@@ -128,6 +128,46 @@ def test_nothing_is_unpickled_or_evaluated(path):
     assert [ast.unparse(node) for node in dangerous] == (["allow_pickle=False"] if reads_npz else [])
 
 
+# Who may import by a name, and where the name comes from: never from data, a checkpoint, a saved model or a message.
+IMPORTING = {
+    "__init__.py": "a table in the file",
+    "api/result.py": "a constant",
+    "cli/__init__.py": "a list in the file",
+    "cli/deploy.py": "a constant",
+    "datasets/files.py": "constants: packages that are optional",
+    "engines/flower/__init__.py": "constants: modules of that package",
+    "experiment/config.py": "local configuration: functions and methods of one's own",
+    "experiment/sinks.py": "a table in the file",
+    "reproduce/curves.py": "a constant",
+    "zoo/resolve.py": "local configuration: networks of one's own, and only where the caller says `imports`",
+}
+IMPORTERS = {"import_module", "find_spec", "spec_from_file_location", "exec_module", "load_module", "reload", "locate"}
+
+
+def test_importing_by_name_is_done_in_few_places():
+    found = set()
+    for path, name in zip(FILES, NAMES, strict=True):
+        tree = parsed(path)
+        named = {
+            node.attr if isinstance(node, ast.Attribute) else node.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute | ast.Name)
+        }
+        assert not {module.split(".")[0] for module in modules(tree, path)} & {"imp", "runpy", "pydoc", "code", "codeop"}, name
+        if named & IMPORTERS:
+            found.add(name)
+    assert found == IMPORTING.keys()
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_literals_are_read_in_one_place_and_processes_exchange_bytes(path):
+    names = called(parsed(path))
+    assert "ast.literal_eval" not in names or str(path.relative_to(ROOT)) == "zoo/resolve.py"
+    if str(path.relative_to(ROOT)) == "engines/workers.py":  # a process and those it forked itself
+        names = [name for name in names if not name.endswith("line.recv")]
+    assert not [name for name in names if name.endswith((".recv", ".read_array", ".load_library", ".jit.load", ".unsafe_load"))]
+
+
 GLOBAL_SEEDS = {
     "torch.manual_seed",
     "torch.seed",

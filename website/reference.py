@@ -13,10 +13,12 @@ from fedme.cli.app import app
 from fedme.datasets import DATASETS
 from fedme.datasets.federation import DataOptions
 from fedme.datasets.partition import PARTITIONS
+from fedme.engines.attack import Attack
 from fedme.engines.faults import Faults
 from fedme.experiment.config import presets
 from fedme.experiment.explain import settings_of
 from fedme.experiment.settings import EngineOptions, FinetuneOptions, ModelOptions, PrivacyOptions, Settings
+from fedme.learn.defence import Defence
 from fedme.learn.training import Training
 from fedme.methods import METHODS
 
@@ -28,6 +30,8 @@ TABLES = {
     "privacy": PrivacyOptions,
     "engine": EngineOptions,
     "faults": Faults,
+    "defence": Defence,
+    "attack": Attack,
 }
 
 

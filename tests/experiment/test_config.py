@@ -99,7 +99,7 @@ def test_short_names_of_tables(file):
         (["method.adopt=nowhere:cost"], "method.adopt: cannot import 'nowhere:cost'"),
         (["method.name=nowhere:Method"], "method.name: cannot import"),
         (["method.name=string:Template"], "is not a method"),
-        (["method.train={}"], "the settings of training are in the table [train]"),
+        (["method.train={}"], "these settings are in a table of their own, [train]"),
         (["partition=natural"], "no natural clients"),
         (["engine.name=flour"], "engine.name: 'flour' is not one of"),
         (["models.pool=[]"], "models.pool: must name at least one"),

@@ -405,7 +405,7 @@ def test_metrics_that_are_shorter_than_the_checkpoint_says_are_refused(tmp_path)
             ("checkpoint.json", "checkpoint-2", "checkpoint-3"),
             "this version reads fedme-checkpoint-2, the file is fedme-checkpoint-3",
         ),
-        (("checkpoint.json", '"round": ', '"rounds": '), "checkpoint.json: damaged (header.rounds: unknown key"),
+        (("checkpoint.json", '"round": ', '"rounds": '), "checkpoint.json: damaged (its checksum is wrong"),
     ],
 )
 def test_what_does_not_belong_together_is_refused_in_one_line(change, message, fedme, tmp_path):

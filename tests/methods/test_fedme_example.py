@@ -131,7 +131,7 @@ def test_models_are_drawn_when_they_are_first_needed(setting):
     assert not server.models
     first = method.deliver(task_, server, "2").own
     assert same(first, Model.init(LINEAR, Key(7).at("client", "2"), task_.dtype))
-    up = fedme.Up(model(float("nan")), model(3.0), "3", adopts=True)  # diverged, and prefers the guest
+    up = fedme.Up(None, model(3.0), "3", adopts=True)  # diverged, and prefers the guest
     after = method.aggregate(server, {"2": up}, Round(0, 1), Key(0))
     assert after.models.keys() == {"2", "3"}
     assert number(after.models["2"]) == 3.0

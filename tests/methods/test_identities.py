@@ -1,5 +1,7 @@
 """What must hold between methods, exactly, whatever the data."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support import (
@@ -19,7 +21,7 @@ from support import (
     task,
 )
 
-from fedme.core.data import ClientData
+from fedme.core.data import Arrays, ClientData, Split
 from fedme.core.key import Key
 from fedme.core.method import Plan, Round, TaskError
 from fedme.core.model import Arch
@@ -270,23 +272,36 @@ def test_fedme_a_client_that_diverges_does_not_spoil_the_others():
     method = FedMe(Training(epochs=1, batch=5, lr=0.1))
     task_ = task((DENSE, LINEAR, WIDE, LINEAR))
     data = clients((9, 9, 9, 9))
-    server, engine = federate(method, task_, data, rounds=1)
-    broken = server.models["1"].with_params({name: value * float("nan") for name, value in server.models["1"].params.items()})
-    server = type(server)({**server.models, "1": broken})
-    for t in range(4):  # with mutual learning, a guest beside a broken model breaks too
-        server = play(method, task_, engine, server, t, 4, Key(1)).server
-        healthy = [client for client, model in server.models.items() if model.finite]
-        assert {"0", "2", "3"} <= set(healthy)
-    assert server.models["1"].finite  # it has adopted somebody else's
+    two = data["1"].train
+    huge = Split(Arrays(two.inputs(torch.arange(9)) * 1e200, two.y), torch.arange(9))
+    data["1"] = replace(data["1"], train=huge)  # whatever is trained on this diverges
+    server, engine = federate(method, task_, data, rounds=0)
+    for t in range(4):
+        played = play(method, task_, engine, server, t, 4, Key(1))
+        server = played.server
+        assert all(model.finite for model in server.models.values())
+        assert all(each.answered for each in played.traffic.values())  # to diverge is no offence
+    assert {"0", "2", "3"} <= server.models.keys()
 
 
 def test_fedmd_logits_of_a_model_that_diverged_do_not_count():
     method = FedMD(TRAIN, public_epochs=1, digest_loss="mse")
-    good, bad = torch.ones(3, CLASSES), torch.full((3, CLASSES), float("nan"))
-    up = fedmd.Up
-    after = method.aggregate(fedmd.Server(), {"0": up(good), "1": up(bad), "2": up(3 * good)}, Round(0, 1, "outputs"), Key(0))
-    assert torch.equal(after.logits, 2 * good)
-    assert method.aggregate(fedmd.Server(), {"1": up(bad)}, Round(0, 1, "outputs"), Key(0)).logits is None
+    task_, data = task(public=8), clients(public=8)
+    _, engine = federate(method, task_, data, rounds=0)
+    engine.exchange(dict.fromkeys(data, fedmd.Down(torch.arange(3))), Round(0, 1, "outputs"))
+    model = engine.states["1"].model
+    engine.states["1"] = fedmd.State(model.with_params({name: value * float("nan") for name, value in model.params.items()}))
+    heard = {}
+
+    class Watched(FedMD):
+        def aggregate(self, server, replies, when, key):
+            heard[when.phase] = set(replies)
+            return super().aggregate(server, replies, when, key)
+
+    watched = Watched(TRAIN, public_epochs=1, digest_loss="mse")
+    traffic = play(watched, task_, engine, fedmd.Server(), 0, 1, Key(0)).traffic
+    assert heard == {"outputs": {"0", "2"}, "digest": {"0", "1", "2"}}
+    assert {client for client, each in traffic.items() if each.report.notes.get("diverged")} == {"1"}
 
 
 def resolve(name, classes):

@@ -29,6 +29,8 @@ PARTS: tuple[str, ...] = (
     "dropout",
     "crash",
     "long",
+    "fuzz",
+    "poison",
     "privacy",
 )
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from fedme.cli.app import app, err, literal
+from fedme.core.typed import one_line
 from fedme.experiment.batch import MENDABLE
 from fedme.experiment.run import Interrupted
 
@@ -20,7 +21,7 @@ def main() -> None:
     try:
         app()
     except MENDABLE as error:
-        err.print(f"[bold red]error:[/] {literal(error)}", highlight=False, soft_wrap=True)
+        err.print(f"[bold red]error:[/] {literal(one_line(str(error)))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except Interrupted as stopped:
         err.print(f"{stopped}; everything finished is saved", markup=False, highlight=False, soft_wrap=True)

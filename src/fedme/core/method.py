@@ -10,9 +10,9 @@ One round of any method, as every engine runs it::
 and, whenever models are wanted, ``method.models(state, method.deliver(task, server, client), data, when, key)`` at the client.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -100,6 +100,12 @@ class Task:
             )
 
 
+def require_members(task: Task, setting: str, clients: Iterable[ClientId]) -> None:
+    """Refuse a setting that names somebody who is not there."""
+    if not task.open and (unknown := sorted(set(clients) - task.members.keys())):
+        raise TaskError(f"{setting} names {', '.join(unknown)}, but there is no such client")
+
+
 S = TypeVar("S")
 C = TypeVar("C")
 D = TypeVar("D")
@@ -161,4 +167,20 @@ class Method(Protocol[S, C, D, U]):
 
     def models(self, state: C, delivery: D, data: ClientData, when: Round, key: Key) -> Steps[Models]:
         """The models the client has: "personal", which it would deploy, and "global" where there is one."""
+        ...
+
+
+@runtime_checkable
+class Expecting(Protocol):
+    """A method that knows more about its replies than their types say.
+
+    Without it, a field of a reply that has the name of a field of the message sent down must look like that one: the same
+    architecture, names, shapes and types.
+    """
+
+    def expects(self, task: Task, down: Any, up: Any, when: Round) -> Mapping[str, Any]:
+        """What fields of a reply must look like; of models, the one that was sent, by which a change is measured.
+
+        Raises a TypedError for a reply that cannot be, naming the field. The types of plain numbers and texts are right.
+        """
         ...

@@ -5,13 +5,15 @@ weights; `norm` (and `clip`, which needs it) takes `lead`, the number of leading
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence, Set
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import torch
 from torch import Tensor
 
 Params = Mapping[str, Tensor]
+Combine = Callable[[Sequence[Params], Sequence[float]], dict[str, Tensor]]  # trees and their shares, which add up to 1
 
 
 def zeros(a: Params) -> dict[str, Tensor]:
@@ -61,6 +63,31 @@ def average(trees: Sequence[Params], shares: Sequence[float]) -> dict[str, Tenso
     for tree, share in zip(trees[1:], shares[1:], strict=True):
         total = add(total, tree, share)
     return {name: total.get(name, value) for name, value in trees[0].items()}
+
+
+def leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Every tensor, number and text of a message, and its place."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from leaves(item, f"{at}.{name}" if at else str(name))
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from leaves(item, f"{at}[{i}]")
+    elif dataclasses.is_dataclass(value) and not hasattr(value, "__wire__"):
+        for field in dataclasses.fields(value):
+            yield from leaves(getattr(value, field.name), f"{at}.{field.name}" if at else field.name)
+    else:
+        yield at, value
+
+
+def not_finite(value: Any) -> Iterator[str]:
+    """The places of a message that hold a number which is none: not a number, or infinite."""
+    for at, leaf in leaves(value):
+        if isinstance(leaf, Tensor):
+            if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+                yield at
+        elif isinstance(leaf, float) and not math.isfinite(leaf):
+            yield at
 
 
 def nbytes(value: Any) -> int:

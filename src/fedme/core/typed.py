@@ -18,8 +18,18 @@ class TypedError(ValueError):
     """Data does not fit its type; `at` names the place."""
 
     def __init__(self, at: str, message: str) -> None:
-        super().__init__(f"{at}: {message}" if at else message)
+        super().__init__(one_line(f"{at}: {message}" if at else message))
         self.at = at
+
+
+LONGEST = 1000  # characters of an error: what it quotes came from outside
+
+
+def one_line(text: str) -> str:
+    """Text that came from outside, fit to be shown: in one line, without odd signs, and not too long."""
+    flat = " ".join(text.split())
+    plain = flat if flat.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in flat)
+    return plain if len(plain) <= LONGEST else f"{plain[: LONGEST - 204]} ... {plain[-200:]}"
 
 
 def nearest(word: str, known: typing.Iterable[str]) -> str:

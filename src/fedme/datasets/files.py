@@ -1,7 +1,10 @@
 """People's own files: CSV, Parquet, npz and folders of images. Nothing in them can run a program."""
 
 import csv
+import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +18,11 @@ from fedme.datasets.errors import DataError
 from fedme.datasets.raw import Raw, RawInputs, Table, checked, column, parsed
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+ROOM, MOST_TIMES = 1 << 28, 100  # a compressed file may hold so many bytes, or so many times its size
+DAMAGED_NPZ = (
+    *(ValueError, TypeError, KeyError, OSError, EOFError, MemoryError, OverflowError, NotImplementedError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, struct.error, SyntaxError, tokenize.TokenError, AttributeError),
+)  # all that numpy and zipfile raise when bytes are not what they say
 KINDS = ".csv, .tsv, .parquet, .npz, or a folder of images with a subfolder a class"
 
 
@@ -98,7 +106,7 @@ def _parquet(path: Path, where: str) -> dict[str, np.ndarray]:
     pyarrow, parquet = needed("pyarrow", "Parquet", "own"), needed("pyarrow.parquet", "Parquet", "own")
     try:
         table = parquet.read_table(path)
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError, TypeError, MemoryError) as error:
         raise DataError(f"{where}: is not a readable Parquet file ({error})") from error
     return {
         name: column(table.column(name).to_pylist()) for name in table.column_names if not name.startswith("__index_level_")
@@ -107,15 +115,25 @@ def _parquet(path: Path, where: str) -> dict[str, np.ndarray]:
 
 def _npz(path: Path, where: str) -> dict[str, np.ndarray]:
     try:
+        _refuse_bomb(path, where)
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except FileNotFoundError:
         raise
-    except (ValueError, TypeError, OSError, zipfile.BadZipFile, EOFError) as error:  # TypeError: a single array
+    except DAMAGED_NPZ as error:
         hint = (
             "; it holds pickled objects, which can run any program: save plain arrays" if "allow_pickle" in str(error) else ""
         )
         raise DataError(f"{where}: is not a readable npz file ({error}){hint}") from error
+
+
+def _refuse_bomb(path: Path, where: str) -> None:
+    """Refuse a small file that would fill the memory; how large its arrays are is written in it."""
+    with zipfile.ZipFile(path) as archive:
+        largest = sum(entry.file_size for entry in archive.infolist())
+    size = path.stat().st_size
+    if largest > max(ROOM, MOST_TIMES * size):
+        raise DataError(f"{where}: {size} bytes would become {largest}; save the arrays without compression if that is right")
 
 
 def _images(folder: Path, where: str, labelled: bool) -> Raw:
@@ -131,8 +149,8 @@ def _images(folder: Path, where: str, labelled: bool) -> Raw:
         try:
             with pil.open(path) as image:
                 pixels.append(picture(image))
-        except (OSError, ValueError) as error:
-            raise DataError(f"{where}: {path} cannot be read ({error})") from error
+        except Exception as error:  # decoders of images raise whatever they like when bytes are not what they say
+            raise DataError(f"{where}: {path} cannot be read ({error or type(error).__name__})") from error
         if pixels[-1].shape != pixels[0].shape:
             raise DataError(
                 f"{where}: {path} is {shown(pixels[-1])}, but {paths[0]} is {shown(pixels[0])}; give all one size and colour"

@@ -15,6 +15,8 @@ from fedme.datasets.errors import DataError
 from fedme.datasets.preparation import Form, Preparation, Scale
 from fedme.datasets.raw import Table, class_names
 
+MOST_NUMBERS = 2**24  # of one sample
+
 
 @dataclass(frozen=True)
 class Sites:
@@ -30,6 +32,8 @@ class Sites:
     def __post_init__(self) -> None:
         if not self.shape or min(self.shape) < 1:
             raise DataError(f"shape = {list(self.shape)}; it must be one or more positive numbers")
+        if math.prod(self.shape) > MOST_NUMBERS:
+            raise DataError(f"shape = {list(self.shape)}: a sample of more than {MOST_NUMBERS} numbers")
         if len(set(self.classes)) != len(self.classes) or len(self.classes) < 2:
             raise DataError("classes: at least two different names are needed")
 

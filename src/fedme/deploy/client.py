@@ -3,6 +3,7 @@
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from fedme.deploy.hello import introduce
 from fedme.deploy.prepared import client_data
 from fedme.deploy.private import PrivateState, exchanges
 from fedme.deploy.site import Site
+from fedme.engines.arrivals import Kinds, check_sent
 from fedme.engines.client import Finetune
 from fedme.engines.flower.apps import client_app
-from fedme.engines.flower.envelope import Envelope, Kinds
+from fedme.engines.flower.envelope import Envelope
 from fedme.engines.inprocess import InProcess
 from fedme.experiment import privacy
 from fedme.experiment.config import ConfigError
@@ -67,6 +69,7 @@ def train(site: Site, ask: Envelope) -> Envelope:
     """One exchange of a round."""
     desk = Desk(site, ask)
     down = ask.read("down", desk.kinds.down, desk.archs)
+    check_sent(site.experiment.method, desk.task, down, desk.when)
     audit.note(site.state, "received", "server", desk.run, desk.when.t, down)
     before = exchanges(desk.engine.method.phases, desk.when)
     version = desk.take_state(before)
@@ -74,8 +77,8 @@ def train(site: Site, ask: Envelope) -> Envelope:
     spent = desk.spend()
     desk.private.write(before + 1, desk.engine.states[desk.me])
     audit.note(site.state, "sent", "server", desk.run, desk.when.t, answer.up)
-    versions = {"before": version, "after": before + 1}
-    return Envelope.of(up=answer.up, report=answer.report, seconds=answer.seconds, spent=spent, **versions)
+    told = {"when": desk.when, "before": version, "after": before + 1}
+    return Envelope.of(up=answer.up, report=answer.report, seconds=answer.seconds, spent=spent, **told)
 
 
 @discreet
@@ -83,6 +86,7 @@ def evaluate(site: Site, ask: Envelope) -> Envelope:
     """Score the site's models; at the end they are saved here. Only scores are sent."""
     desk = Desk(site, ask)
     delivery = ask.read("delivery", desk.kinds.down, desk.archs)
+    check_sent(site.experiment.method, desk.task, delivery, replace(desk.when, phase=site.experiment.method.phases[0]))
     audit.note(site.state, "received", "server", desk.run, desk.when.t, delivery)
     desk.take_state((desk.when.t + 1) * len(desk.engine.method.phases))
     done = desk.engine.assess({desk.me: delivery}, desk.when, ask.read("finetune", Finetune | None))[desk.me]  # type: ignore[arg-type]

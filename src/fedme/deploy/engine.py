@@ -11,6 +11,7 @@ from fedme.core.client import Steps
 from fedme.core.data import ClientId
 from fedme.core.method import Member, Report, Round, Task, TaskError
 from fedme.core.model import Arch
+from fedme.core.tree import nbytes
 from fedme.core.typed import TypedError, build
 from fedme.deploy import audit
 from fedme.deploy.federation import Settings
@@ -18,17 +19,19 @@ from fedme.deploy.hello import Hello, admitted
 from fedme.deploy.private import claimed, exchanges
 from fedme.deploy.runs import SITES
 from fedme.deploy.site import with_members
+from fedme.engines.arrivals import Kinds, check_scores
 from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
 from fedme.engines.drive import Done, T, drive
 from fedme.engines.flower import EngineError
-from fedme.engines.flower.envelope import Envelope, Kinds
+from fedme.engines.flower.envelope import Envelope
 from fedme.engines.flower.link import Failure, Link, Node
 from fedme.engines.inprocess import one_by_one
-from fedme.engines.round import Absent, Answer
+from fedme.engines.round import Absent, Answer, Refused
 from fedme.experiment.config import Experiment
 from fedme.experiment.files import write_json
 from fedme.learn.accountant import Ledger
 
+ROOM = 1 << 26  # bytes that a site may send beside twice what it was sent: outputs, reports
 WAIT = 1.0  # seconds between two looks for sites, and until a round is asked for again; every time twice as long, up to ...
 LONGEST = 30.0
 AGAIN = 30.0  # seconds until a site that was refused is asked again
@@ -144,7 +147,7 @@ class Deployed:
             if client in self.nodes:
                 audit.note(self.folder, "sent", client, self.run, when.t, down)
                 asked[client] = (self.nodes[client], Envelope.of(run=self.run, when=when, down=down))
-        for client, reply in self.link.ask("train", asked).items():
+        for client, reply in self.link.ask("train", asked, most=lambda client: ROOM + 2 * nbytes(downs[client])).items():
             found[client] = self._answer(client, reply, when)
         for client, answer in found.items():
             if isinstance(answer, Absent):
@@ -153,14 +156,15 @@ class Deployed:
 
     def _answer(self, client: ClientId, reply: Envelope | Failure, when: Round) -> Answer | Absent:
         if isinstance(reply, Failure):
-            return Absent(_said(reply))
+            return Refused(_said(reply)) if reply.offence else Absent(_said(reply))
         try:
             up = reply.read("up", self.kinds.up | None, self.archs)
             report, seconds = reply.read("report", Report), reply.read("seconds", float)
             before, after = reply.read("before", int), reply.read("after", int)
+            about = reply.read("when", Round)
             self.spent[client] = claimed(reply.read("spent", Ledger))
         except TypedError as error:
-            return Absent(f"its reply cannot be used: {error}")
+            return Refused(f"refused: {error}")
         audit.note(self.folder, "received", client, self.run, when.t, up)
         known, notes = self.known[client], dict(report.notes)
         expected = min(known.version, exchanges(self.method.phases, when))
@@ -170,7 +174,7 @@ class Deployed:
         if known.joined == when.t and when.t:
             notes["joined"] = when.t
         self.known[client] = replace(known, version=after)
-        return Answer(up, replace(report, notes=notes), seconds)
+        return Answer(up, replace(report, notes=notes), seconds, about)
 
     def assess(
         self, deliveries: Mapping[ClientId, Any], when: Round, finetune: Finetune | None = None
@@ -185,11 +189,12 @@ class Deployed:
             else:
                 self.say(f"round {when.t}: no scores from {client}: not connected")
         done = {}
-        for client, reply in self.link.ask("evaluate", asked).items():
+        for client, reply in self.link.ask("evaluate", asked, most=lambda client: ROOM).items():
             try:
                 if isinstance(reply, Failure):
                     raise TypedError("", _said(reply))
                 scores, seconds = reply.read("scores", list[Scored]), reply.read("seconds", float)
+                check_scores(scores)
                 self.spent[client] = claimed(reply.read("spent", Ledger))
                 done[client] = Done(Assessment(None, {}, scores), seconds)
                 self.known[client] = replace(self.known[client], has_model=when.t + 1 == when.total)
@@ -214,7 +219,9 @@ class Deployed:
         if not strangers:
             return
         ask = Envelope.of(run=self.run, config=self.experiment.plain())
-        for node, reply in self.link.ask("query.hello", {node: (node, ask) for node in strangers}).items():
+        for node, reply in self.link.ask(
+            "query.hello", {node: (node, ask) for node in strangers}, most=lambda node: ROOM
+        ).items():
             self._welcome(node, reply)
         self._enrol()
         self._remember()

@@ -17,6 +17,7 @@ from fedme.deploy.site import Site, with_members
 from fedme.engines.client import AnyMethod
 from fedme.experiment.config import ConfigError, Experiment
 
+MOST_SAMPLES = 2**40
 LOCAL = ("output", "name", "checkpoint_every", "evaluate_every", "log")  # keys that are the operator's business alone
 
 
@@ -73,6 +74,8 @@ def admitted(hello: Hello, experiment: Experiment, task: Task, archs: Mapping[st
     method: AnyMethod = experiment.method
     if hello.fedme.split(".")[:2] != __version__.split(".")[:2]:
         raise TaskError(f"it has fedme {hello.fedme}, the server {__version__}: install the same version")
+    if not 1 <= hello.samples <= MOST_SAMPLES:
+        raise TaskError(f"it says it has {hello.samples} training samples; a member has at least 1")
     arch = archs.get(hello.arch) or _elsewhere(hello.arch)
     member = Member(hello.client, arch, hello.labels, hello.max_parameters, hello.accepts, hello.lends_to)
     alone = with_members(task, {member.id: member})

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from fedme.core.data import Arrays, ClientData, Scaling, Split
 from fedme.core.key import Key
@@ -19,7 +18,7 @@ from fedme.datasets.errors import DataError
 from fedme.datasets.federation import TEST_SHARE, parts_of
 from fedme.deploy.site import Site
 from fedme.experiment.config import Experiment
-from fedme.experiment.files import write_json, write_tensors
+from fedme.experiment.files import RunError, read_tensors, write_json, write_tensors
 
 NAME = "data.safetensors"
 
@@ -28,11 +27,13 @@ def client_data(site: Site) -> ClientData:
     """The site's samples; they are read anew when the file, or what is done with it, has changed."""
     path, told = site.state / NAME, site.state / "data.json"
     mark = _mark(site)
-    if not path.exists() or not told.exists() or json.loads(told.read_text()) != mark:
+    tensors = _kept(path, told, mark)
+    if tensors is None:
         site.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_tensors(path, _read(site), {})
+        tensors = _read(site)
+        write_tensors(path, tensors, {})
         write_json(told, mark)
-    tensors, scaling = load_file(path), Scaling(site.experiment.dataset.scale)
+    scaling = Scaling(site.experiment.dataset.scale)
     source, public = Arrays(tensors["x"], tensors["y"], scaling), None
     if "public_x" in tensors:
         public = Split(Arrays(tensors["public_x"], tensors["public_y"], scaling), torch.arange(len(tensors["public_y"])))
@@ -68,6 +69,14 @@ def fingerprint(public: Split | None) -> str:
     x = public.inputs()
     assert isinstance(x, torch.Tensor)
     return hashlib.sha256(x.numpy().tobytes() + public.y.numpy().tobytes()).hexdigest()
+
+
+def _kept(path: Path, told: Path, mark: dict[str, str | int]) -> dict[str, torch.Tensor] | None:
+    """What was prepared before, if it is whole and about the same file."""
+    try:
+        return read_tensors(path)[0] if json.loads(told.read_text()) == mark else None
+    except (OSError, ValueError, RecursionError, RunError):
+        return None
 
 
 def _mark(site: Site) -> dict[str, str | int]:

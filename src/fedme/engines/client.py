@@ -1,6 +1,6 @@
 """What a client does when a message arrives: take part in a round, or show how its models do. The same in every engine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedme.core.client import Local, Role, Steps, predict, together, train
@@ -9,6 +9,7 @@ from fedme.core.key import Key
 from fedme.core.method import Method, Report, Round, Task
 from fedme.core.metrics import Metrics, measure
 from fedme.core.model import Model
+from fedme.core.tree import not_finite
 from fedme.learn.objectives import CrossEntropy
 from fedme.learn.training import Training
 
@@ -49,7 +50,10 @@ def take_part(
     """One round (or one exchange of it) at one client; the state is made at its first participation."""
     if state is None:
         state = yield from method.init_client(task, data.id, data, root.at("init"))
-    return (yield from method.client_round(state, down, data, when, root.at("round", when.t, "client", data.id)))
+    state, up, report = yield from method.client_round(state, down, data, when, root.at("round", when.t, "client", data.id))
+    if next(not_finite(up), None) is not None:  # it diverged: that is of use to nobody, and is said
+        return state, None, replace(report, notes={**report.notes, "diverged": True})
+    return state, up, report
 
 
 def assess(

@@ -4,10 +4,11 @@ An engine may return fewer answers than it was handed messages: a client that is
 which too few answer is not: those missing are asked again, and if that does not help the round does not count.
 """
 
+import functools
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from fedme.core.client import Steps
@@ -15,8 +16,12 @@ from fedme.core.data import ClientId
 from fedme.core.key import Key
 from fedme.core.method import POOL, Plan, Report, Round, Task
 from fedme.core.tree import nbytes
+from fedme.core.typed import TypedError
+from fedme.engines.arrivals import bounded, check_reply, check_report
 from fedme.engines.client import AnyMethod, Assessment, Finetune
+from fedme.engines.conduct import Conduct, judged, kept_out
 from fedme.engines.drive import Done
+from fedme.learn.defence import OPEN, Defence
 
 T = TypeVar("T")
 
@@ -28,6 +33,7 @@ class Answer:
     up: Any
     report: Report
     seconds: float
+    when: Round | None = None  # the round it says it is about; None: the engine knows it answers what was sent
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,11 @@ class Absent:
     """Why a client that was sent a message did not answer."""
 
     reason: str
+
+
+@dataclass(frozen=True)
+class Refused(Absent):
+    """Why the answer of a client cannot be used. It counts as if it had not come, and as an offence."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,11 @@ class Quorum:
 
 class Engine(Protocol):
     """Where clients and server do their work."""
+
+    @property
+    def samples(self) -> Mapping[ClientId, int]:
+        """How many samples every client has said it trains on."""
+        ...
 
     def muster(self) -> Task:
         """The federation as it is now, looked at before every round: members may have joined."""
@@ -100,6 +116,10 @@ class Traffic:
             {**self.report.notes, **answer.report.notes},
         )
 
+    def note(self, name: str, value: str) -> None:
+        """Tell the records something about the client."""
+        self.report = replace(self.report, notes={**self.report.notes, name: value})
+
 
 @dataclass(frozen=True)
 class Played:
@@ -109,47 +129,97 @@ class Played:
     traffic: Mapping[ClientId, Traffic]
     server_seconds: float
     short: str = ""  # if the round does not count: how many replies it was short of
+    conduct: Mapping[ClientId, Conduct] = field(default_factory=dict)
 
 
 def play(
-    method: AnyMethod, task: Task, engine: Engine, server: Any, t: int, total: int, root: Key, quorum: Quorum = Quorum()
+    method: AnyMethod,
+    task: Task,
+    engine: Engine,
+    server: Any,
+    t: int,
+    total: int,
+    root: Key,
+    quorum: Quorum = Quorum(),
+    defence: Defence = OPEN,
+    conduct: Mapping[ClientId, Conduct] | None = None,
 ) -> Played:
-    """All exchanges of round `t`. If one of them is below the quorum, the server stays as it was before the round."""
+    """All exchanges of round `t`. If one of them is below the quorum, the server stays as it was before the round.
+
+    `conduct` is what is remembered of the clients' messages before it.
+    """
     key, before = root.at("round", t, "server"), server
     traffic: dict[ClientId, Traffic] = {}
     seconds = 0.0
+    conduct = conduct or {}
+    out, refused = kept_out(conduct, t), dict[ClientId, str]()
     for phase in method.phases:
         when = Round(t, total, phase)
         began = time.perf_counter()
-        away = engine.away(when)
+        away = {**engine.away(when), **{client: each.words() for client, each in out.items()}}
         traffic.update({client: Traffic(False, why) for client, why in away.items() if client not in traffic})
         plan = method.plan(server, [client for client in task.members if client not in away], when, key)
-        downs = engine.serve(method.dispatch(task, server, plan, when, key)).value if plan.train else {}
+        planned = engine.serve(method.dispatch(task, server, plan, when, key)).value if plan.train else {}
+        downs = {client: down for client, down in planned.items() if client not in refused}  # it is out for the round
         seconds += time.perf_counter() - began
-        answers, short = _gather(engine, downs, when, plan, quorum, traffic)
+        examine = functools.partial(_examined, method, task, engine.samples, defence, when)
+        answers, short = _gather(engine, downs, when, plan, quorum, traffic, examine)
+        refused |= {client: answer.reason for client, answer in answers.items() if isinstance(answer, Refused)}
         if short:
             _discount(traffic, short)
-            return Played(before, traffic, seconds, short)
+            return Played(before, traffic, seconds, short, judged(conduct, refused.items(), t, defence))
         began = time.perf_counter()
         # Replies may arrive in any order; sums of floating-point numbers need one.
-        came = {client: answers.get(client) for client in [POOL, *task.members] if client in plan.count}
-        counted = {client: each.up for client, each in came.items() if isinstance(each, Answer) and each.up is not None}
+        ordered = {client: answers.get(client) for client in [POOL, *task.members] if client in plan.count}
+        counted = {client: each.up for client, each in ordered.items() if isinstance(each, Answer) and each.up is not None}
         server = method.aggregate(server, counted, when, key)
         seconds += time.perf_counter() - began
-    return Played(server, traffic, seconds)
+    return Played(server, traffic, seconds, "", judged(conduct, refused.items(), t, defence))
+
+
+def _examined(
+    method: AnyMethod,
+    task: Task,
+    samples: Mapping[ClientId, int],
+    defence: Defence,
+    when: Round,
+    client: ClientId,
+    down: Any,
+    came: Answer | Absent,
+) -> Answer | Absent:
+    """The answer, if it can be used, with its changes bounded."""
+    if isinstance(came, Absent):
+        return came
+    try:
+        if came.when not in (None, when):
+            raise TypedError("when", f"it is about {came.when}, not {when}")
+        check_report(came.report, came.seconds)
+        if came.up is None:
+            return came
+        sent = check_reply(method, task, down, came.up, when, samples.get(client))
+    except TypedError as error:
+        return Refused(f"refused: {error}")
+    return came if defence.norm is None else replace(came, up=bounded(came.up, sent, defence.norm))
 
 
 def _gather(
-    engine: Engine, downs: Mapping[ClientId, Any], when: Round, plan: Plan, quorum: Quorum, traffic: dict[ClientId, Traffic]
+    engine: Engine,
+    downs: Mapping[ClientId, Any],
+    when: Round,
+    plan: Plan,
+    quorum: Quorum,
+    traffic: dict[ClientId, Traffic],
+    examine: Callable[[ClientId, Any, Answer | Absent], Answer | Absent],
 ) -> tuple[dict[ClientId, Answer | Absent], str]:
     """The replies of an exchange, and what it is short of when everybody has been asked often enough."""
     answers: dict[ClientId, Answer | Absent] = {}
     needed, came, asked = quorum.needed(len(plan.count)), 0, 0
     while downs and came < needed and asked <= quorum.repeats:
-        missing = {client: down for client, down in downs.items() if not isinstance(answers.get(client), Answer)}
+        missing = {client: down for client, down in downs.items() if not isinstance(answers.get(client), Answer | Refused)}
         for client, down in missing.items() if asked else ():  # the first time is counted below
             traffic.setdefault(client, Traffic()).bytes_down += nbytes(down)
-        answers |= engine.exchange(missing, when)
+        found = engine.exchange(missing, when)
+        answers |= {client: examine(client, down, found[client]) for client, down in missing.items() if client in found}
         came, asked = sum(isinstance(answers.get(client), Answer) for client in plan.count), asked + 1
     for client, down in downs.items():
         traffic.setdefault(client, Traffic()).add(down, answers.get(client))

@@ -53,7 +53,15 @@ def gather(experiment: Experiment) -> Federation:
     if "form" not in dataset.schema.preprocessing:  # what a saved model has to know about samples
         known = {**dataset.schema.preprocessing, **Preparation.of(dataset.source).plain()}
         dataset = replace(dataset, schema=replace(dataset.schema, preprocessing=known))
-    return federate(dataset, experiment.partition, experiment.data, Key(experiment.settings.seed).at("partition"))
+    root = Key(experiment.settings.seed)
+    federation = federate(dataset, experiment.partition, experiment.data, root.at("partition"))
+    attack = experiment.settings.attack
+    try:
+        hostile = attack.hostile(list(federation.clients), root)
+    except ValueError as error:
+        raise ConfigError(f"attack.clients: {error}") from error
+    poisoned = {each: attack.poisoned(federation.clients[each], federation.classes[each]) for each in hostile}
+    return replace(federation, clients={**federation.clients, **poisoned})
 
 
 def prepare(

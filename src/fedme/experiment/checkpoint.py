@@ -18,15 +18,19 @@ from fedme.core.data import ClientId
 from fedme.core.model import Arch
 from fedme.core.typed import TypedError, build
 from fedme.core.wire import pack, unpack
+from fedme.engines.attack import Attack
 from fedme.engines.client import AnyMethod
+from fedme.engines.conduct import Conduct
 from fedme.engines.faults import Faults
-from fedme.experiment.files import RunError, write_text
+from fedme.experiment.files import CHECK, RunError, write_text
 from fedme.experiment.store import Layout, Place, Store, Weights
 from fedme.learn.accountant import Ledger
+from fedme.learn.defence import Defence
 
 FORMAT = "fedme-checkpoint-2"
 NAME = "checkpoint.json"
-LATER = {"faults": Faults}  # tables that came later: as by default they change no fingerprint, so that old results stay valid
+# Tables that came later: as by default they change no fingerprint, so that old results stay valid.
+LATER: dict[str, type[Any]] = {"faults": Faults, "defence": Defence, "attack": Attack}
 AGAIN = "delete it to begin again: finished rounds are computed again to the same numbers"
 
 
@@ -38,6 +42,8 @@ class Header:
     metrics_bytes: int  # how much of metrics.jsonl belongs to finished rounds
     assigned: Mapping[ClientId, str]  # every client's first architecture
     spent: Mapping[ClientId, Ledger] = field(default_factory=dict)  # of every client's privacy
+    conduct: Mapping[ClientId, Conduct] = field(default_factory=dict)  # who has sent what could not be used
+    metrics_check: int | None = None  # the checksum of those bytes
 
 
 @dataclass(frozen=True)
@@ -104,8 +110,19 @@ def save(folder: Path, store: Store, checkpoint: Checkpoint, config: Mapping[str
         return asdict(Written(layouts[weights.layout], weights.place))
 
     head = {"format": FORMAT, "config": digest(config), "header": asdict(checkpoint.header), "layouts": list(layouts)}
-    write_text(folder / NAME, json.dumps(head | body, default=plain))
+    write_text(folder / NAME, _signed(json.dumps(head | body, default=plain)))
     store.sweep(weights.place.segment for weights in sets.values() if weights.place is not None)
+
+
+def _signed(text: str) -> str:
+    """A JSON table with a last key that is the fingerprint of all the others."""
+    return f'{text[:-1]}, "{CHECK}": "{hashlib.sha256(text.encode()).hexdigest()}"}}'
+
+
+def _whole(text: str, check: Any) -> bool:
+    """Whether this is the table that was written. Earlier versions wrote no fingerprint."""
+    body, key, _ = text.rpartition(f', "{CHECK}": ')
+    return check is None or (bool(key) and hashlib.sha256(f"{body}}}".encode()).hexdigest() == check)
 
 
 def load(folder: Path, config: Mapping[str, Any]) -> File | None:
@@ -116,13 +133,16 @@ def load(folder: Path, config: Mapping[str, Any]) -> File | None:
     if not path.exists():
         return None
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        plain = json.loads(text)
         if not isinstance(plain, dict):
             raise ValueError("not a table")
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise RunError(f"{path}: damaged ({error}); {AGAIN}") from error
     if plain.get("format") != FORMAT:
         raise RunError(f"{path}: this version reads {FORMAT}, the file is {plain.get('format', 'something else')}")
+    if not _whole(text, plain.pop(CHECK, None)):
+        raise RunError(f"{path}: damaged (its checksum is wrong: it was changed after it was written); {AGAIN}")
     if plain.get("config") != digest(config):
         raise RunError(f"{path}: was made with another configuration than config.toml beside it; restore that file")
     try:

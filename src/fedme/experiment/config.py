@@ -26,6 +26,7 @@ from fedme.datasets.dataset import Dataset
 from fedme.datasets.federation import DataOptions
 from fedme.datasets.own import Clients, Given
 from fedme.datasets.partition import PARTITIONS
+from fedme.engines.attack import Attack
 from fedme.engines.client import AnyMethod
 from fedme.experiment.settings import Settings, Spec
 from fedme.learn.criteria import Candidate, Criterion
@@ -84,6 +85,7 @@ class Experiment:
         whole: dict[str, Any] = _plain(self.settings)
         whole["method"] = {"name": self.method_name, **_plain(self.method)}
         whole["method"].pop("train")
+        whole["method"].pop("defence", None)
         whole["data"] = {"name": self.data_name, **_plain(self.dataset), **_plain(self.data)}
         whole["data"].pop("clients", None)
         if not self.settings.clients:
@@ -102,7 +104,7 @@ def parse(raw: Mapping[str, Any], origin: str = "") -> Experiment:
 
 def _parse(raw: Mapping[str, Any]) -> Experiment:
     settings: Settings = build(Settings, raw)
-    method_name, method = _named("method", METHODS, settings.method, "fedme", train=settings.train)
+    method_name, method = _named("method", METHODS, settings.method, "fedme", train=settings.train, defence=settings.defence)
     data_name, kind, table = _pick("data", DATASETS, settings.data, "clients" if settings.clients else "digits")
     options = {f.name for f in dataclasses.fields(DataOptions)}
     own = {f.name for f in dataclasses.fields(kind) if f.init and f.name != "clients"}
@@ -116,6 +118,8 @@ def _parse(raw: Mapping[str, Any]) -> Experiment:
     data = build(DataOptions, {k: v for k, v in table.items() if k in options}, "data")
     default = "natural" if data_name in NATURAL else "iid"
     partition_name, partition = _named("partition", PARTITIONS, settings.partition, default)
+    if data_name == "sites" and settings.attack != Attack():
+        raise TypedError("attack", "is for simulations: real sites do what they do; leave the table out")
     if partition_name == "natural" and data_name not in NATURAL:
         raise TypedError("partition.name", f"data set '{data_name}' has no natural clients; use iid, dirichlet, shards ...")
     return Experiment(settings, method_name, method, data_name, dataset, data, partition_name, partition)
@@ -154,16 +158,17 @@ def _pick(
             what = f"it lacks {', '.join(lacking)}" if len(lacking) < len(wanted) else "it is something else"
             raise TypedError("method.name", f"'{name}' is not a method, a frozen dataclass as in fedme.methods: {what}")
         known = {**known, name: found}
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise TypedError(f"{table}.name", f"unknown {table} '{name}'{nearest(str(name), known)}")
     return name, known[name], {key: value for key, value in given.items() if key != "name"}
 
 
 def _named(table: str, known: Mapping[str, type[Any]], given: Mapping[str, Any], default: str, **fixed: Any) -> tuple[str, Any]:
     name, kind, rest = _pick(table, known, given, default)
+    fixed = {key: value for key, value in fixed.items() if key in {f.name for f in dataclasses.fields(kind)}}
     for key in fixed:
         if key in rest:
-            raise TypedError(f"{table}.{key}", f"unknown key; the settings of training are in the table [{key}]")
+            raise TypedError(f"{table}.{key}", f"unknown key; these settings are in a table of their own, [{key}]")
 
     def leaf(kind: Any, value: Any, at: str) -> Any:
         return next((v for k, v in fixed.items() if value is v), _function(kind, value, at))
@@ -199,8 +204,8 @@ def imported(path: str, at: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise TypedError(at, f"cannot import '{path}': {error}") from error
+    except Exception as error:  # importing runs a user's code
+        raise TypedError(at, f"cannot import '{path}': {error or type(error).__name__}") from error
     if not callable(found):
         raise TypedError(at, f"'{path}' is not a function")
     return found  # type: ignore[no-any-return]
@@ -254,7 +259,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; `fedme list presets` shows what is built in") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: not TOML, not UTF-8, or a number of 5000 digits
         raise ConfigError(f"{path}: {error}") from error
 
 
@@ -297,7 +302,9 @@ def override(raw: dict[str, Any], overrides: Sequence[str]) -> list[str]:
 def _change_name(raw: dict[str, Any], table: str, name: Any) -> list[str]:
     known: Mapping[str, type[Any]] = {"method": METHODS, "data": DATASETS, "partition": PARTITIONS}[table]
     old = raw.get(table, {})
-    if not isinstance(old, dict) or old.get("name") == name or (name not in known and table != "method"):
+    if not isinstance(name, str) or not isinstance(old, dict) or old.get("name") == name:
+        return []
+    if name not in known and table != "method":
         return []
     fields = {f.name for f in dataclasses.fields(known[name])} if name in known else set()
     fields |= {f.name for f in dataclasses.fields(DataOptions)} if table == "data" else set()
@@ -312,7 +319,7 @@ def _value(text: str) -> Any:
     """A TOML value, or the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         if text[:1] in ("[", "{"):
             raise ConfigError(f"'{text}' is not TOML; text in lists and tables needs quotes, as in '[\"mlr\"]'") from None
         return text

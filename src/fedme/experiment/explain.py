@@ -21,7 +21,7 @@ def settings_of(kind: type[Any]) -> list[Setting]:
     for each in reversed(kind.__mro__):
         if dataclasses.is_dataclass(each):
             comments |= _comments(each)
-    fields = [field for field in dataclasses.fields(kind) if field.init and field.name != "train"]
+    fields = [field for field in dataclasses.fields(kind) if field.init and field.name not in ("train", "defence")]
     return [Setting(field.name, _default(field), comments.get(field.name, "")) for field in fields]
 
 

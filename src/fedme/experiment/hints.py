@@ -18,6 +18,10 @@ def hints(experiment: Experiment) -> list[str]:
         specs = list(own.values()) or list(settings.models.pool)
         if any(spec != specs[0] for spec in specs):
             found.append(f"the shared model is {specs[0]}, the first; models.shared chooses another")
+    if settings.defence.average != "mean" and not hasattr(experiment.method, "defence"):
+        found.append(f"{experiment.method_name} averages nothing: defence.average is not used")
+    if settings.defence.guest is not None and not isinstance(experiment.method, FedMe):
+        found.append(f"{experiment.method_name} lends no models: defence.guest is not used")
     if not experiment.method.own_architectures and settings.models.assign != "round-robin":
         found.append(f"all clients of {experiment.method_name} have the shared model: models.assign is not used")
     return found

@@ -15,9 +15,11 @@ defined, or not finite.
 """
 
 import json
+import math
 import os
+import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +33,24 @@ NAME = "metrics.jsonl"
 
 
 class Records:
-    """The metrics file of a run; `size` is how many bytes of it are written."""
+    """The metrics file of a run; `size` is how many bytes of it are written, `check` is their checksum."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self.file = (folder / NAME).open("ab")
-        if self.file.tell() < keep:  # filling it up would be no rows
-            self.file.close()
-            raise RunError(f"{folder / NAME}: is shorter than the checkpoint says; restore it, or start a new run")
+    def __init__(self, folder: Path, keep: int, check: int | None = None) -> None:
+        path = folder / NAME
+        before = path.read_bytes()[:keep] if keep and path.exists() else b""
+        self.size, self.check = keep, zlib.crc32(before)
+        if len(before) < keep:  # filling it up would be no rows
+            raise RunError(f"{path}: is shorter than the checkpoint says; restore it, or start a new run")
+        if check not in (None, self.check):
+            raise RunError(f"{path}: damaged: its checksum is not what the checkpoint says; restore it, or start a new run")
+        self.file = path.open("ab")
         self.file.truncate(keep)
-        self.size = keep
 
     def write(self, rows: list[dict[str, Any]]) -> None:
         """Append rows; whoever reads along sees whole lines."""
-        self.size += self.file.write(b"".join(json.dumps(finite(row), ensure_ascii=False).encode() + b"\n" for row in rows))
+        lines = b"".join(json.dumps(finite(row), ensure_ascii=False).encode() + b"\n" for row in rows)
+        self.size += self.file.write(lines)
+        self.check = zlib.crc32(lines, self.check)
         self.file.flush()
 
     def sync(self) -> None:
@@ -100,6 +107,33 @@ def read(folder: Path) -> Iterator[dict[str, Any]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                yield json.loads(line)
-            except ValueError as error:
+                yield _checked(json.loads(line))
+            except (ValueError, RecursionError) as error:
                 raise RunError(f"{path}, line {number}: damaged: {error}") from error
+
+
+TEXTS = ("client", "model", "split", "stage")
+COUNTS = ("round", "samples", "bytes_up", "bytes_down")
+NUMBERS = ("client_seconds", "server_seconds")
+MAYBE = tuple(field.name for field in fields(Metrics) if field.name != "samples")
+
+
+def _checked(row: Any) -> dict[str, Any]:
+    """A row that everybody can compute with, or a ValueError."""
+    if not isinstance(row, dict):
+        raise ValueError("not a table")
+    for names, kinds, what in (
+        (TEXTS, (str,), "text"),
+        (COUNTS, (int,), "a whole number"),
+        (NUMBERS, (int, float), "a number"),
+        (MAYBE, (int, float, type(None)), "a number or null"),
+    ):
+        for name in names:
+            value = row.get(name, ...)
+            if not isinstance(value, kinds) or isinstance(value, bool) or value != value or value in (math.inf, -math.inf):
+                raise ValueError(f"'{name}' is not {what}")
+    if not isinstance(row.get("arch"), str | None) or not isinstance(row.get("notes", {}), dict):
+        raise ValueError("'arch' is not text, or 'notes' is no table")
+    if min(row[name] for name in COUNTS) < 0 or max(row[name] for name in COUNTS) > 2**53:
+        raise ValueError("a count that cannot be")
+    return row

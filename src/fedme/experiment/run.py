@@ -24,13 +24,15 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Round, Task
 from fedme.datasets.federation import Federation
+from fedme.engines.attack import Hostile
 from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
+from fedme.engines.conduct import Conduct
 from fedme.engines.faults import Faulty
 from fedme.engines.inprocess import InProcess
-from fedme.engines.round import play
+from fedme.engines.round import Traffic, play
 from fedme.experiment import assemble, cards, checkpoint, newcomers, privacy, records, saved, sinks, summary
 from fedme.experiment.config import Experiment, load, to_toml
-from fedme.experiment.files import RunError, locked, replacing, write_json, write_text
+from fedme.experiment.files import RunError, locked, replacing, sealed, write_json, write_text
 from fedme.experiment.lineage import Lineage, lineages
 from fedme.experiment.progress import Display
 from fedme.experiment.remote import on_flower, require_flower
@@ -56,7 +58,7 @@ def start(experiment: Experiment, display: Display, notes: Sequence[str] = ()) -
     display.note(f"run directory: {folder}")
     with locked(folder), on_disk(folder):
         try:
-            write_json(folder / "environment.json", environment() | {"notes": list(notes)})
+            write_json(folder / "environment.json", sealed(environment() | {"notes": list(notes)}))
             config = experiment.plain() | {"output": str(folder)}
             write_text(folder / CONFIG, to_toml(config))
             _run(folder, display, experiment)
@@ -166,7 +168,7 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
             display.note(f"note: {note}", always=True)
         with replacing(folder / "partition.safetensors") as temporary:
             federation.partition.save(temporary)
-        write_json(folder / LABELS, federation.division())
+        write_json(folder / LABELS, sealed(federation.division()))
         found = checkpoint.load(folder, config)
         secret = privacy.secret_of(folder, settings.privacy, begun=found is not None)
         prepared = assemble.prepare(
@@ -235,19 +237,23 @@ class Loop:
         self.method: AnyMethod = experiment.method
         self.root = Key(experiment.settings.seed)
         self.shown = ""
+        self.conduct: Mapping[ClientId, Conduct] = {}
         self.ancestry: Mapping[ClientId, Lineage] = {}  # known at the end
 
     def run(self, at: checkpoint.Checkpoint, config: Mapping[str, Any]) -> None:
         """Go on from `at` to the last round."""
         settings = self.experiment.settings
         self.engine.states, self.engine.spent = dict(at.clients), dict(at.header.spent)
-        book = records.Records(self.folder, at.header.metrics_bytes)
+        self.conduct = at.header.conduct
+        book = records.Records(self.folder, at.header.metrics_bytes, at.header.metrics_check)
         self.display.start("round", settings.rounds, at.header.round)
         saved_round = at.header.round
         try:
             for t in range(at.header.round, settings.rounds):
                 server = self._round(at.server, t, book)
-                header = checkpoint.Header(t + 1, book.size, at.header.assigned, dict(self.engine.spent))
+                header = checkpoint.Header(
+                    t + 1, book.size, at.header.assigned, dict(self.engine.spent), self.conduct, book.check
+                )
                 at = checkpoint.Checkpoint(header, server, dict(self.engine.states))
                 if (t + 1) % settings.checkpoint_every == 0 or t + 1 == settings.rounds:
                     self.store.later(functools.partial(self.save, at, config, book))
@@ -273,7 +279,14 @@ class Loop:
     def _round(self, server: Any, t: int, book: records.Records) -> Any:
         settings = self.experiment.settings
         task = self.engine.muster()
-        played = play(self.method, task, self.engine, server, t, settings.rounds, self.root, settings.faults.needs)
+        hostile = settings.attack.hostile(list(task.members), self.root)
+        engine = Hostile(self.engine, self.method, settings.attack, hostile) if hostile else self.engine
+        rules = settings.faults.needs, settings.defence
+        played = play(self.method, task, engine, server, t, settings.rounds, self.root, *rules, self.conduct)
+        self.conduct = played.conduct
+        traffic = dict(played.traffic)
+        for client in hostile:  # whether it had a part in this round or not
+            traffic.setdefault(client, Traffic()).note("hostile", settings.attack.kind)
         if played.short:
             self.display.note(f"round {t} does not count: {played.short}; the server goes on as it was", always=True)
         server = self.store.keep(played.server)
@@ -281,7 +294,7 @@ class Loop:
         scores: dict[ClientId, list[Scored]] = {}
         last = t + 1 == settings.rounds
         if last and self.method.own_architectures:
-            now = records.rows(t, played.traffic, {}, self.engine.samples, 0.0)
+            now = records.rows(t, traffic, {}, self.engine.samples, 0.0)
             self.ancestry = lineages(itertools.chain(records.read(self.folder), now), task.members)
         if last or (t + 1) % settings.evaluate_every == 0:
             scores = self.assess(task, server, t, last)
@@ -289,7 +302,7 @@ class Loop:
         if last:
             method, key = self.experiment.method_name, self.root.at("init")
             newcomers.save_offers(self.folder, server, task, method, settings.rounds, key)
-        rows = records.rows(t, played.traffic, scores, self.engine.samples, played.server_seconds)
+        rows = records.rows(t, traffic, scores, self.engine.samples, played.server_seconds)
         if settings.privacy is not None:
             cost = privacy.costs(settings.privacy, self.engine.spent)
             rows = [row | {"epsilon": cost[row["client"]]} for row in rows]

@@ -21,7 +21,7 @@ from fedme.core.typed import TypedError, build
 from fedme.datasets.errors import DataError
 from fedme.datasets.preparation import Preparation
 from fedme.experiment import cards, export
-from fedme.experiment.files import RunError, read_tensors, write_json, write_tensors, write_text
+from fedme.experiment.files import RunError, read_tensors, sealed, unsealed, write_json, write_tensors, write_text
 
 FORMAT = "fedme-model-1"
 CLIENTS, NEWCOMERS = "clients", "newcomers"  # where the models of a run are, and those of clients who came later
@@ -53,7 +53,7 @@ def save(folder: Path, name: str, model: Model, schema: Schema, classes: list[st
         **about,
     }
     note = "" if description["importable"] else _save_onnx(folder / f"{name}.onnx", model, schema)
-    write_json(folder / f"{name}.json", description)
+    write_json(folder / f"{name}.json", sealed(description))
     if "client" in description:
         write_text(folder / CARDS[name], cards.markdown(description))
     return note
@@ -91,12 +91,12 @@ def describe(folder: Path, name: str = "model") -> dict[str, Any]:
     """The description of a saved model."""
     path = folder / f"{name}.json"
     try:
-        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        about = unsealed(json.loads(path.read_text(encoding="utf-8")))
         if about.get("format") != FORMAT:
             raise ValueError(f"this version reads {FORMAT}, the file is {about.get('format', 'something else')}")
     except FileNotFoundError:
         raise RunError(f"{path}: no such file") from None
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path}: cannot be read: {error}") from error
     return about
 

@@ -7,9 +7,11 @@ from typing import Any, Literal
 
 from fedme.core.data import ClientId
 from fedme.datasets.own import ClientFiles
+from fedme.engines.attack import Attack
 from fedme.engines.batched import Way
 from fedme.engines.device import Device
 from fedme.engines.faults import Faults
+from fedme.learn.defence import Defence
 from fedme.learn.training import Training, require
 
 Log = Literal["tensorboard", "mlflow"]
@@ -102,6 +104,8 @@ class Settings:
     finetune: FinetuneOptions = FinetuneOptions()
     privacy: PrivacyOptions | None = None
     engine: EngineOptions = EngineOptions()
+    defence: Defence = Defence()
+    attack: Attack = Attack()
     faults: Faults = Faults()
     clients: Mapping[ClientId, ClientFiles] = field(default_factory=dict)  # people's own: each one's samples and model
 

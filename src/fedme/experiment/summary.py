@@ -8,13 +8,14 @@ import statistics
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedme.core.typed import TypedError
 from fedme.experiment import records
 from fedme.experiment.checkpoint import digest
-from fedme.experiment.files import RunError, write_json
+from fedme.experiment.files import RunError, sealed, unsealed, write_json
 
 NAME = "summary.json"
 CONFIG = "config.toml"
@@ -36,10 +37,12 @@ def summarise(rows: Iterable[dict[str, Any]], config: Mapping[str, Any]) -> dict
     evaluated: Counter[Kind] = Counter()
     epsilon: dict[str, float | None] = {}
     missing: Counter[str] = Counter()
+    trouble = Trouble()
     for t, together in itertools.groupby(rows, key=lambda row: row["round"]):
         traffic: dict[str, dict[str, Any]] = {}
         found: dict[Kind, Splits] = defaultdict(lambda: defaultdict(list))
         for row in together:
+            trouble.look(row)
             traffic.setdefault(row["client"], row)
             epsilon |= {row["client"]: row["epsilon"]} if "epsilon" in row else {}  # it only grows: the last is that of all
             if why := row.get("notes", {}).get("missing"):
@@ -49,6 +52,8 @@ def summarise(rows: Iterable[dict[str, Any]], config: Mapping[str, Any]) -> dict
         sums = {name: total + sum(row[name] for row in traffic.values()) for name, total in sums.items()}
         server += next(iter(traffic.values()))["server_seconds"]
         for kind, splits in found.items():
+            for split, mine in splits.items() if trouble.hostile else ():  # their numbers mean nothing, whatever they are
+                splits[split] = [row for row in mine if row["client"] not in trouble.hostile]
             evaluated[kind] += 1
             last[kind] = t, splits
             if "val" in splits:
@@ -66,17 +71,46 @@ def summarise(rows: Iterable[dict[str, Any]], config: Mapping[str, Any]) -> dict
                     about = {"model": model, "stage": stage, "split": split, "selection": selection, "round": t}
                     results.append(about | means(splits[split]))
     private = {"privacy": {"delta": config["privacy"]["delta"], "epsilon": epsilon}} if "privacy" in config else {}
-    return private | {
-        "name": config["name"],
-        "method": config["method"]["name"],
-        "seed": config["seed"],
-        "rounds": config["rounds"],
-        "config": digest({key: value for key, value in config.items() if key != "seed"}),
-        "results": results,
-        **sums,
-        "server_seconds": server,
-        "missing": dict(sorted(missing.items())),
-    }
+    return (
+        private
+        | {
+            "name": config["name"],
+            "method": config["method"]["name"],
+            "seed": config["seed"],
+            "rounds": config["rounds"],
+            "config": digest({key: value for key, value in config.items() if key != "seed"}),
+            "results": results,
+            **sums,
+            "server_seconds": server,
+            "missing": dict(sorted(missing.items())),
+        }
+        | trouble.plain()
+    )
+
+
+@dataclass
+class Trouble:
+    """Who sent what could not be used, who was kept out because of it, and who was hostile on purpose."""
+
+    refused: dict[str, dict[str, Any]] = field(default_factory=dict)
+    quarantined: dict[str, dict[str, Any]] = field(default_factory=dict)
+    hostile: set[str] = field(default_factory=set)
+
+    def look(self, row: Mapping[str, Any]) -> None:
+        """Note what a row of the records tells."""
+        notes = row.get("notes") or {}
+        if "hostile" in notes:
+            self.hostile.add(row["client"])
+        missing = notes.get("missing")
+        for word, found in (("refused", self.refused), ("quarantined", self.quarantined)):
+            if isinstance(missing, str) and missing.startswith(word):
+                mine = found.setdefault(row["client"], {"rounds": 0, "first": row["round"], "reason": missing})
+                mine["rounds"] += 1
+
+    def plain(self) -> dict[str, Any]:
+        """What there is to tell; nothing if nothing happened."""
+        told = {"refused": self.refused, "quarantined": self.quarantined, "hostile": sorted(self.hostile)}
+        return {name: value for name, value in told.items() if value}
 
 
 def _sort_of(reason: Any) -> str:
@@ -103,17 +137,17 @@ def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def write(folder: Path, config: Mapping[str, Any]) -> None:
     """Write `summary.json` from the records of a finished run."""
-    write_json(folder / NAME, summarise(records.read(folder), config))
+    write_json(folder / NAME, sealed(summarise(records.read(folder), config)))
 
 
 def read(folder: Path) -> dict[str, Any]:
     """The summary of a finished run."""
     path = folder / NAME
     try:
-        return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+        return unsealed(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise RunError(f"{folder}: {_why_not(folder)}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path}: cannot be read: {error}") from error
 
 
@@ -131,9 +165,27 @@ def so_far(folder: Path) -> dict[str, Any]:
 def config_of(folder: Path) -> dict[str, Any]:
     """The configuration of a run."""
     try:
-        return tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        found = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        for table in ("method", "data", "partition"):
+            if not isinstance(found.get(table), dict) or not isinstance(found[table].get("name"), str):
+                raise ValueError(f"there is no {table}.name")
+        if not isinstance(found.get("name"), str) or not all(type(found.get(key)) is int for key in ("seed", "rounds")):
+            raise ValueError("there is no name, seed or rounds")
+        return found
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{folder / CONFIG}: cannot be read: {error}") from error
+
+
+def verified_config(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a run, if it is the one that `result`, its summary, was made with."""
+    config = config_of(folder)
+    try:
+        now = digest({key: value for key, value in config.items() if key != "seed"})
+    except TypedError as error:
+        raise RunError(f"{folder / CONFIG}: {error}") from error
+    if now != result["config"]:
+        raise RunError(f"{folder / CONFIG}: was changed after the run; restore it")
+    return config
 
 
 def _why_not(folder: Path) -> str:

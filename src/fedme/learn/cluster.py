@@ -17,7 +17,7 @@ def clustered(
     models: Mapping[ClientId, Model], unlabeled: Split | None, clusters: int, on: Literal["logits", "softmax"], key: Key
 ) -> Steps[dict[ClientId, int]]:
     """The cluster of every client's model; without unlabeled data, or with one cluster, all are in the same."""
-    if clusters == 1 or unlabeled is None:
+    if clusters == 1 or unlabeled is None or not models:
         return dict.fromkeys(models, 0)
     outputs = yield from together([predict(model, unlabeled) for model in models.values()])
     outputs = [logits.softmax(-1) for logits in outputs] if on == "softmax" else outputs

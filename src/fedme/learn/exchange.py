@@ -2,10 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from fedme.core.data import ClientId
+from fedme.core import tree
+from fedme.core.client import Steps, evaluate, together
+from fedme.core.data import ClientId, Split
 from fedme.core.key import Key
 from fedme.core.method import Task
 from fedme.core.model import Model, average
+from fedme.core.typed import TypedError
+from fedme.learn.defence import Defence
 
 Fits = Callable[[ClientId, ClientId], bool]
 
@@ -35,13 +39,42 @@ def lenders(clusters: Mapping[ClientId, int], fits: Fits, key: Key) -> dict[Clie
     return chosen
 
 
-def merged(models: Mapping[ClientId, Model], copies: Iterable[tuple[ClientId, Model]]) -> dict[ClientId, Model]:
+def welcomed(
+    own: Model, guest: Model | None, validation: Split, defence: Defence
+) -> Steps[tuple[Model | None, dict[str, str | int | float | bool]]]:
+    """The guest, if it is let in, and what there is to say about it. Without validation data nobody is turned away."""
+    if guest is None or defence.guest is None or not len(validation):
+        return guest, {}
+    mine, its = yield from together([evaluate(own, validation), evaluate(guest, validation)])
+    if not defence.unwelcome(mine, its):
+        return guest, {}
+    return None, {"guest_refused": f"loss {its.loss:.3g} against {mine.loss:.3g} of the own model"}
+
+
+def sound(model: Model | None) -> Model | None:
+    """The model, unless it diverged: that one is not passed on."""
+    return model if model is not None and model.finite else None
+
+
+def require_lender(sent: ClientId | None, said: ClientId | None, returned: bool, adopts: bool) -> None:
+    """Refuse a reply about a guest that the client never had."""
+    if said != sent:
+        raise TypedError("lender", f"the guest was {sent}'s, not {said}'s")
+    if adopts and not returned:
+        raise TypedError("adopts", "a model that was not sent back cannot be adopted")
+
+
+def merged(
+    models: Mapping[ClientId, Model],
+    copies: Iterable[tuple[ClientId | None, Model | None]],
+    combine: tree.Combine = tree.average,
+) -> dict[ClientId, Model]:
     """Every model as the mean of the copies of it that came back (FedMe Eq. 8, 9: each counts the same).
 
-    Copies that diverged are left out; a model of which no copy came back stays as it was.
+    A model of which no copy came back stays as it was; `combine` may be something else than the mean.
     """
     mine: dict[ClientId, list[Model]] = {}
     for owner, copy in copies:
-        if copy.finite:
+        if owner is not None and copy is not None:
             mine.setdefault(owner, []).append(copy)
-    return {**models, **{client: average(found) for client, found in mine.items()}}
+    return {**models, **{client: average(found, None, combine) for client, found in mine.items()}}

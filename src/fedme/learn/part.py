@@ -53,9 +53,9 @@ def require_same_part(archs: Mapping[ClientId, Arch], shared: Arch, prefix: str)
             )
 
 
-def merge(parts: Sequence[Part], shares: Sequence[float]) -> Part:
-    """The weighted mean of parts."""
+def merge(parts: Sequence[Part], shares: Sequence[float], combine: tree.Combine = tree.average) -> Part:
+    """The weighted mean of parts; `combine` may be something else than the mean."""
     total = sum(shares)
     weights = [share / total for share in shares]
-    buffers = tree.average([part.buffers for part in parts], weights) if parts[0].buffers else {}
-    return Part(tree.average([part.params for part in parts], weights), buffers)
+    buffers = combine([part.buffers for part in parts], weights) if parts[0].buffers else {}
+    return Part(combine([part.params for part in parts], weights), buffers)

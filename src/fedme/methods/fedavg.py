@@ -15,6 +15,7 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Nothing, Plan, Report, Round, Task
 from fedme.core.model import Model, average
+from fedme.learn.defence import OPEN, Defence
 from fedme.learn.objectives import CrossEntropy
 from fedme.learn.training import Training
 
@@ -40,6 +41,7 @@ class FedAvg:
 
     train: Training = field(default_factory=Training)
     weighting: Literal["samples", "uniform"] = "samples"
+    defence: Defence = OPEN
 
     phases = ("round",)
     pooled = False
@@ -77,7 +79,7 @@ class FedAvg:
         if not replies:
             return server
         shares = [up.samples for up in replies.values()] if self.weighting == "samples" else None
-        return Shared(average([up.model for up in replies.values()], shares))
+        return Shared(average([up.model for up in replies.values()], shares, self.defence.combine))
 
     def deliver(self, task: Task, server: Shared, client: ClientId) -> Shared:
         return server

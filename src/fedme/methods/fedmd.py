@@ -5,8 +5,7 @@ A round has two exchanges: clients send their logits for some public samples, th
 their logits to the average ("digest") and train on their own data ("revisit").
 
 Deviations: digest and revisit use the common SGD of the experiment instead of Adam; "to convergence" on the public data is
-`public_epochs`. Only the clients of the round's cohort contribute to the average and receive it; logits of a model that
-diverged do not count.
+`public_epochs`. Only the clients of the round's cohort contribute to the average and receive it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from fedme.core.data import ClientData, ClientId, Split
 from fedme.core.key import Key
 from fedme.core.method import Plan, Report, Round, Task, TaskError
 from fedme.core.model import Model
+from fedme.learn.defence import OPEN, Defence
 from fedme.learn.objectives import CrossEntropy, Imitate
 from fedme.learn.training import Training, require
 
@@ -65,6 +65,7 @@ class FedMD:
     digest_epochs: int = 1  # on the public data, each round
     digest_batch: int = 256  # its batch size
     digest_loss: Literal["mae", "mse", "kl"] = "mae"
+    defence: Defence = OPEN
 
     phases = ("outputs", "digest")
     pooled = False
@@ -115,9 +116,13 @@ class FedMD:
         revisited = yield from train(own, rule, data.train, self.train.local(when), key.at("train"))
         return State(revisited.models["own"]), Up(None), Report(revisited.losses)
 
+    def expects(self, task: Task, down: Down, up: Up, when: Round) -> dict[str, Tensor | None]:
+        wanted = torch.zeros((len(down.rows), len(task.schema.classes)), dtype=task.dtype)
+        return {"logits": wanted if when.phase == "outputs" else None}
+
     def aggregate(self, server: Server, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Server:
-        logits = [up.logits for up in replies.values() if up.logits is not None and bool(up.logits.isfinite().all())]
-        return Server(torch.stack(logits).mean(0) if logits else None)
+        logits = [up.logits for up in replies.values() if up.logits is not None]
+        return Server(self.defence.middle(torch.stack(logits)) if logits else None)
 
     def deliver(self, task: Task, server: Server, client: ClientId) -> Down:
         return Down(torch.empty(0, dtype=torch.int64))

@@ -5,12 +5,11 @@ outputs on unlabeled data and lends every client a model of its group; the clien
 the guest if it does better on its validation part; the server averages all trained copies of each model.
 
 Deviations: adoption compares losses on the validation part, as in the authors' code (Eq. 7 says the local data); k-means
-re-seeds empty clusters; copies that diverged are not averaged, so that one client cannot spoil the others; a client whose
-cluster has no model within its `max_parameters` borrows from another. Clients missing from a round: the copies that came
-back are averaged, an absent client keeps its model. Choices by measured time (`adopt`) cannot be repeated exactly. Without
-unlabeled data all models are in one cluster. Partial participation (`train.cohort`) with ``tuning = false`` and a fixed
-number of clusters is the first version of the paper. The server keeps the personal models between rounds, so each is
-uploaded once a round, not twice.
+re-seeds empty clusters; copies that diverged are not sent back; a client whose cluster has no model within its
+`max_parameters` borrows from another. Clients missing from a round: the copies that came back are averaged, an absent client
+keeps its model. Choices by measured time (`adopt`) cannot be repeated exactly. Without unlabeled data all models are in one
+cluster. Partial participation (`train.cohort`) with ``tuning = false`` and a fixed number of clusters is the first version of
+the paper. The server keeps the personal models between rounds, so each is uploaded once a round, not twice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,11 +19,12 @@ from typing import Literal
 from fedme.core.client import Models, Steps, at_once, evaluate, together, train
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
-from fedme.core.method import Nothing, Plan, Report, Round, Task, TaskError
+from fedme.core.method import Nothing, Plan, Report, Round, Task, TaskError, require_members
 from fedme.core.model import Model
 from fedme.learn.cluster import clustered
 from fedme.learn.criteria import Candidate, Criterion, needs_time, prefers_guest, require_criteria
-from fedme.learn.exchange import lenders, merged, room_for
+from fedme.learn.defence import OPEN, Defence
+from fedme.learn.exchange import lenders, merged, require_lender, room_for, sound, welcomed
 from fedme.learn.objectives import CrossEntropy, Mutual
 from fedme.learn.schedule import since
 from fedme.learn.training import Training, require
@@ -55,9 +55,9 @@ class Down:
 
 @dataclass(frozen=True)
 class Up:
-    """Both models after training, and whether the client prefers the guest from now on."""
+    """Both models after training, unless they diverged, and whether the client prefers the guest from now on."""
 
-    own: Model
+    own: Model | None
     guest: Model | None
     lender: ClientId | None
     adopts: bool
@@ -76,6 +76,7 @@ class FedMe:
     adopt: str | Criterion = "loss"  # what "better" means: a name of learn.criteria.CRITERIA, or a cost function
     adopt_by: Mapping[ClientId, str | Criterion] = field(default_factory=dict)  # a client's own criterion
     order: Literal["simultaneous", "alternating"] = "simultaneous"
+    defence: Defence = OPEN
 
     phases = ("round",)
     pooled = False
@@ -88,8 +89,7 @@ class FedMe:
 
     def check(self, task: Task) -> None:
         task.require_common_classes("fedme")
-        if not task.open and (unknown := sorted(self.adopt_by.keys() - task.members.keys())):
-            raise TaskError(f"method 'fedme': adopt_by names {', '.join(unknown)}, but there is no such client")
+        require_members(task, "method 'fedme': adopt_by", self.adopt_by)
 
     def init_server(self, task: Task, key: Key) -> Server:
         return Server({}, key)
@@ -112,27 +112,28 @@ class FedMe:
     def client_round(
         self, state: Nothing, down: Down, data: ClientData, when: Round, key: Key
     ) -> Steps[tuple[Nothing, Up, Report]]:
-        pair = {"own": down.own, "guest": down.guest} if down.guest else {"own": down.own}
-        learn_mutually = self.mutual and down.guest and down.own.finite  # nobody learns from a model that diverged
-        objective = Mutual("own", "guest") if learn_mutually else CrossEntropy()
+        taken, why = yield from welcomed(down.own, down.guest, data.val, self.defence)
+        pair = {"own": down.own, "guest": taken} if taken else {"own": down.own}
+        objective = Mutual("own", "guest") if self.mutual and taken else CrossEntropy()
         rule = self.train.sgd(objective, when, alternating=self.order == "alternating")
         trained = yield from train(pair, rule, data.train, self.train.local(when), key.at("train"))
-        own, guest = trained.models["own"], trained.models.get("guest")
-        scores, adopts = {}, False
+        own, guest = trained.models["own"], sound(trained.models.get("guest"))
+        scores, adopts, criterion = {}, False, self.adopt_by.get(data.id, self.adopt)
         if guest is not None and self.tuning:
-            criterion = self.adopt_by.get(data.id, self.adopt)
-            timed = needs_time(criterion)
-            both = yield from together([evaluate(own, data.val, timed), evaluate(guest, data.val, timed)])
+            both = yield from together([evaluate(each, data.val, needs_time(criterion)) for each in (own, guest)])
             scores = {"own": both[0], "guest": both[1]}
             adopts = prefers_guest(criterion, Candidate(both[0], own.parameters), Candidate(both[1], guest.parameters))
-        lent: dict[str, str | int | float | bool] = {"lender": down.lender or "", "guest": guest.arch.name if guest else ""}
-        notes = lent | {"own": own.arch.name, "cluster": down.cluster, "adopts": adopts}
-        return state, Up(own, guest, down.lender, adopts), Report(trained.losses, scores, notes)
+        notes = why | {"lender": down.lender or "", "guest": guest.arch.name if guest else "", "own": own.arch.name}
+        report = Report(trained.losses, scores, notes | {"cluster": down.cluster, "adopts": adopts})
+        return state, Up(sound(own), guest, down.lender, adopts), report
+
+    def expects(self, task: Task, down: Down, up: Up, when: Round) -> dict[str, Model | None]:
+        require_lender(down.lender, up.lender, up.guest is not None, up.adopts)
+        return {"own": down.own, "guest": down.guest}
 
     def aggregate(self, server: Server, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Server:
-        copies = [(client, up.own) for client, up in replies.items()]
-        copies += [(up.lender, up.guest) for up in replies.values() if up.lender is not None and up.guest is not None]
-        models = merged(server.models, copies)
+        copies = [(client, up.own) for client, up in replies.items()] + [(up.lender, up.guest) for up in replies.values()]
+        models = merged(server.models, copies, self.defence.combine)
         adopted = {client: models[up.lender] for client, up in replies.items() if up.adopts and up.lender in models}
         return Server({**models, **adopted}, server.key)
 

@@ -20,6 +20,7 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Plan, Report, Round, Task
 from fedme.core.model import Arch, Model
+from fedme.learn.defence import OPEN, Defence
 from fedme.learn.objectives import Mutual
 from fedme.learn.part import Part, cut, fork, merge, require_same_part, rest
 from fedme.learn.schedule import ramp
@@ -57,6 +58,7 @@ class FML:
     weighting: Literal["uniform", "samples"] = "uniform"
     momentum: Literal["keep", "reset"] = "keep"  # the private model's momentum buffer between rounds
     order: Literal["simultaneous", "alternating"] = "simultaneous"
+    defence: Defence = OPEN
 
     phases = ("round",)
     pooled = False
@@ -114,11 +116,14 @@ class FML:
         after = State(own, opt, state.meme, rest(meme, self.shared))
         return after, Up(cut(meme, self.shared), len(data.train)), Report(trained.losses)
 
+    def expects(self, task: Task, down: Part, up: Up, when: Round) -> dict[str, Part]:
+        return {"part": down}
+
     def aggregate(self, server: Part, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Part:
         if not replies:
             return server
         shares = [up.samples if self.weighting == "samples" else 1.0 for up in replies.values()]
-        return merge([up.part for up in replies.values()], shares)
+        return merge([up.part for up in replies.values()], shares, self.defence.combine)
 
     def deliver(self, task: Task, server: Part, client: ClientId) -> Part:
         return server

@@ -14,6 +14,8 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Nothing, Plan, Report, Round, Task
 from fedme.core.model import Model, average
+from fedme.core.typed import TypedError
+from fedme.learn.defence import OPEN, Defence
 from fedme.learn.objectives import CrossEntropy
 from fedme.learn.training import Training, require
 
@@ -40,6 +42,7 @@ class HypCluster:
 
     train: Training = field(default_factory=Training)
     clusters: int = 2  # global models
+    defence: Defence = OPEN
 
     phases = ("round",)
     pooled = False
@@ -78,12 +81,17 @@ class HypCluster:
         )
         return state, Up(k, trained.models["global"], len(data.train)), Report(trained.losses, notes={"cluster": k})
 
+    def expects(self, task: Task, down: Hypotheses, up: Up, when: Round) -> dict[str, Model]:
+        if not 0 <= up.cluster < len(down.models):
+            raise TypedError("cluster", f"there are {len(down.models)}, from 0 on; {up.cluster} is none of them")
+        return {"model": down.models[up.cluster]}
+
     def aggregate(self, server: Hypotheses, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Hypotheses:
         models = list(server.models)  # a cluster without members keeps its model
         for k in range(len(models)):
             members = [up for up in replies.values() if up.cluster == k]
             if members:
-                models[k] = average([up.model for up in members], [up.samples for up in members])
+                models[k] = average([up.model for up in members], [up.samples for up in members], self.defence.combine)
         return Hypotheses(tuple(models))
 
     def deliver(self, task: Task, server: Hypotheses, client: ClientId) -> Hypotheses:

@@ -20,6 +20,7 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Plan, Report, Round, Task
 from fedme.core.model import Model, average
+from fedme.learn.defence import OPEN, Defence
 from fedme.learn.objectives import CrossEntropy
 from fedme.learn.training import Training, require
 from fedme.methods.fedavg import Shared, Up
@@ -40,6 +41,7 @@ class Mapper:
     train: Training = field(default_factory=Training)
     lambdas: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # shares of the local model
     scale_global: bool = False  # multiply the step of the global model by 1 - lambda
+    defence: Defence = OPEN
 
     phases = ("round",)
     pooled = False
@@ -100,7 +102,8 @@ class Mapper:
     def aggregate(self, server: Shared, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Shared:
         if not replies:
             return server
-        return Shared(average([up.model for up in replies.values()], [up.samples for up in replies.values()]))
+        shares = [up.samples for up in replies.values()]
+        return Shared(average([up.model for up in replies.values()], shares, self.defence.combine))
 
     def deliver(self, task: Task, server: Shared, client: ClientId) -> Shared:
         return server

@@ -19,6 +19,7 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Plan, Report, Round, Task
 from fedme.core.model import Model, average
+from fedme.learn.defence import OPEN, Defence
 from fedme.learn.rules import Moreau
 from fedme.learn.training import Training, require
 from fedme.methods.fedavg import Shared, Up
@@ -50,6 +51,7 @@ class PFedMe:
     beta: float = 1.0  # the server's step towards the mean
     l2: float = 1e-3  # mu
     train_all: bool = True  # clients outside the cohort train too, for their own sake
+    defence: Defence = OPEN
 
     phases = ("round",)
     pooled = False
@@ -89,7 +91,8 @@ class PFedMe:
     def aggregate(self, server: Shared, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Shared:
         if not replies:
             return server
-        mean = average([up.model for up in replies.values()], [up.samples for up in replies.values()])
+        shares = [up.samples for up in replies.values()]
+        mean = average([up.model for up in replies.values()], shares, self.defence.combine)
         return Shared(mean.with_params(tree.mix(mean.params, server.model.params, self.beta)))
 
     def deliver(self, task: Task, server: Shared, client: ClientId) -> Down:

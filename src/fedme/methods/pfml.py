@@ -21,6 +21,7 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Plan, Report, Round, Task, TaskError
 from fedme.core.model import Model, average
+from fedme.learn.defence import OPEN, Defence
 from fedme.learn.rules import MutualMoreau
 from fedme.learn.training import Training, require
 from fedme.methods.fedavg import Shared
@@ -54,6 +55,7 @@ class PFML:
     l2: float = 0.0  # the l2 regularisation of the paper's logistic regression
     aux: Literal["persistent", "anchored", "reset"] = "persistent"
     train_all: bool = True  # clients outside the cohort train too, for their own sake
+    defence: Defence = OPEN
 
     phases = ("round",)
     pooled = False
@@ -109,7 +111,7 @@ class PFML:
     def aggregate(self, server: Shared, replies: Mapping[ClientId, Shared], when: Round, key: Key) -> Shared:
         if not replies:
             return server
-        mean = average([up.model for up in replies.values()])
+        mean = average([up.model for up in replies.values()], None, self.defence.combine)
         return Shared(mean.with_params(tree.mix(mean.params, server.model.params, self.beta)))
 
     def deliver(self, task: Task, server: Shared, client: ClientId) -> Down:

@@ -10,7 +10,7 @@ from typing import Any
 from fedme.audit.leaks import NAME as AUDIT
 from fedme.core.data import ClientId
 from fedme.experiment import records, summary
-from fedme.experiment.files import RunError
+from fedme.experiment.files import RunError, unsealed
 from fedme.experiment.run import LABELS
 
 Kind = tuple[str, str, str]  # model, stage, split
@@ -65,7 +65,8 @@ class Family:
 
 def read(folder: Path) -> Run:
     """Everything in a run directory that a report needs."""
-    result, config = summary.so_far(folder), summary.config_of(folder)
+    result = summary.so_far(folder)
+    config = summary.verified_config(folder, result)
     scores: dict[Kind, dict[int, dict[ClientId, Any]]] = defaultdict(lambda: defaultdict(dict))
     notes: dict[int, dict[ClientId, Any]] = defaultdict(dict)
     traffic: dict[int, dict[ClientId, int]] = defaultdict(dict)
@@ -110,8 +111,8 @@ def families(folders: Sequence[Path]) -> list[Family]:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return unsealed(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path}: cannot be read: {error}") from error

@@ -24,6 +24,7 @@ from fedme.zoo.sizes import ArchError
 
 GIVEN = ("shape", "classes", "vocabulary")  # decided by the task, so never an option
 FAMILY = "dnn-<hidden>"  # one line of the table for hidden layers of any sizes
+LONGEST = 500  # characters of a name with its options: it may come from a file of somebody else
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,8 @@ def _read(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any], int | Non
             raise ArchError(f"an architecture needs a name, as in {{name = 'dnn-64'}}, but this is {dict(spec)}")
         name, options, suffix = _read(spec["name"])
         return name, options | {key: value for key, value in spec.items() if key != "name"}, suffix
+    if len(spec) > LONGEST:
+        raise ArchError(f"the name of an architecture has {len(spec)} characters; at most {LONGEST} are read")
     parts = re.fullmatch(r"([^()\[\]\s]+)(\(.*\))?(?:\[classes=(\d+)\])?", spec.strip())
     if not parts:
         raise ArchError(f"cannot read the architecture '{spec}': write it like 'dnn-64' or 'cnn-2(width=0.25)'")
@@ -171,7 +174,7 @@ def _options(spec: str, text: str) -> dict[str, Any]:
         if not isinstance(call, ast.Call) or call.args:
             raise ValueError("every option needs a name")
         return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise ArchError(f"cannot read the options of architecture '{spec}': write them like '(width=0.25)'") from error
 
 

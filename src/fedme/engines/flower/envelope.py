@@ -1,11 +1,13 @@
 """What a message carries: plain data as text, and tensors by name. Read as the types a method declares, never unpickled."""
 
+import io
 import json
-import typing
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
@@ -13,10 +15,10 @@ from torch import Tensor
 from fedme.core.model import Arch
 from fedme.core.typed import TypedError
 from fedme.core.wire import pack, unpack
-from fedme.engines.client import AnyMethod
 
 T = TypeVar("T")
 BODY, TENSORS = "body", "tensors"
+ROOM = 1 << 36  # bytes of a message when nobody knows better
 
 
 @dataclass(frozen=True)
@@ -44,30 +46,30 @@ class Envelope:
         return RecordDict({BODY: ConfigRecord({"json": json.dumps(self.body)}), TENSORS: arrays})
 
     @classmethod
-    def opened(cls, content: RecordDict) -> "Envelope":
-        """The envelope that somebody sent."""
+    def opened(cls, content: RecordDict, most: int = ROOM) -> "Envelope":
+        """The envelope that somebody sent. A message of more than `most` bytes is refused before anything in it is read."""
         try:
-            body = json.loads(str(content.config_records[BODY]["json"]))
-            arrays = {name: torch.from_numpy(array.numpy()) for name, array in content.array_records[TENSORS].items()}
-        except (KeyError, ValueError, TypeError) as error:
-            raise TypedError("message", f"cannot be read: {error}") from error
+            text, arrays = str(content.config_records[BODY]["json"]), content.array_records[TENSORS]
+            size = len(text) + sum(len(array.data) for array in arrays.values())
+            if size > most:
+                raise TypedError("message", f"has {size} bytes; at most {most} were expected")
+            body = json.loads(text)
+            tensors = {name: _tensor(array.data) for name, array in arrays.items()}
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise TypedError("message", f"cannot be read: {str(error).removeprefix('message: ')}") from error
         if not isinstance(body, dict):
             raise TypedError("message", "must be a table")
-        return cls(body, arrays)
+        return cls(body, tensors)
 
 
-@dataclass(frozen=True)
-class Kinds:
-    """The types that a method declares for what moves and persists."""
-
-    server: Any
-    state: Any
-    down: Any
-    up: Any
-
-    @classmethod
-    def of(cls, method: AnyMethod) -> "Kinds":
-        """As the annotations of the method say."""
-        hints = typing.get_type_hints(method.client_round)
-        answer = typing.get_args(typing.get_args(hints["return"])[2])
-        return cls(typing.get_type_hints(method.init_server)["return"], hints["state"], hints["down"], answer[1])
+def _tensor(data: bytes) -> Tensor:
+    """The tensor in an npy file. What its head claims is compared with the bytes that there are before room is made."""
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    if version != (1, 0):
+        raise ValueError(f"npy format {version} is not in use")
+    shape, by_column, dtype = np.lib.format.read_array_header_1_0(file)
+    rest = len(data) - file.tell()
+    if dtype.kind not in "fiub" or by_column or rest != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"an array claims to be {dtype} of shape {shape}, but has {rest} bytes")
+    return torch.from_numpy(np.frombuffer(data, dtype, offset=file.tell()).reshape(shape).copy())

@@ -9,7 +9,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedme.core.typed import TypedError
-from fedme.engines.flower.envelope import Envelope
+from fedme.engines.flower.envelope import ROOM, Envelope
 
 Node = int
 WRAPPED = "occurred. Message: "
@@ -18,9 +18,10 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no reply."""
+    """Why there is no reply, or none that can be read."""
 
     reason: str
+    offence: bool = False  # something came, but it was no message
 
 
 @dataclass
@@ -37,9 +38,17 @@ class Link:
         return sorted(self.grid.get_node_ids())
 
     def ask(
-        self, kind: str, asked: Mapping[K, tuple[Node, Envelope]], heard: Callable[[K], None] = lambda who: None
+        self,
+        kind: str,
+        asked: Mapping[K, tuple[Node, Envelope]],
+        heard: Callable[[K], None] = lambda who: None,
+        most: Callable[[K], int] = lambda who: ROOM,
     ) -> dict[K, Envelope | Failure]:
-        """Every reply, or why there is none, by who was asked. Replies are told apart by the message they answer."""
+        """Every reply, or why there is none, by who was asked; `most` is how many bytes somebody may send.
+
+        Replies are told apart by the message they answer: a second one to the same message, or one to a message that is not
+        waited for any more, is never looked at.
+        """
         messages = [
             Message(envelope.content(), dst_node_id=node, message_type=kind, ttl=self.timeout)
             for node, envelope in asked.values()
@@ -55,9 +64,11 @@ class Link:
         until = time.monotonic() + self.timeout if self.timeout is not None else None
         while waiting:
             for reply in self.grid.pull_messages(list(waiting)):
-                who = waiting.pop(reply.metadata.reply_to_message_id)
-                replies[who] = _opened(reply)
-                heard(who)
+                number = reply.metadata.reply_to_message_id
+                if number in waiting:
+                    who = waiting.pop(number)
+                    replies[who] = _opened(reply, most(who))
+                    heard(who)
             if waiting and until is not None and time.monotonic() > until:
                 replies.update({who: Failure(f"no reply within {self.timeout:.0f} s") for who in waiting.values()})
                 break
@@ -67,13 +78,13 @@ class Link:
         return {who: replies[who] for who in asked}
 
 
-def _opened(reply: Message) -> Envelope | Failure:
+def _opened(reply: Message, most: int) -> Envelope | Failure:
     if reply.has_error():
         return Failure(said(reply.error.code, reply.error.reason))
     try:
-        return Envelope.opened(reply.content)
+        return Envelope.opened(reply.content, most)
     except TypedError as error:
-        return Failure(str(error))
+        return Failure(f"refused: {error}", offence=True)
 
 
 def said(code: int, reason: str | None) -> str:

@@ -20,13 +20,15 @@ from fedme.core.client import Steps
 from fedme.core.data import ClientId
 from fedme.core.method import Report, Round, Task
 from fedme.core.model import Arch, Model
+from fedme.core.typed import TypedError
+from fedme.engines.arrivals import Kinds, check_sent
 from fedme.engines.client import Assessment, Finetune, Scored
 from fedme.engines.drive import Done, T
 from fedme.engines.flower import EngineError
-from fedme.engines.flower.envelope import Envelope, Kinds
+from fedme.engines.flower.envelope import Envelope
 from fedme.engines.flower.link import Failure, Link
 from fedme.engines.inprocess import InProcess
-from fedme.engines.round import Answer
+from fedme.engines.round import Absent, Answer, Refused
 from fedme.learn.accountant import Ledger
 
 PAUSE = 0.02  # seconds between two looks for replies
@@ -58,14 +60,18 @@ class Simulated:
         """Nobody."""
         return {}
 
-    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer]:
+    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer | Absent]:
         """Hand every client its message and its state, and collect both."""
         replies = self._ask("train", {client: {"down": down} for client, down in downs.items()}, when)
-        answers = {}
+        answers: dict[ClientId, Answer | Absent] = {}
         for client, reply in replies.items():
             self.states[client] = reply.read("state", self.kinds.state, self.room.archs)
-            up = reply.read("up", self.kinds.up | None, self.room.archs)
-            answers[client] = Answer(up, reply.read("report", Report), reply.read("seconds", float))
+            try:
+                up = reply.read("up", self.kinds.up | None, self.room.archs)
+                report, seconds = reply.read("report", Report), reply.read("seconds", float)
+                answers[client] = Answer(up, report, seconds, reply.read("when", Round))
+            except TypedError as error:
+                answers[client] = Refused(f"refused: {error}")
         return answers
 
     def assess(
@@ -113,8 +119,9 @@ def played(room: Room, kind: str, ask: Envelope) -> Envelope:
     engine.spent = {client: ask.read("spent", Ledger)}
     if kind == "train":
         down = ask.read("down", kinds.down, room.archs)
+        check_sent(engine.method, engine.task, down, when)
         answer = engine.exchange({client: down}, when)[client]
-        own = {"state": engine.states[client], "spent": engine.spent[client]}
+        own = {"state": engine.states[client], "spent": engine.spent[client], "when": when}
         return Envelope.of(up=answer.up, report=answer.report, seconds=answer.seconds, **own)
     delivery = ask.read("delivery", kinds.down, room.archs)
     done = engine.assess({client: delivery}, when, ask.read("finetune", Finetune | None))[client]  # type: ignore[arg-type]
