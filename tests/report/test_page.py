@@ -103,7 +103,7 @@ def test_hovering_tells_the_numbers_that_were_recorded(shown, runs):
     assert tip(shown).startswith("round 3\n")
     assert f"digits-fedme: personal: {100 * value['mean'][-1]:.2f} % ± {100 * value['std'][-1]:.2f} %" in tip(shown)
     point(shown, "#clients .hover", 0.01, 0.5)
-    accuracy = story["runs"][0]["accuracy"]["test round"]
+    accuracy = story["runs"][0]["results"]["test round"]
     assert tip(shown).splitlines()[0].endswith(", 1 of 5")
     assert f"{100 * min(accuracy):.1f} %" in tip(shown)
     for chart in CHARTS[3:]:

@@ -10,7 +10,6 @@ from rich.console import Console
 
 from fedme.api.client import Client, Networks
 from fedme.api.result import Result
-from fedme.core.data import ClientId
 from fedme.datasets.given import raw
 from fedme.datasets.own import fingerprint
 from fedme.experiment import run, summary
@@ -100,7 +99,7 @@ def _extra(given: Any, clients: Sequence[Client], name: str, labelled: bool) -> 
     """Samples that belong to no client; their labels are where the first client has its own."""
     if given is None or isinstance(given, int):
         return None
-    label: ClientId | None = next((client.label for client in clients if client.label is not None), None)
+    label = next((client.columns for client in clients if client.columns is not None), None)
     return raw(given, label, f"{name} samples", labelled)
 
 

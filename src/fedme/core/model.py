@@ -133,7 +133,7 @@ class Model:
         seeds = {f"{layer}.seed": seed for layer, seed in (masks or {}).items()}
         weights = {**self.params, **self.buffers, **seeds}
         given = ((), dict(x)) if isinstance(x, Mapping) else ((x,), {})
-        logits: Tensor = functional_call(module, weights, *given, tie_weights=True)
+        logits = output_of(functional_call(module, weights, *given, tie_weights=True))
         if training and isinstance(self.buffers, dict):  # a module may assign a buffer instead of changing it in place
             self.buffers.update({name: weights[name].detach() for name in self.buffers})
         return logits
@@ -170,6 +170,11 @@ class Model:
         """An ordinary `nn.Module` with these weights, in evaluation mode."""
         module = self.arch.build(Key(0))
         return load(module.to(self.dtype), {**self.params, **self.buffers})
+
+
+def output_of(answer: Any) -> Tensor:
+    """What a network gives: a tensor, or an object with `logits`, as those of Hugging Face are."""
+    return answer if isinstance(answer, Tensor) else answer.logits
 
 
 def _samples(x: Any) -> int:

@@ -21,6 +21,7 @@ import fedme
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Round, Task
+from fedme.core.metrics import MEASURES, Measure
 from fedme.datasets.federation import Federation
 from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
 from fedme.engines.inprocess import InProcess
@@ -244,15 +245,15 @@ class Loop:
         scores: dict[ClientId, list[Scored]] = {}
         last = t + 1 == settings.rounds
         if last and self.method.own_architectures:
-            now = records.rows(t, played.traffic, {}, self.engine.samples, 0.0)
+            now = records.rows(t, played.traffic, {}, self.engine.samples, 0.0, task.schema.kind)
             self.ancestry = lineages([*records.read(self.folder), *now], task.members)
         if last or (t + 1) % settings.evaluate_every == 0:
             scores = self._assess(task, server, t, last)
-            self.shown = _headline(scores)
+            self.shown = _headline(scores, MEASURES[task.schema.kind][0])
         if last:
             method, key = self.experiment.method_name, self.root.at("init")
             newcomers.save_offers(self.folder, server, task, method, settings.rounds, key)
-        rows = records.rows(t, played.traffic, scores, self.engine.samples, played.server_seconds)
+        rows = records.rows(t, played.traffic, scores, self.engine.samples, played.server_seconds, task.schema.kind)
         book.write(rows)
         self.logs.write(t, rows)
         return server
@@ -316,22 +317,18 @@ def save_models(
     notes = []
     for name, file, stage in (("personal", "model", "round"), ("finetuned", "finetuned", "finetuned")):
         if name in assessment.models:
-            about = cards.about(data, stage, experiment.method_name, rounds, assessment.scores, lineage)
+            about = cards.about(data, stage, experiment.method_name, rounds, assessment.scores, lineage, task.schema.kind)
             notes.append(saved.save(folder, file, assessment.models[name], task.schema, classes, about))
     return [note for note in notes if note]
 
 
-def _headline(scores: Mapping[ClientId, list[Scored]]) -> str:
-    """The client-mean accuracy of the personal models, on validation data where there is any."""
+def _headline(scores: Mapping[ClientId, list[Scored]], measure: Measure) -> str:
+    """The client mean of what counts, of the personal models, on validation data where there is any."""
     for split, word in (("val", "validation"), ("test", "test")):
-        found = [
-            s.metrics.accuracy
-            for mine in scores.values()
-            for s in mine
-            if s.model == "personal" and s.stage == "round" and s.split == split and s.metrics.accuracy is not None
-        ]
+        mine = [s for each in scores.values() for s in each if (s.model, s.stage, s.split) == ("personal", "round", split)]
+        found = [value for s in mine if (value := getattr(s.metrics, measure.key)) is not None]
         if found:
-            return f"{word} {100 * sum(found) / len(found):.2f} %"
+            return f"{word} {measure.shown(sum(found) / len(found))}"
     return ""
 
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedme.core.kinds import KindName
+from fedme.core.metrics import LOSS, MEASURES, Measure, kind_of_row
 from fedme.experiment import records
 from fedme.experiment.checkpoint import digest
 from fedme.experiment.files import RunError, write_json
 
 NAME = "summary.json"
 CONFIG = "config.toml"
-MEANS = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "auroc", "ece")
 
 Group = tuple[int, str, str, str]  # round, model, stage, split
 
@@ -33,12 +34,13 @@ def summarise(rows: Any, config: Mapping[str, Any]) -> dict[str, Any]:
         if row["stage"] in ("round", "finetuned"):
             groups[row["round"], row["model"], row["stage"], row["split"]].append(row)
     results = []
+    kind = kind_of_row(next((rows[0] for rows in groups.values()), {}))
     for model, stage in sorted({(model, stage) for _, model, stage, _ in groups}, key=lambda pair: (pair[1] != "round", pair)):
         evaluated = sorted({t for t, m, s, _ in groups if (m, s) == (model, stage)})
         picks = {"last round": evaluated[-1]}
         validated = {t: means(groups[t, model, stage, "val"]) for t in evaluated if (t, model, stage, "val") in groups}
         if validated and len(evaluated) > 1:
-            best = max(validated, key=lambda t: (validated[t]["accuracy"]["client_mean"] or -math.inf, -t))
+            best = max(validated, key=lambda t: (_merit(validated[t], kind), -t))
             picks["best round by validation"] = best
         for selection, t in picks.items():
             for split in ("val", "test"):
@@ -48,6 +50,7 @@ def summarise(rows: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": config["name"],
         "method": config["method"]["name"],
+        "task": kind,
         "seed": config["seed"],
         "rounds": config["rounds"],
         "config": digest({key: value for key, value in config.items() if key != "seed"}),
@@ -61,19 +64,30 @@ def summarise(rows: Any, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Over clients: mean and standard deviation (ddof = 1) of every metric where it is defined, and pooled over samples."""
-    total = sum(row["samples"] for row in rows)
-    found: dict[str, Any] = {"clients": len(rows), "samples": total}
-    for metric in MEANS:
-        values = [row[metric] for row in rows if row[metric] is not None]
-        found[metric] = {
+    measures = MEASURES[kind_of_row(rows[0])]
+    found: dict[str, Any] = {"clients": len(rows), "samples": sum(row["samples"] for row in rows)}
+    for measure in measures:
+        values = [row[measure.key] for row in rows if row[measure.key] is not None]
+        found[measure.key] = {
             "client_mean": statistics.fmean(values) if values else None,
             "client_std": statistics.stdev(values) if len(values) > 1 else None,
             "clients": len(values),
         }
-    found["accuracy"]["pooled"] = sum(row["correct"] for row in rows) / total if total else None
-    finite = all(row["loss"] is not None for row in rows)
-    found["loss"]["pooled"] = sum(row["loss"] * row["samples"] for row in rows) / total if total and finite else None
+    for measure in (measures[0], LOSS):
+        found[measure.key]["pooled"] = measure.pooled(rows)
     return found
+
+
+def measures_of(result: Mapping[str, Any]) -> tuple[Measure, ...]:
+    """What a run is measured by, the number that counts first; `result` is its summary."""
+    return MEASURES[result.get("task", "classification")]
+
+
+def _merit(result: Mapping[str, Any], kind: KindName) -> float:
+    """How good a mean over clients is: larger is better."""
+    measure = MEASURES[kind][0]
+    value = result[measure.key]["client_mean"]
+    return -math.inf if value is None else measure.gain(value, 0.0)
 
 
 def write(folder: Path, config: Mapping[str, Any]) -> None:
@@ -120,7 +134,7 @@ def _why_not(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a comparison: a model of runs that differ only in their seed. Accuracies are fractions, one a seed."""
+    """One line of a comparison: a model of runs that differ only in their seed, measured by `measure`, one number a seed."""
 
     name: str
     method: str
@@ -132,6 +146,7 @@ class Line:
     split: str
     selection: str
     seeds: tuple[int, ...]
+    measure: Measure
     client_mean: tuple[float, ...]
     pooled: tuple[float, ...]
     bytes: float  # both ways, all clients and rounds, mean over seeds
@@ -141,6 +156,7 @@ def compare(folders: Sequence[Path], split: str = "test", selection: str = "last
     """Runs that differ only in their seed become one line a model and stage."""
     runs = {folder: read(folder) for folder in dict.fromkeys(folder.resolve() for folder in folders)}
     groups = families(runs)
+    measure = common_measure(list(runs.values()))
     lines = []
     for family, differs in zip(groups, differing([config_of(next(iter(family.values()))) for family in groups]), strict=True):
         mine = [runs[folder] for folder in family.values()]
@@ -157,12 +173,23 @@ def compare(folders: Sequence[Path], split: str = "test", selection: str = "last
                     config=mine[0]["config"],
                     **wanted,
                     seeds=tuple(family),
-                    client_mean=tuple(r["accuracy"]["client_mean"] for r in found),
-                    pooled=tuple(r["accuracy"]["pooled"] for r in found),
+                    measure=measure,
+                    client_mean=tuple(r[measure.key]["client_mean"] for r in found),
+                    pooled=tuple(r[measure.key]["pooled"] for r in found),
                     bytes=statistics.fmean(run["bytes_up"] + run["bytes_down"] for run in mine),
                 )
             )
     return lines
+
+
+def common_measure(results: Sequence[Mapping[str, Any]]) -> Measure:
+    """What all of these runs are measured by; runs that predict different things cannot be compared."""
+    tasks = {result.get("task", "classification"): str(result["name"]) for result in results}
+    if len(tasks) > 1:
+        raise RunError(
+            f"runs of different tasks cannot be compared: {', '.join(f'{name} is {t}' for t, name in tasks.items())}"
+        )
+    return measures_of(results[0])[0]
 
 
 def families(runs: Mapping[Path, Mapping[str, Any]]) -> list[dict[int, Path]]:

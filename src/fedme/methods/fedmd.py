@@ -76,6 +76,11 @@ class FedMD:
 
     def check(self, task: Task) -> None:
         task.require_common_classes("fedmd")
+        if self.digest_loss == "kl" and task.schema.kind != "classification":
+            raise TaskError(
+                f"method 'fedmd': digest_loss = 'kl' compares probabilities of classes, and this is {task.schema.kind}; use "
+                "'mae' or 'mse'"
+            )
         if not task.public:
             raise TaskError("method 'fedmd' needs labelled public data: set data.public to a number of samples")
 

@@ -88,6 +88,12 @@ class FedMe:
 
     def check(self, task: Task) -> None:
         task.require_common_classes("fedme")
+        if task.schema.kind != "classification" and self.cluster_on == "softmax":
+            raise TaskError(
+                f"method 'fedme': cluster_on = 'softmax' needs classes, and this is {task.schema.kind}; use 'logits'"
+            )
+        if task.schema.kind == "regression" and "accuracy" in (self.adopt, *self.adopt_by.values()):
+            raise TaskError("method 'fedme': adopt = 'accuracy' has no meaning where numbers are predicted; use 'loss'")
         if unknown := sorted(self.adopt_by.keys() - task.members.keys()):
             raise TaskError(f"method 'fedme': adopt_by names {', '.join(unknown)}, but there is no such client")
 
