@@ -71,7 +71,11 @@ def test_what_has_no_meaning_is_refused_with_the_reason():
         (METHODS["fedme"](adopt="accuracy"), "regression", "adopt = 'accuracy' has no meaning.*use 'loss'"),
         (METHODS["fedme"](adopt_by={"1": "accuracy"}), "regression", "no meaning"),
         (METHODS["fedme"](cluster_on="softmax"), "multi-label", "cluster_on = 'softmax' needs classes.*use 'logits'"),
-        (METHODS["fedmd"](digest_loss="kl"), "multi-label", "digest_loss = 'kl' compares probabilities of classes.*'mae' or 'mse'"),
+        (
+            METHODS["fedmd"](digest_loss="kl"),
+            "multi-label",
+            "digest_loss = 'kl' compares probabilities of classes.*'mae' or 'mse'",
+        ),
     ]:
         with pytest.raises(TaskError, match=message):
             method.check(setting(kind, (LINEAR,) * 4))

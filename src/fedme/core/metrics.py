@@ -86,10 +86,9 @@ class Measure:
         return f"{100 * value:.{2 if digits is None else digits}f}" if self.percent else f"{value:.{_digits(value, digits)}f}"
 
     def shown(self, value: float | None, digits: int | None = None) -> str:
-        """The number with what it is: a percentage says so by its sign, others by their title."""
-        if self.percent:
-            return "-" if value is None else f"{self.text(value, digits)} %"
-        return f"{self.title} {self.text(value, digits)}"
+        """The number with what it is; accuracy goes without saying."""
+        what = "" if self.title == "accuracy" else f"{self.title} "
+        return f"{what}{self.text(value, digits)}{' %' if self.percent and value is not None else ''}"
 
     def gain(self, value: float, other: float) -> float:
         """How much better than `other` it is: positive is better."""
@@ -106,10 +105,11 @@ class Measure:
 
 
 def _digits(value: float, digits: int | None) -> int:
-    """Three after the point, more where the number is small."""
+    """Three after the point, more where the number is small and fewer where it is large."""
     if digits is not None:
         return digits
-    return 3 if value == 0 or abs(value) >= 0.01 else 5
+    size = abs(value)
+    return 0 if size >= 10000 else 1 if size >= 100 else 3 if size >= 0.01 or size == 0 else 5
 
 
 LOSS = Measure("loss", "loss", higher=False)

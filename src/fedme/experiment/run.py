@@ -175,6 +175,10 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
 def _cautions(experiment: Experiment, federation: Federation) -> list[str]:
     """What a reader of the results should know about the data."""
     notes = []
+    schema = federation.dataset.schema
+    if schema.kind != "classification" and getattr(experiment.dataset, "task", "") == "auto":
+        seen = "0 or 1, several a sample" if schema.kind == "multi-label" else "numbers with fractions"
+        notes.append(f"the labels are {seen}, so this is {schema.kind} of {_some(schema.classes)}; data.task can say otherwise")
     few = [client for client, data in federation.clients.items() if len(data.test) < FEW]
     if few:
         many = f"{len(few)} of {len(federation.clients)} clients have fewer than {FEW} test samples"
@@ -330,6 +334,10 @@ def _headline(scores: Mapping[ClientId, list[Scored]], measure: Measure) -> str:
         if found:
             return f"{word} {measure.shown(sum(found) / len(found))}"
     return ""
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 @contextmanager

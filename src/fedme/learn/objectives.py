@@ -3,7 +3,7 @@
 What a loss is depends on what is predicted (`core/kinds.py`): cross-entropy and divergence of classes, of yes-or-no labels, or
 of numbers with a Gaussian error. Every function returns one loss a sample; the engine takes the mean over the batch. A peer's
 outputs are always detached: a model learns from its peer, it never pushes the peer. `slopes` gives the derivatives of the
-losses by the outputs in closed form: (p - y) for the targets, (p - q) for the divergence from a peer q, where p and q are means.
+losses by the outputs in closed form: (p - y) for the targets, (p - q) for the divergence from a peer q, both of them means.
 """
 
 from collections.abc import Mapping
