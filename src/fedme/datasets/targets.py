@@ -173,6 +173,6 @@ def in_ranges(labels: Tensor, names: Sequence[str], known: Tensor) -> tuple[tupl
         return tuple(names), labels
     first = labels[:, 0].double()
     edges = torch.unique(first[known].quantile(torch.arange(1, RANGES, dtype=torch.float64) / RANGES))
-    bounds = [f"{edge:.4g}" for edge in edges.tolist()]
+    bounds = [f"{float(f'{edge:.4g}'):.10g}" for edge in edges.tolist()]  # four digits that count, without an exponent
     between = [f"{low} to {high}" for low, high in itertools.pairwise(bounds)]
-    return (f"{names[0]} up to {bounds[0]}", *between, f"over {bounds[-1]}"), torch.bucketize(first, edges)
+    return (f"{names[0]} ≤ {bounds[0]}", *between, f"> {bounds[-1]}"), torch.bucketize(first, edges)

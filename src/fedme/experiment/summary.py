@@ -203,11 +203,16 @@ def families(runs: Mapping[Path, Mapping[str, Any]]) -> list[dict[int, Path]]:
 
 
 def names(families: Mapping[str, tuple[str, str]]) -> dict[str, str]:
-    """A name for every family of runs, given its name and method; those of the same name and method are numbered."""
+    """A name for every family of runs, given its name and method.
+
+    Those of the same name are told apart by their methods, and numbered if these are the same too.
+    """
     found = {}
-    for config, family in families.items():
-        twins = [each for each, other in families.items() if other == family]
-        found[config] = family[0] if len(twins) == 1 else f"{family[0]} #{twins.index(config) + 1}"
+    for config, (name, method) in families.items():
+        methods = {other[1] for other in families.values() if other[0] == name}
+        twins = [each for each, other in families.items() if other == (name, method)]
+        full = name if len(methods) == 1 else f"{name} ({method})"
+        found[config] = full if len(twins) == 1 else f"{full} #{twins.index(config) + 1}"
     return found
 
 

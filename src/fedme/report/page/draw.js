@@ -11,7 +11,7 @@ const color = (index) => `var(--c${index % 8})`;
 const dash = (index) => ["", "7 4", "2 3", "9 3 2 3"][Math.floor(index / 8) % 4];
 const share = (metric) => story.curves.metrics[metric].percent;
 const higher = () => story.curves.metrics[headline].higher; // whether more is better
-const plain = (value) => `${+value.toPrecision(4)}`;
+const plain = (value) => `${+value.toPrecision(5)}`;
 const bare = (value, metric = headline) => (share(metric) ? `${+(100 * value).toFixed(2)}` : plain(value));
 const written = (value, metric = headline, digits = 1) => (value === null || value === undefined ? "–" : share(metric) ? `${(100 * value).toFixed(digits)} %` : plain(value));
 const run = () => story.runs[state.run];
