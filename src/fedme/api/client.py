@@ -66,7 +66,9 @@ class Networks:
         if isinstance(network, type):
             network = Arch(network)
         if not isinstance(network, Arch):
-            raise TypedError("model", f"must be fedme.Arch(MyNet, ...), an nn.Module or a name, not {network!r}")
+            raise TypedError(
+                "model", f"must be fedme.Arch(MyNet, ...) of a class or a function, an nn.Module or a name, not {network!r}"
+            )
         return self._recipe(network)
 
     def _recipe(self, arch: Arch) -> Spec:

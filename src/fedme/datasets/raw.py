@@ -60,9 +60,13 @@ def checked(raw: Raw) -> Raw:
             raise DataError(f"{raw.where}: '{name}' has {len(values)} samples where others have {count}")
         if (row := first_missing(values)) is not None:
             part = f" in '{name}'" if name else ""
-            raise DataError(
-                f"{raw.where}: sample {row} (from 0){part} is not a number, infinite or empty; fill it in or leave it out"
+            text = isinstance(values, np.ndarray) and values.dtype == object
+            what = (
+                "is empty; write what it is, for example 'unknown',"
+                if text
+                else "is not a number, infinite or empty; fill it in"
             )
+            raise DataError(f"{raw.where}: sample {row} (from 0){part} {what} or leave it out")
     return raw
 
 

@@ -17,6 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import fedme
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
@@ -179,6 +181,12 @@ def _cautions(experiment: Experiment, federation: Federation) -> list[str]:
     if schema.kind != "classification" and getattr(experiment.dataset, "task", "") == "auto":
         seen = "0 or 1, several a sample" if schema.kind == "multi-label" else "numbers with fractions"
         notes.append(f"the labels are {seen}, so this is {schema.kind} of {_some(schema.classes)}; data.task can say otherwise")
+    if schema.kind == "multi-label" and bool((torch.cat([d.train.y for d in federation.clients.values()]).sum(1) == 1).all()):
+        notes.append(
+            "every sample has exactly one label; to learn one class of several, give each sample the number of its class"
+        )
+    if len(schema.classes) == 1 and schema.kind == "classification":
+        notes.append(f"there is only one class, {schema.classes[0]}: there is nothing to learn")
     few = [client for client, data in federation.clients.items() if len(data.test) < FEW]
     if few:
         many = f"{len(few)} of {len(federation.clients)} clients have fewer than {FEW} test samples"

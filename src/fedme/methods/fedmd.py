@@ -82,7 +82,9 @@ class FedMD:
                 "'mae' or 'mse'"
             )
         if not task.public:
-            raise TaskError("method 'fedmd' needs labelled public data: set data.public to a number of samples")
+            raise TaskError(
+                "method 'fedmd' needs labelled public data: set data.public to a number of samples (in Python: fit(public=...))"
+            )
 
     def init_server(self, task: Task, key: Key) -> Server:
         return Server()

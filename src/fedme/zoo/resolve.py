@@ -23,6 +23,7 @@ from fedme.core.model import Arch, Option, output_of
 from fedme.zoo.sizes import ArchError
 
 OUTPUTS = {"classification": "classes", "multi-label": "labels", "regression": "numbers to predict"}
+LAST = "; change its last layer (a parameter called `classes` is filled in)"
 GIVEN = ("shape", "classes", "vocabulary")  # decided by the task, so never an option
 FAMILY = "dnn-<hidden>"  # one line of the table for hidden layers of any sizes
 
@@ -139,7 +140,10 @@ def check(arch: Arch, schema: Schema, classes: int | None = None, inputs: Inputs
         try:
             output = module.eval()(**inputs) if isinstance(inputs, Mapping) else module.eval()(inputs)
         except Exception as error:
-            raise ArchError(f"architecture '{arch.name}' fails on inputs of shape {shapes}: {_said(error)}") from error
+            raise ArchError(
+                f"architecture '{arch.name}' fails on inputs of shape {shapes}, two samples: {_said(error)}; let it take them "
+                "(a parameter called `shape` is filled in)"
+            ) from error
     expected = (2, len(schema.classes) if classes is None else classes)
     if not isinstance(output, Tensor) and isinstance(getattr(output, "logits", None), Tensor):
         output = output_of(output)
@@ -152,7 +156,7 @@ def check(arch: Arch, schema: Schema, classes: int | None = None, inputs: Inputs
         raise ArchError(
             f"architecture '{arch.name}' gives shape {tuple(output.shape)} for inputs of shape {shapes}; expected shape "
             f"{expected}: two samples by {expected[1]} {OUTPUTS[schema.kind]}"
-            f"{'; leave a squeeze out' if len(output.shape) == 1 else ''}"
+            f"{LAST if len(output.shape) == 2 else '; leave a squeeze out' if len(output.shape) == 1 else ''}"
         )
     if not output.is_floating_point():
         raise ArchError(f"architecture '{arch.name}' gives {output.dtype}; expected floating-point logits")
