@@ -95,12 +95,12 @@ class Measure:
         return value - other if self.higher else other - value
 
     def pooled(self, rows: Sequence[Mapping[str, Any]]) -> float | None:
-        """The number over the samples of all rows, for accuracies, losses and `rmse`."""
-        known = [row for row in rows if row[self.key] is not None]
-        total = sum(row["samples"] for row in known)
-        if not total or (self.key == "loss" and len(known) < len(rows)):
+        """The number over the samples of all rows, for accuracies, losses and `rmse`; None where one is not finite."""
+        known = [row for row in rows if row["samples"]]
+        if not known or any(row[self.key] is None for row in known):
             return None
         power = 2 if self.key == "rmse" else 1
+        total = sum(row["samples"] for row in known)
         return float((sum(row[self.key] ** power * row["samples"] for row in known) / total) ** (1 / power))
 
 

@@ -7,7 +7,7 @@ matrix is several numbers. Floats that are all whole could be either, so they ar
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -155,13 +155,6 @@ def _numbers(raw: Raw, labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
 def all_whole(names: Sequence[str] | set[str]) -> bool:
     """Whether all names are whole numbers."""
     return all(name.removeprefix("-").isdecimal() and str(int(name)) == name for name in names)
-
-
-def kind_named(value: Any) -> KindName:
-    """The kind that a saved model names; those of old have classes."""
-    if value not in get_args(KindName):
-        raise DataError(f"task: '{value}' is none of {', '.join(get_args(KindName))}")
-    return value  # type: ignore[no-any-return]
 
 
 def in_ranges(labels: Tensor, names: Sequence[str], known: Tensor) -> tuple[tuple[str, ...], Tensor]:
