@@ -8,6 +8,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from rich.console import Console
 from sklearn.metrics import f1_score, r2_score, roc_auc_score
 from torch import nn
 
@@ -16,7 +17,7 @@ from fedme import report
 from fedme.api.learner import Learner
 from fedme.core.key import Key
 from fedme.core.metrics import measure
-from fedme.experiment import records, summary
+from fedme.experiment import records, summary, views
 from fedme.experiment.config import ConfigError
 from fedme.experiment.files import RunError
 from fedme.methods import METHODS
@@ -282,3 +283,17 @@ def test_measures_without_meaning_are_not_there():
     same = measure(torch.zeros(3, 1), torch.ones(3, 1), (10.0,))
     assert (same.rmse, same.r2) == (10.0, None)
     assert measure(torch.zeros(0, 1), torch.zeros(0, 1)).rmse is None
+
+
+def test_models_that_diverged_are_told_and_not_hidden(tmp_path, capsys):
+    """Numbers that are not finite have no mean: every table and the report say so instead of failing."""
+    made = fedme.Local(rounds=2, train={"epochs": 5, "lr": 1e12}, name="wild")
+    result = made.fit(clients("regression", ("mlr", "mlr")), output=tmp_path / "run", quiet=True)
+    last = next(r for r in summary.read(result.folder)["results"] if r["split"] == "test")
+    assert last["rmse"]["pooled"] is None
+    lines = summary.compare([result.folder])
+    for style in ("table", "csv"):
+        views.comparison(lines, style, Console(width=140))
+    assert "wild" in capsys.readouterr().out
+    result.table(quiet=True)
+    result.report(tmp_path / "r.html")

@@ -147,8 +147,8 @@ class Line:
     selection: str
     seeds: tuple[int, ...]
     measure: Measure
-    client_mean: tuple[float, ...]
-    pooled: tuple[float, ...]
+    client_mean: tuple[float | None, ...]  # None where models diverged
+    pooled: tuple[float | None, ...]
     bytes: float  # both ways, all clients and rounds, mean over seeds
 
 

@@ -128,14 +128,20 @@ def comparison(lines: list[summary.Line], style: Format, out: Console) -> None:
                 out.print(f"{name}: {_settings(differs)}", highlight=False, markup=False)
 
 
-def spread_text(measure: Measure, values: Sequence[float]) -> str:
+def spread_text(measure: Measure, values: Sequence[float | None]) -> str:
     """Mean and standard deviation over seeds."""
-    mean, std = summary.spread(values)
+    mean, std = _spread(values)
     return measure.text(mean) if std is None else f"{measure.text(mean)} ± {measure.text(std)}"
 
 
+def _spread(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Neither if a number is missing: the models of that seed diverged."""
+    known = [value for value in values if value is not None]
+    return summary.spread(known) if len(known) == len(values) else (None, None)
+
+
 def _record(line: summary.Line) -> list[str]:
-    numbers = [*summary.spread(line.client_mean), *summary.spread(line.pooled), line.bytes]
+    numbers = [*_spread(line.client_mean), *_spread(line.pooled), line.bytes]
     words = [line.name, line.method, line.model, line.stage, line.split, line.selection, _settings(line.differs)]
     return [*words, str(len(line.seeds)), *("" if number is None else repr(number) for number in numbers)]
 
