@@ -1,7 +1,10 @@
 """A notebook as a page: its text, its code and what the code printed."""
 
 import json
+import re
 from pathlib import Path
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal
 
 
 def as_markdown(path: Path) -> str:
@@ -14,7 +17,10 @@ def as_markdown(path: Path) -> str:
             continue
         parts.append(f"```python\n{source}\n```")
         for output in cell["outputs"]:
-            text = "".join(output.get("text") or output.get("data", {}).get("text/plain") or [])
-            if text.strip():
+            if "image/png" in (data := output.get("data", {})):
+                parts.append(f"![what this cell draws](data:image/png;base64,{''.join(data['image/png']).strip()})")
+                continue
+            text = COLOURS.sub("", "".join(output.get("text") or data.get("text/plain") or []))
+            if text.strip() and not text.startswith("<IPython"):  # an object that only a notebook shows
                 parts.append(f"```\n{text.rstrip()}\n```")
     return "\n\n".join(parts) + "\n"

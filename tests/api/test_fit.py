@@ -181,7 +181,7 @@ def test_an_instance_starts_from_its_own_weights():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: fedme.FedMe(round=3), "method.round: unknown key"),
+        (lambda: fedme.FedMe(round=3), r"FedMe\(round=...\): no such setting; did you mean 'rounds'"),
         (lambda: fedme.FedMe(rounds=0), "rounds: must be at least 1"),
         (lambda: fedme.FedMe(train={"lrr": 1}), "train.lrr: unknown key; did you mean 'lr'"),
         (lambda: fedme.FedMe().fit([*clients(), *clients()]), "client site-0: two clients have this name"),
@@ -245,3 +245,29 @@ def test_whoever_trains_alone_misses_no_round_because_others_cannot_reach_it():
     assert {row["notes"]["missing"] for row in records.read(result.folder) if row["client"] == "site-1" and "notes" in row} == {
         "dropped out"
     }
+
+
+def test_what_a_newcomer_to_the_library_gets_wrong(capsys):
+    (x, y), quick = samples(30, 1), {"rounds": 1, "train": {"epochs": 1}}
+    for call, message in [
+        (lambda: fedme.FedMe(round=3), r"FedMe\(round=...\): no such setting; did you mean 'rounds'"),
+        (lambda: fedme.FedMe(**quick).fit([(x, y)]), r"give a list of fedme.Client\(name"),
+        (lambda: fedme.FedMe(**quick).fit({"a": (x, y)}), r"give a list of fedme.Client\(name"),
+        (lambda: fedme.FedMe(**quick).fit([]), "clients: there are none"),
+        (lambda: fedme.FedMe(**quick).fit([fedme.Client("a", train=(x, y), model=max)]), "client a: model: must be fedme.Arch"),
+        (
+            lambda: fedme.FedMe(**quick).fit([fedme.Client("a", train=(x, y), model=nn.Linear(4, 3))]),
+            "client a: .*let it take them",
+        ),
+        (
+            lambda: fedme.FedMe(**quick).fit([fedme.Client("a", train=(x, y), model=nn.Linear(3, 9))]),
+            "client a: .*its last layer",
+        ),
+        (lambda: fedme.FedMD(**quick).fit([fedme.Client("a", train=(x, y))]), r"in Python: fit\(public=...\)"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()
+    fedme.Local(**quick).fit([fedme.Client("a", train=(x, torch.eye(3)[y]))])
+    assert "every sample has exactly one label" in capsys.readouterr().err
+    fedme.Local(**quick).fit([fedme.Client("a", train=(x, 0 * y))])
+    assert "only one class, 0: there is nothing to learn" in capsys.readouterr().err

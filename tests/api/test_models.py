@@ -136,7 +136,7 @@ def test_what_does_not_fit_a_model_is_refused(trained, tmp_path):
     for call, message in [
         (lambda: model.predict(torch.zeros(2, 4)), r"samples have the shape \(4,\), expected \(3,\)"),
         (lambda: model.predict(torch.full((2, 3), torch.nan)), "is not a number"),
-        (lambda: model.evaluate((torch.zeros(2, 3), ["low", "lo"])), "has the class 'lo', unknown to the model; did you mean"),
+        (lambda: model.evaluate((torch.zeros(2, 3), ["low", "lo"])), "class 'lo', .*did you mean 'low'.*knows no others"),
     ]:  # fmt: skip
         with pytest.raises(DataError, match=message):
             call()

@@ -1,15 +1,20 @@
 """The page in a real browser: drawn, hovered over, filtered, dark, on a phone, in print, and as pictures."""
 
+import itertools
 import json
 import shutil
 import xml.etree.ElementTree as ET
 
 import pytest
+import torch
 
+import fedme
 from fedme import report
+from fedme.core.key import Key
 from fedme.experiment import records
 from fedme.report import pictures
 from fedme.report.browser import INSTALL, Browser, find
+from fedme.report.runs import families
 
 pytestmark = pytest.mark.skipif(find() is None, reason=INSTALL)
 CHARTS = ["rounds", "bytes", "clients", "gain", "labels", "exchange", "loans", "lineage", "shares", "clusters"]
@@ -103,7 +108,7 @@ def test_hovering_tells_the_numbers_that_were_recorded(shown, runs):
     assert tip(shown).startswith("round 3\n")
     assert f"digits-fedme: personal: {100 * value['mean'][-1]:.2f} % ± {100 * value['std'][-1]:.2f} %" in tip(shown)
     point(shown, "#clients .hover", 0.01, 0.5)
-    accuracy = story["runs"][0]["accuracy"]["test round"]
+    accuracy = story["runs"][0]["results"]["test round"]
     assert tip(shown).splitlines()[0].endswith(", 1 of 5")
     assert f"{100 * min(accuracy):.1f} %" in tip(shown)
     for chart in CHARTS[3:]:
@@ -223,3 +228,37 @@ def test_names_are_text_and_never_markup(runs, tmp_path, desktop):
     assert desktop.run("window.hacked === undefined && document.querySelectorAll('img').length === 0")
     assert evil in desktop.run("document.getElementById('client').textContent")
     assert desktop.run("document.querySelectorAll('figure svg').length") >= 8
+
+
+def test_streams_between_architectures_are_the_moves_that_were_made(shown, runs):
+    held = report.story(families(runs))["runs"][0]["lineage"]["held"]
+    moves = [set(zip(a, b, strict=True)) for a, b in itertools.pairwise(held)]
+    assert shown.run("document.querySelectorAll('#shares .stream').length") == sum(map(len, moves))
+    point(shown, "#shares svg", 0.5, 0.6)
+    assert "round" in tip(shown)
+
+
+def test_where_less_is_better_the_page_says_so(tmp_path, desktop):
+    """Numbers to predict: the largest error is the worst, and a gain is positive."""
+    draw = Key(1).torch()
+    x = torch.randn(90, 2, generator=draw)
+    y = 5000 + 900 * x[:, 0] + 0.5
+    clients = [fedme.Client(f"site-{i}", train=(x[i::3], y[i::3]), model=["mlr", "dnn-8"][i % 2]) for i in range(3)]
+    result = fedme.FedMe(rounds=3).fit(clients, output=tmp_path / "run", quiet=True)
+    folders = [result.folder, result.local(quiet=True).folder]
+    story = report.story(families(folders))
+    report.write(folders, tmp_path / "r.html")
+    desktop.said.clear()
+    desktop.open(tmp_path / "r.html")
+    assert desktop.said == []
+    drawn = desktop.run("[...document.querySelectorAll('section figure svg')].length")
+    assert drawn >= 8
+    errors = story["runs"][0]["results"]["test round"]
+    worst = story["runs"][0]["clients"][errors.index(max(errors))]
+    assert desktop.run("document.querySelector('#clients > p').textContent").split("The worst: ")[1].startswith(worst)
+    assert "less is better" in desktop.run("document.querySelector('#clients svg').textContent")
+    gained = {row["client"]: row["gain"] for row in result.rows(quiet=True)}
+    point(desktop, "#gain svg", 0.9, 0.5)
+    best = max(gained, key=gained.get)
+    assert f"client {best}: {'+' if gained[best] > 0 else ''}" in tip(desktop)
+    assert "%" not in desktop.run("document.querySelector('#rounds svg').textContent")

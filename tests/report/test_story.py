@@ -53,7 +53,7 @@ def test_every_client_has_its_accuracy_and_its_gain_over_local(story, runs):
     assert alone["local"] is None
     assert mine["comparable"] == [2, 4]
     last = {r["client"]: r["accuracy"] for r in rows(runs[0], round=3, model="personal", split="test", stage="round")}
-    assert mine["accuracy"]["test round"] == [pytest.approx(last[client], abs=1e-5) for client in mine["clients"]]
+    assert mine["results"]["test round"] == [pytest.approx(last[client], abs=1e-5) for client in mine["clients"]]
 
 
 def test_the_exchange_is_what_the_method_told(story, runs):
@@ -127,7 +127,7 @@ def test_words_name_the_worst_client_and_say_what_is_compared(story):
     told = {each["about"]: " ".join(each["lines"]) for each in story["words"]["told"]}
     assert "best first: " in told["In short"]
     mine = story["runs"][0]
-    worst = min(range(5), key=lambda i: mine["accuracy"]["test round"][i])
+    worst = min(range(5), key=lambda i: mine["results"]["test round"][i])
     assert f"The worst clients are {mine['clients'][worst]} (" in told["digits-fedme"]
     assert "clients gained" in told["digits-fedme"]
     assert "20 models were lent" in told["digits-fedme"]

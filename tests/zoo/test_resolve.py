@@ -117,7 +117,7 @@ def test_a_users_factory_may_take_any_option_and_lists_of_integers() -> None:
 def test_inputs_of_several_tensors_are_checked_with_a_batch_of_them() -> None:
     two = arch(f"{NETS}:TwoInputs", VECTORS)
     check(two, VECTORS, inputs={"left": torch.zeros(2, 2), "right": torch.zeros(2, 3)})
-    with pytest.raises(ArchError, match=r"fails on inputs of shape \{'left': \(2, 2\)\}: TypeError"):
+    with pytest.raises(ArchError, match=r"fails on inputs of shape \{'left': \(2, 2\)\}, two samples: TypeError"):
         check(two, VECTORS, inputs={"left": torch.zeros(2, 2)})
 
 
@@ -221,10 +221,10 @@ def test_names_from_elsewhere_never_import() -> None:
             rf"'{NETS}:Fixed' gives shape \(2, 3\) for inputs of shape \(2, 6\); expected shape \(2, 4\)",
         ),
         (f"{NETS}:no_module", 3, "must give an nn.Module, but gives a dict"),
-        (f"{NETS}:two_results", 3, r"gives a tuple .*expected shape \(2, 3\)"),
+        (f"{NETS}:two_results", 3, r"gives a tuple; let its forward return a tensor.*two samples by 3 classes"),
         (f"{NETS}:choice", 3, "gives torch.int64; expected floating-point logits"),
         (f"{NETS}:breaks(depth=2)", 3, "cannot be built: KeyError: 'no weights for depth 2'"),
-        ("torch.nn:Linear(in_features=5, out_features=3)", 3, r"fails on inputs of shape \(2, 6\): RuntimeError"),
+        ("torch.nn:Linear(in_features=5, out_features=3)", 3, r"fails on inputs of shape \(2, 6\), two samples: RuntimeError"),
     ],
 )
 def test_check_finds_networks_that_do_not_fit(spec: str, classes: int, message: str) -> None:

@@ -1,6 +1,6 @@
 """A client as a program describes it: its samples and its network."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from torch import nn
 from fedme.core.data import ClientId
 from fedme.core.model import Arch
 from fedme.core.typed import TypedError
+from fedme.datasets.files import Label
 from fedme.datasets.given import raw
 from fedme.datasets.own import Piece
 from fedme.experiment.settings import Spec
@@ -22,8 +23,8 @@ class Client:
     """A client: its name, its samples with labels, and its network.
 
     Samples are ``(inputs, labels)`` as tensors or arrays, a pandas frame, a torch or Hugging Face data set, or the path of a
-    file; `label` names the column or entry with the labels where there are names. What is not given of `val` and `test` is cut
-    from `train`. The network is an ``Arch(MyNet, width=64)``, a module, or the name of a built-in one.
+    file; `label` names the column or entry with the labels (or several) where there are names. What is not given of `val` and
+    `test` is cut from `train`. The network is an ``Arch(MyNet, width=64)``, a module, or the name of a built-in one.
     """
 
     id: ClientId
@@ -31,13 +32,18 @@ class Client:
     val: Any = None
     test: Any = None
     model: Network | None = None
-    label: str | None = None
+    label: str | Sequence[str] | None = None
+
+    @property
+    def columns(self) -> Label:
+        """The columns with its labels."""
+        return self.label if self.label is None or isinstance(self.label, str) else tuple(self.label)
 
     def piece(self) -> Piece:
         """Its samples, read."""
         parts = {"train": self.train, "val": self.val, "test": self.test}
         found = {
-            name: raw(given, self.label, f"client {self.id}, {name}") for name, given in parts.items() if given is not None
+            name: raw(given, self.columns, f"client {self.id}, {name}") for name, given in parts.items() if given is not None
         }
         if "train" not in found:
             raise TypedError(f"client {self.id}", "there are no samples; give them as train=(inputs, labels)")
@@ -60,7 +66,9 @@ class Networks:
         if isinstance(network, type):
             network = Arch(network)
         if not isinstance(network, Arch):
-            raise TypedError("model", f"must be fedme.Arch(MyNet, ...), an nn.Module or a name, not {network!r}")
+            raise TypedError(
+                "model", f"must be fedme.Arch(MyNet, ...) of a class or a function, an nn.Module or a name, not {network!r}"
+            )
         return self._recipe(network)
 
     def _recipe(self, arch: Arch) -> Spec:

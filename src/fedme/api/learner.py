@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedme.api.client import Client, Networks
 from fedme.api.result import Result
-from fedme.core.data import ClientId
+from fedme.core.typed import TypedError, nearest
 from fedme.datasets.given import raw
 from fedme.datasets.own import fingerprint
 from fedme.experiment import run, summary
@@ -19,7 +19,8 @@ from fedme.experiment.config import ConfigError, Experiment, Supplied, parse
 from fedme.experiment.files import RunError
 from fedme.experiment.hints import hints
 from fedme.experiment.progress import Display
-from fedme.experiment.settings import Settings
+from fedme.experiment.settings import Settings, Spec
+from fedme.methods import METHODS
 
 ELSEWHERE = ("method", "clients", "output", "partition")  # parts of an experiment that are no keywords here
 TOP = {field.name for field in dataclasses.fields(Settings)} - set(ELSEWHERE)
@@ -37,11 +38,26 @@ class Learner:
     def __init__(self, **settings: Any) -> None:
         self.networks = Networks()
         self.settings = {key: value for key, value in settings.items() if key in TOP}
+        mine = {field.name for field in dataclasses.fields(METHODS[self.method])}
+        for key in settings:
+            if key not in TOP and key not in mine:
+                known = sorted({*TOP, *mine} - {"name", "data"})
+                raise ConfigError(
+                    f"{type(self).__name__}({key}=...): no such setting{nearest(key, known)}; there are {', '.join(known)}"
+                )
         self.settings["method"] = {"name": self.method} | {k: v for k, v in settings.items() if k not in TOP}
         self.settings.setdefault("name", self.method)
         if "models" in self.settings:
             self.settings["models"] = self._named(self.settings["models"])
         parse({key: value for key, value in self.settings.items() if key != "data"})  # wrong settings are refused here
+
+    def _spec(self, client: Client) -> Spec:
+        """What the experiment says for a client's network; the error names the client."""
+        assert client.model is not None
+        try:
+            return self.networks.spec(client.model)
+        except TypedError as error:
+            raise ConfigError(f"client {client.id}: {error}") from error
 
     def _named(self, models: Mapping[str, Any]) -> dict[str, Any]:
         """The table of models with names for the networks that were given as objects."""
@@ -79,13 +95,17 @@ class Learner:
     def experiment(self, clients: Sequence[Client], unlabeled: Any = None, public: Any = None) -> Experiment:
         """The experiment, with the samples at hand."""
         pieces, models = {}, {}
+        if isinstance(clients, Client) or not all(isinstance(client, Client) for client in clients):
+            raise ConfigError("clients: give a list of fedme.Client(name, train=(inputs, labels), model=...)")
+        if not clients:
+            raise ConfigError("clients: there are none; give at least one fedme.Client")
         for client in clients:
             if not isinstance(client.id, str) or not client.id:
                 raise ConfigError(f"a client's name must be text, not {client.id!r}")
             if client.id in pieces:
                 raise ConfigError(f"client {client.id}: two clients have this name; give each its own")
             pieces[client.id] = client.piece()
-            models[client.id] = {} if client.model is None else {"model": self.networks.spec(client.model)}
+            models[client.id] = {} if client.model is None else {"model": self._spec(client)}
         counts = {name: value for name, value in (("unlabeled", unlabeled), ("public", public)) if isinstance(value, int)}
         data = {**self.settings.get("data", {}), **counts, "name": "given"}
         experiment = parse(self.settings | {"data": data, "clients": models})
@@ -100,7 +120,7 @@ def _extra(given: Any, clients: Sequence[Client], name: str, labelled: bool) -> 
     """Samples that belong to no client; their labels are where the first client has its own."""
     if given is None or isinstance(given, int):
         return None
-    label: ClientId | None = next((client.label for client in clients if client.label is not None), None)
+    label = next((client.columns for client in clients if client.columns is not None), None)
     return raw(given, label, f"{name} samples", labelled)
 
 

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from fedme.api.client import Client
 from fedme.core.data import ClientId
-from fedme.experiment import newcomers, personal, records, run
+from fedme.core.metrics import MEASURES, Measure
+from fedme.experiment import newcomers, personal, records, run, saved
 from fedme.experiment.config import Experiment, load, parse
 from fedme.experiment.files import RunError
 from fedme.experiment.personal import Personal
@@ -53,6 +54,11 @@ class Result(Mapping[ClientId, Personal]):
         return Personal(personal.find(self.folder, client), name, imports=True, more=self._more)
 
     @property
+    def measure(self) -> Measure:
+        """What counts: accuracy, or with numbers to predict the RMSE."""
+        return MEASURES[saved.schema_of(saved.describe(personal.find(self.folder, self._clients[0]))).kind][0]
+
+    @property
     def _more(self) -> Mapping[str, Entry] | None:
         return self.experiment.supplied.archs if self.experiment.supplied else None
 
@@ -79,13 +85,17 @@ class Result(Mapping[ClientId, Personal]):
         return Result(folder, alone)
 
     def rows(self, quiet: bool = False) -> list[dict[str, Any]]:
-        """For every client: architecture, test samples, test accuracy of its personal model, local-only, and the gain."""
-        mine = _accuracies(self.folder)
-        alone = mine if self.experiment.method_name == "local" else _accuracies(self.local(quiet).folder)
+        """For every client: architecture, test samples, how its personal model does on them, local-only, and the gain.
+
+        What counts is accuracy, with numbers to predict the RMSE; a positive gain is better in both cases.
+        """
+        measure = self.measure
+        mine = _tested(self.folder, measure)
+        alone = mine if self.experiment.method_name == "local" else _tested(self.local(quiet).folder, measure)
         found = []
         for client, row in mine.items():
             other = alone[client]["round"]
-            gain = row["round"] - other if row["round"] is not None and other is not None else None
+            gain = measure.gain(row["round"], other) if row["round"] is not None and other is not None else None
             each = {"client": client, "model": row["arch"], "samples": row["samples"], "personal": row["round"]}
             each |= {"fine-tuned": row["finetuned"]} if "finetuned" in row else {}
             found.append(each | {"local-only": other, "gain": gain})
@@ -95,10 +105,10 @@ class Result(Mapping[ClientId, Personal]):
         """Print `rows`, accuracy in percent. The first time, it trains every client alone to compare with."""
         rows = self.rows(quiet)
         header = list(rows[0])
-        cells = [[_cell(key, row[key]) for key in header] for row in rows]
-        title = (
-            f"test accuracy in % of {self.experiment.method_name}'s personal models, and of training on one's own samples alone"
-        )
+        measure = self.measure
+        cells = [[_cell(key, row[key], measure) for key in header] for row in rows]
+        what = f"{measure.title} in %" if measure.percent else f"{measure.title} (less is better)"
+        title = f"test {what} of {self.experiment.method_name}'s personal models, and of training on one's own samples alone"
         render(title, header, cells, style, wide())
 
     def join(self, client: Client, epochs: int | None = None, per_cluster: bool = False) -> Personal:
@@ -134,17 +144,17 @@ def load_run(folder: Path | str) -> Result:
     return Result(folder)
 
 
-def _accuracies(folder: Path) -> dict[ClientId, dict[str, Any]]:
-    """The last test accuracy of every client's personal model, by stage."""
+def _tested(folder: Path, measure: Measure) -> dict[ClientId, dict[str, Any]]:
+    """How every client's personal model did on its test part when last looked at, by stage."""
     found: dict[ClientId, dict[str, Any]] = {}
     for row in records.read(folder):
         if (row["model"], row["split"]) == ("personal", "test"):
             mine = found.setdefault(row["client"], {})
-            mine |= {"arch": row["arch"], "samples": row["samples"], row["stage"]: row["accuracy"]}
+            mine |= {"arch": row["arch"], "samples": row["samples"], row["stage"]: row[measure.key]}
     return found
 
 
-def _cell(key: str, value: Any) -> str:
+def _cell(key: str, value: Any, measure: Measure) -> str:
     if key in ("client", "model", "samples"):
         return str(value)
-    return "-" if value is None else f"{100 * value:+.2f}" if key == "gain" else f"{100 * value:.2f}"
+    return f"{'+' if key == 'gain' and value is not None and value >= 0 else ''}{measure.text(value)}"

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from fedme.cli.app import Json, Quiet, Style, app, err, out
-from fedme.core.metrics import Metrics
+from fedme.core.kinds import KindName
+from fedme.core.metrics import MEASURES, Metrics
+from fedme.datasets.files import Label
 from fedme.datasets.given import raw
 from fedme.datasets.own import Piece
 from fedme.experiment import export as exporting
@@ -25,7 +27,7 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or th
 Client = Annotated[str | None, typer.Option("--client", "-c", help="Whose model.")]
 Finetuned = Annotated[bool, typer.Option("--finetuned", help="The model after fine-tuning.")]
 Imports = Annotated[bool, typer.Option("--imports", help="Import the network that the model names, if you trust the folder.")]
-Label = Annotated[str | None, typer.Option("--label", help="The column with the labels.")]
+Labels = Annotated[list[str] | None, typer.Option("--label", help="The column with the labels; again for several.")]
 DATA = "A .csv, .tsv, .parquet or .npz file, or a folder of images."
 
 
@@ -46,26 +48,45 @@ def predict(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write a CSV file instead of printing.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Predict with a client's personal model: the class of every sample, and the probability of each class."""
+    """Predict with a client's personal model: classes or labels with their probabilities, or numbers."""
     model = _opened(run, client, finetuned, imports)
-    probabilities = model.probabilities(data, _label(run))
-    named = model.named(probabilities.argmax(1)).tolist()
+    header, rows = _predictions(model, data, _label(run))
     if as_json:
-        rows = [
-            {"prediction": name, "probabilities": dict(zip(model.classes, each, strict=True))}
-            for name, each in zip(named, probabilities.tolist(), strict=True)
-        ]
-        print(json.dumps(rows))
+        print(json.dumps([_told(model, row) for row in rows]))
         return
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["prediction", *(f"p({name})" for name in model.classes)])
-    for name, each in zip(named, probabilities.tolist(), strict=True):
-        writer.writerow([name, *(f"{p:.6f}" for p in each)])
+    writer.writerow(header)
+    for answers, probabilities in rows:
+        writer.writerow([*answers, *(f"{p:.6f}" for p in probabilities)])
     if output is None:
         sys.stdout.write(text.getvalue())
     else:
         write_text(output, text.getvalue())
+
+
+Predicted = tuple[list[Any], list[float]]  # answers, and the probability of every class or label
+
+
+def _predictions(model: personal.Personal, data: Path, label: Label) -> tuple[list[str], list[Predicted]]:
+    """The columns, and what is predicted of every sample: one class, an answer a label, or numbers."""
+    if model.task == "regression":
+        return list(model.classes), [(row, []) for row in model.logits(data, label).tolist()]
+    probabilities = model.probabilities(data, label)
+    chances = [f"p({name})" for name in model.classes]
+    if model.task == "classification":
+        named = model.named(probabilities.argmax(1)).tolist()
+        return ["prediction", *chances], [([name], each) for name, each in zip(named, probabilities.tolist(), strict=True)]
+    answers = (probabilities > 0.5).long().tolist()
+    return [*model.classes, *chances], list(zip(answers, probabilities.tolist(), strict=True))
+
+
+def _told(model: personal.Personal, row: Predicted) -> dict[str, Any]:
+    answers, probabilities = row
+    prediction = answers[0] if model.task == "classification" else dict(zip(model.classes, answers, strict=True))
+    if not probabilities:
+        return {"prediction": prediction}
+    return {"prediction": prediction, "probabilities": dict(zip(model.classes, probabilities, strict=True))}
 
 
 @app.command()
@@ -73,7 +94,7 @@ def evaluate(
     run: Run,
     data: Annotated[Path, typer.Argument(metavar="DATA", help=DATA)],
     client: Client = None,
-    label: Label = None,
+    label: Labels = None,
     finetuned: Finetuned = False,
     imports: Imports = False,
     style: Style = "table",
@@ -81,36 +102,36 @@ def evaluate(
 ) -> None:
     """See how a client's personal model does on samples with labels."""
     model = _opened(run, client, finetuned, imports)
-    found = model.evaluate(data, label or _label(run))
+    found = model.evaluate(data, _said(label) or _label(run))
     if as_json:
-        print(json.dumps(finite(asdict(found)), indent=2))
+        print(json.dumps(finite(found.plain(model.task)), indent=2))
         return
-    render(f"client {model.client} on {data}", *_metrics([("", found)]), style, out)
+    render(f"client {model.client} on {data}", *_metrics([("", found)], model.task), style, out)
 
 
-def _label(run: Path) -> str | None:
-    """The column that the run itself was trained with, if there is one."""
+def _said(labels: list[str] | None) -> Label:
+    """One column, or several."""
+    return None if not labels else labels[0] if len(labels) == 1 else tuple(labels)
+
+
+def _label(run: Path) -> Label:
+    """The columns that the run itself was trained with, if there are any."""
     try:
         config = summary.config_of(run)
     except RunError:  # the folder of one client, without its run
         return None
-    labels = {table.get("label") for table in config.get("clients", {}).values()} - {None}
-    return config.get("data", {}).get("label") or (labels.pop() if len(labels) == 1 else None)
+    named = [config.get("data", {}).get("label"), *(table.get("label") for table in config.get("clients", {}).values())]
+    labels = {tuple(each) if isinstance(each, list) else each for each in named if each is not None}
+    return named[0] if isinstance(named[0], str) else labels.pop() if len(labels) == 1 else None
 
 
-def _metrics(rows: list[tuple[str, Metrics]]) -> tuple[list[str], list[list[str]]]:
-    header = ["model"] if rows[0][0] else []
-    header += ["samples", "accuracy %", "balanced %", "macro F1", "AUROC", "ECE", "loss"]
+def _metrics(rows: list[tuple[str, Metrics]], kind: KindName) -> tuple[list[str], list[list[str]]]:
+    header = (["model"] if rows[0][0] else []) + ["samples", *(measure.heading for measure in MEASURES[kind])]
     cells = []
     for name, m in rows:
-        numbers = [_number(m.accuracy, 100, 2), _number(m.balanced_accuracy, 100, 2)]
-        numbers += [_number(value, 1, 3) for value in (m.macro_f1, m.auroc, m.ece, m.loss)]
+        numbers = [measure.text(getattr(m, measure.key)) for measure in MEASURES[kind]]
         cells.append([*([name] if name else []), str(m.samples), *numbers])
     return header, cells
-
-
-def _number(value: float | None, factor: float, digits: int) -> str:
-    return "-" if value is None else f"{factor * value:.{digits}f}"
 
 
 @app.command()
@@ -133,7 +154,7 @@ def join(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run directory.")],
     data: Annotated[Path, typer.Option("--data", help=f"The newcomer's samples. {DATA}")],
     name: Annotated[str, typer.Option("--name", help="What to call it.")] = "newcomer",
-    label: Label = None,
+    label: Labels = None,
     epochs: Annotated[int | None, typer.Option(help="Of fine-tuning; the run's by default, else 2.")] = None,
     per_cluster: Annotated[bool, typer.Option("--per-cluster", help="Try one model a cluster instead of all.")] = False,
     imports: Imports = False,
@@ -144,16 +165,18 @@ def join(
     experiment, _ = load(run / summary.CONFIG) if (run / summary.CONFIG).exists() else (None, [])
     if experiment is None:
         raise RunError(f"{run}: not a run directory (no {summary.CONFIG})")
-    piece = Piece(raw(data, label or _label(run), f"client {name}"))
+    piece = Piece(raw(data, _said(label) or _label(run), f"client {name}"))
     with Display(err, quiet) as display:
         display.note(f"looking for the model that fits {name} best")
         joined = newcomers.join(run, experiment, name, piece, epochs=epochs, per_cluster=per_cluster, imports=imports)
     if as_json:
-        scores: list[dict[str, Any]] = [asdict(score) for score in joined.scores]
+        scores: list[dict[str, Any]] = [
+            asdict(score) | {"metrics": score.metrics.plain(joined.kind)} for score in joined.scores
+        ]
         about = {"client": name, "started_from": joined.taken, "offers": joined.offers, "folder": str(joined.folder)}
         print(json.dumps(finite(about | {"scores": scores}), indent=2))
         return
     words = {"round": "as it came", "finetuned": "fine-tuned"}
     rows = [(f"{words[score.stage]}, {score.split}", score.metrics) for score in joined.scores]
     title = f"{name} starts from {joined.taken} (of {joined.offers}), in {joined.folder}"
-    render(title, *_metrics(rows), "table", out)
+    render(title, *_metrics(rows, joined.kind), "table", out)

@@ -13,8 +13,8 @@ from fedme.experiment.batch import Batch
 from fedme.experiment.config import DEMO
 from fedme.experiment.files import RunError
 from fedme.experiment.progress import Display
-from fedme.experiment.summary import spread
 from fedme.experiment.tables import render
+from fedme.experiment.views import spread_text
 
 
 @app.command()
@@ -30,7 +30,7 @@ def sweep(
     seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, ...")] = 1,
     output: Annotated[Path | None, typer.Option(help="Where the run directories are; runs/sweep-NAME by default.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
-    model: Annotated[Literal["personal", "global"], typer.Option(help="Whose validation accuracy chooses.")] = "personal",
+    model: Annotated[Literal["personal", "global"], typer.Option(help="Whose results on validation data choose.")] = "personal",
     style: Style = "table",
     quiet: Quiet = False,
     as_json: Json = False,
@@ -44,12 +44,15 @@ def sweep(
     with Display(err, quiet) as display:
         outcomes = Batch(display, min(jobs, os.cpu_count() or 1)).run(plans)
     scored = sweeps.scores(found, model)
-    header = [*(each.key for each in overs), "validation %", "test %", "seeds", ""]
+    measure = scored[0].measure
+    what = "" if measure.key == "accuracy" else f"{measure.title} "
+    sign = " %" if measure.percent else ""
+    header = [*(each.key for each in overs), f"validation {what}".strip() + sign, f"test {what}".strip() + sign, "seeds", ""]
     rows = [
         [
             *each.point.values,
-            _shown(each.validation),
-            _shown(each.test),
+            spread_text(measure, each.validation) if each.validation else "",
+            spread_text(measure, each.test) if each.test else "",
             str(len(each.test)),
             "best by validation" if each.best else "",
         ]
@@ -73,11 +76,4 @@ def sweep(
     if failed := [each for each in outcomes if each.error]:
         raise RunError(f"{len(failed)} of {len(plans)} runs failed; the first, {failed[0].planned.name}: {failed[0].error}")
     if not any(each.best for each in scored):
-        err.print("note: without validation data (data.val) nothing can be chosen: test accuracy must not choose")
-
-
-def _shown(values: tuple[float, ...]) -> str:
-    if not values:
-        return ""
-    mean, std = spread([100 * value for value in values])
-    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+        err.print("note: without validation data (data.val) nothing can be chosen: test data must not choose")

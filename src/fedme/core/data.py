@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedme.core.key import Key
+from fedme.core.kinds import KindName
 
 ClientId = str
 Inputs = Any  # a tensor, or a dictionary of tensors with a common first axis
@@ -21,7 +22,7 @@ class Source(Protocol):
 
     @property
     def labels(self) -> Tensor:
-        """The class of every sample, int64."""
+        """What is to be predicted of every sample; its type says what that is (`core/kinds.py`)."""
         ...
 
     def inputs(self, rows: Tensor, augment: Key | None = None) -> Inputs:
@@ -131,6 +132,8 @@ class Schema:
     """What every sample of a task looks like: agreed at the start, the same for all clients and for unlabeled data."""
 
     shape: tuple[int, ...]
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # what the outputs of a network stand for: classes, labels, or numbers to predict
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     vocabulary: int | None = None  # number of symbols, when inputs are symbols instead of numbers
+    kind: KindName = "classification"
+    unit: tuple[float, ...] = ()  # of numbers to predict: how large 1 is in the unit of each

@@ -134,7 +134,7 @@ class Model:
         seeds = {f"{layer}.seed": seed for layer, seed in (masks or {}).items()}
         weights = {**self.params, **self.buffers, **seeds}
         given = ((), dict(x)) if isinstance(x, Mapping) else ((x,), {})
-        logits: Tensor = functional_call(module, weights, *given, tie_weights=True)
+        logits = output_of(functional_call(module, weights, *given, tie_weights=True))
         if training and isinstance(self.buffers, dict):  # a module may assign a buffer instead of changing it in place
             self.buffers.update({name: weights[name].detach() for name in self.buffers})
         return logits
@@ -178,6 +178,11 @@ def begin(module: nn.Module, layers: Iterable[str], first: int = 0) -> None:
     for layer in layers:
         dropout = module.get_submodule(layer)
         dropout.calls, dropout.first = 0, first  # type: ignore[assignment]
+
+
+def output_of(answer: Any) -> Tensor:
+    """What a network gives: a tensor, or an object with `logits`, as those of Hugging Face are."""
+    return answer if isinstance(answer, Tensor) else answer.logits
 
 
 def _samples(x: Any) -> int:

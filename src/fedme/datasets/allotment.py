@@ -97,9 +97,11 @@ class Partition:
         return Partition(clients, unlabeled, public)
 
     def counts(self, labels: Tensor, classes: int) -> Tensor:
-        """How many samples of every class each client holds, all its parts together: clients x classes."""
+        """How many samples of every class or label each client holds, all its parts together: clients x classes."""
         if not self.clients:
             return torch.zeros((0, classes), dtype=torch.int64)
+        if labels.dim() == 2:  # several at once, each there or not
+            return torch.stack([labels[p.all()].sum(0) for p in self.clients.values()])
         return torch.stack([torch.bincount(labels[p.all()], minlength=classes) for p in self.clients.values()])
 
     def table(self, labels: Tensor, classes: tuple[str, ...], first: int | None = None) -> Table:

@@ -22,7 +22,8 @@ from fedme.core.key import Key
 from fedme.datasets.dataset import Dataset, Kept
 from fedme.datasets.errors import DataError
 from fedme.datasets.partition import Natural, Partition, Partitioner, Parts, Pool, Shares
-from fedme.datasets.preparation import Preparation, standardised
+from fedme.datasets.preparation import Preparation, Scale, standardised
+from fedme.datasets.targets import in_ranges
 
 TEST_SHARE = 0.25  # where the publisher has no test part
 Groups = tuple[tuple[int, ...], ...]
@@ -64,17 +65,26 @@ class Federation:
 
     def table(self, first: int | None = None) -> Table:
         """Sizes and labels of the clients, for a terminal."""
-        return self.partition.table(self.dataset.source.labels, self.dataset.schema.classes, first)
+        names, labels = self._counted()
+        return self.partition.table(labels, names, first)
 
     def division(self) -> dict[str, Any]:
         """Who has how many samples of what, as plain data."""
-        labels, classes = self.dataset.source.labels, self.dataset.schema.classes
+        classes, labels = self._counted()
         counts = self.partition.counts(labels, len(classes)).tolist()
         clients = {}
         for (client, data), row in zip(self.clients.items(), counts, strict=True):
             sizes = {part: len(getattr(data, part)) for part in ("train", "val", "test")}
             clients[client] = sizes | {"labels": dict(zip(classes, row, strict=True))}
         return {"digest": self.partition.digest(), "clients": clients, "notes": list(self.notes)}
+
+    def _counted(self) -> tuple[tuple[str, ...], Tensor]:
+        """What is counted: classes, labels, or ranges of numbers in their own unit."""
+        source, schema = self.dataset.source, self.dataset.schema
+        if schema.kind != "regression":
+            return schema.classes, source.labels
+        numbers = Preparation.read(schema.preprocessing).original(source.labels)
+        return in_ranges(numbers, schema.classes, torch.cat([parts.all() for parts in self.partition.clients.values()]))
 
 
 def federate(dataset: Dataset, partition: Partitioner, options: DataOptions, key: Key) -> Federation:
@@ -86,6 +96,8 @@ def federate(dataset: Dataset, partition: Partitioner, options: DataOptions, key
     proportion; in a natural partition every client with more rows than `limit` keeps so many, of each part in proportion.
     """
     _check_aside(dataset, options)
+    if options.groups and dataset.schema.kind != "classification":
+        raise DataError(f"groups are of classes, and this is {dataset.schema.kind}; leave data.groups out")
     pool = _pool(dataset, options.test is not None)
     natural = isinstance(partition, Natural)
     notes: tuple[str, ...] = ()
@@ -126,17 +138,25 @@ def federate(dataset: Dataset, partition: Partitioner, options: DataOptions, key
         classes=classes,
         notes=notes,
     )
-    return _standardised(federation) if dataset.standardise else federation
+    return _standardised(federation) if dataset.standardise or dataset.schema.kind == "regression" else federation
 
 
 def _standardised(federation: Federation) -> Federation:
-    """The same federation with inputs scaled by the training rows of all clients."""
+    """The same federation with inputs, and numbers to predict, scaled by the training rows of all clients."""
     dataset = federation.dataset
-    assert isinstance(dataset.source, Arrays)
-    scaling = standardised(dataset.source.x[torch.cat([parts.train for parts in federation.partition.clients.values()])])
-    source = replace(dataset.source, scaling=scaling)
-    preparation = Preparation.read(dataset.schema.preprocessing).scaled(scaling)
-    schema = replace(dataset.schema, preprocessing=preparation.plain())
+    source, schema = dataset.source, dataset.schema
+    assert isinstance(source, Arrays)
+    rows = torch.cat([parts.train for parts in federation.partition.clients.values()])
+    preparation = Preparation.read(schema.preprocessing)
+    if dataset.standardise:
+        scaling = standardised(source.x[rows])
+        source, preparation = replace(source, scaling=scaling), preparation.scaled(scaling)
+    if schema.kind == "regression":
+        preparation = replace(preparation, targets=Scale.of(standardised(source.labels[rows])))
+        assert preparation.targets is not None
+        source = replace(source, labels=preparation.standard(source.labels))
+        schema = replace(schema, unit=preparation.targets.std)
+    schema = replace(schema, preprocessing=preparation.plain())
 
     def moved(split: Split | None) -> Any:
         return None if split is None else replace(split, source=source)

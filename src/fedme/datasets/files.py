@@ -23,6 +23,7 @@ DAMAGED_NPZ = (
     *(ValueError, TypeError, KeyError, OSError, EOFError, MemoryError, OverflowError, NotImplementedError, RuntimeError),
     *(zipfile.BadZipFile, zlib.error, struct.error, SyntaxError, tokenize.TokenError, AttributeError),
 )  # all that numpy and zipfile raise when bytes are not what they say
+Label = str | tuple[str, ...] | None  # a column, several, or none named
 KINDS = ".csv, .tsv, .parquet, .npz, or a folder of images with a subfolder a class"
 
 
@@ -36,8 +37,8 @@ def needed(name: str, what: str, extra: str) -> ModuleType:
         raise DataError(f"{what} needs {name.split('.')[0]}: pip install 'fedme[{extra}]'") from error
 
 
-def read(path: Path, label: str | None, where: str, labelled: bool = True, only: Sequence[str] = ()) -> Raw:
-    """The samples of a file or a folder; `label` names the column or array of labels, `only` those of the inputs, in order."""
+def read(path: Path, label: Label, where: str, labelled: bool = True, only: Sequence[str] = ()) -> Raw:
+    """The samples of a file or a folder; `label` names the columns of labels, `only` those of the inputs, in order."""
     where = f"{where} ({path})"
     if path.is_dir():
         return checked(_images(path, where, labelled))
@@ -51,16 +52,33 @@ def read(path: Path, label: str | None, where: str, labelled: bool = True, only:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{where}: cannot be read ({error})") from error
     is_table = path.suffix.lower() != ".npz"
-    labels = take_label(found, label or (None if is_table else "y"), where, labelled)
+    label = label or (None if is_table else "y")
+    labels = take_label(found, label, where, labelled)
     for name in only:
         if name not in found:
             raise DataError(f"{where}: there is no column '{name}'{nearest(name, found)}")
     found = {name: found[name] for name in only} if only else found
-    return checked(Raw(where, Table(found) if is_table else arrays(found, where), labels))
+    return checked(Raw(where, Table(found) if is_table else arrays(found, where), labels, label_names(label)))
 
 
-def take_label(found: dict[str, Any], label: str | None, where: str, labelled: bool) -> np.ndarray | None:
-    """Take the labels out of named columns; data that need none may have them, and they are left out."""
+def label_names(label: Label) -> tuple[str, ...]:
+    """The columns that hold labels."""
+    return () if label is None else (label,) if isinstance(label, str) else tuple(label)
+
+
+def take_label(found: dict[str, Any], label: Label, where: str, labelled: bool) -> np.ndarray | None:
+    """Take the labels out of named columns; data that need none may have them, and they are left out.
+
+    Several columns become the columns of a matrix.
+    """
+    if label is not None and not isinstance(label, str):
+        taken = [take_label(found, name, where, labelled) for name in label]
+        whole = [column for column in taken if column is not None]
+        if labelled and (text := [name for name, column in zip(label, whole, strict=True) if column.dtype.kind not in "biuf"]):
+            raise DataError(
+                f"{where}: the label '{text[0]}' holds text; several labels at once are columns of 0 and 1, or of numbers"
+            )
+        return np.stack(whole, 1) if labelled else None
     if label is not None and label in found:
         labels = found.pop(label)
         return labels if labelled else None

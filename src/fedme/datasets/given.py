@@ -9,28 +9,29 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from fedme.datasets.errors import DataError
-from fedme.datasets.files import arrays, picture, read, take_label
+from fedme.datasets.files import Label, arrays, label_names, picture, read, take_label
 from fedme.datasets.raw import Raw, RawInputs, Table, checked, column
 
 ACCEPTED = "(inputs, labels) as tensors or arrays, a pandas frame, a torch or Hugging Face data set, or the path of a file"
 USUAL = ("label", "labels", "y", "target")  # names of the labels where nobody says which it is
 
 
-def raw(value: Any, label: str | None, where: str, labelled: bool = True) -> Raw:
+def raw(value: Any, label: Label, where: str, labelled: bool = True) -> Raw:
     """What was given, as named columns or tensors."""
     if isinstance(value, str | Path):
         return read(Path(value), label, where, labelled)
     if labelled and _is_pair(value):
         inputs, labels = value
-        return checked(Raw(where, _inputs(inputs, where), np.asarray(_plain(labels))))
+        return checked(Raw(where, _inputs(inputs, where), _labels(labels), _label_columns(labels)))
     if _is_frame(value):
         return _from_columns({str(name): column(value[name].to_numpy()) for name in value.columns}, label, where, labelled)
     if _is_hugging_face(value):
         return _hugging_face(value, label, where, labelled)
     if isinstance(value, Mapping):
         found = {name: np.asarray(_plain(item)) for name, item in value.items()}
-        labels = take_label(found, _usual(label, found), where, labelled)
-        return checked(Raw(where, arrays(found, where), labels))
+        label = _usual(label, found)
+        labels = take_label(found, label, where, labelled)
+        return checked(Raw(where, arrays(found, where), labels, label_names(label)))
     if isinstance(value, TorchDataset) or (hasattr(value, "__getitem__") and _is_sequence_of_pairs(value, labelled)):
         return _items(value, label, where, labelled)
     if not labelled:
@@ -38,12 +39,27 @@ def raw(value: Any, label: str | None, where: str, labelled: bool = True) -> Raw
     raise DataError(f"{where}: {type(value).__name__} is not understood; give {ACCEPTED}")
 
 
-def _from_columns(found: dict[str, np.ndarray], label: str | None, where: str, labelled: bool) -> Raw:
+def _from_columns(found: dict[str, np.ndarray], label: Label, where: str, labelled: bool) -> Raw:
     labels = take_label(found, label, where, labelled)
-    return checked(Raw(where, Table(found), labels))
+    return checked(Raw(where, Table(found), labels, label_names(label)))
 
 
-def _usual(label: str | None, found: Mapping[str, Any]) -> str | None:
+def _labels(value: Any) -> np.ndarray:
+    """Labels alone: one a sample, or a row of them."""
+    if _is_frame(value):
+        return np.stack([column(value[name].to_numpy()) for name in value.columns], 1)
+    return np.asarray(_plain(value))
+
+
+def _label_columns(value: Any) -> tuple[str, ...]:
+    """The names of labels, where they have any."""
+    if _is_frame(value):
+        return tuple(map(str, value.columns))
+    name = getattr(value, "name", None)  # of a series
+    return (name,) if isinstance(name, str) else ()
+
+
+def _usual(label: Label, found: Mapping[str, Any]) -> Label:
     return label if label is not None else next((name for name in USUAL if name in found), None)
 
 
@@ -85,7 +101,7 @@ def _inputs(value: Any, where: str) -> RawInputs:
     return arrays({"": array}, where)
 
 
-def _items(value: Any, label: str | None, where: str, labelled: bool) -> Raw:
+def _items(value: Any, label: Label, where: str, labelled: bool) -> Raw:
     """A data set of torch, sample by sample: pairs of input and label, dictionaries, or inputs alone."""
     if not hasattr(value, "__len__"):
         raise DataError(f"{where}: the data set does not know its length; give one with __len__ and __getitem__")
@@ -94,8 +110,9 @@ def _items(value: Any, label: str | None, where: str, labelled: bool) -> Raw:
         raise DataError(f"{where}: there are no samples; give it some, or leave it out")
     if isinstance(items[0], Mapping):
         found = {str(name): _stacked([item[name] for item in items], where) for name in items[0]}
-        labels = take_label(found, _usual(label, found), where, labelled)
-        return checked(Raw(where, arrays(found, where), labels))
+        label = _usual(label, found)
+        labels = take_label(found, label, where, labelled)
+        return checked(Raw(where, arrays(found, where), labels, label_names(label)))
     pairs = isinstance(items[0], tuple | list) and len(items[0]) == 2
     if labelled and not pairs:
         raise DataError(f"{where}: the data set must give pairs of input and label; it gives a {type(items[0]).__name__}")
@@ -121,18 +138,18 @@ def _stacked(values: list[Any], where: str) -> np.ndarray:
     return np.stack(each)
 
 
-def _hugging_face(value: Any, label: str | None, where: str, labelled: bool) -> Raw:
+def _hugging_face(value: Any, label: Label, where: str, labelled: bool) -> Raw:
     """A data set of Hugging Face: its columns; class names are used where it has them."""
     features = value.features
     label = _usual(label, features)
+    names = label_names(label)
     labels = None
     if labelled:
-        if label not in features:
-            take_label(dict.fromkeys(features), label, where, True)
-        names = getattr(features[label], "names", None)
-        found = list(value[label])
-        labels = np.asarray([names[i] if names and isinstance(i, int) else i for i in found])
-    rest = [name for name in features if name != label]
+        if label is None or any(name not in features for name in names):
+            take_label(dict.fromkeys(features, np.zeros(0)), label, where, True)
+        each = [_label_column(value, name) for name in names]
+        labels = each[0] if isinstance(label, str) else np.stack(each, 1)
+    rest = [name for name in features if name not in names]
     plain = value.with_format(None)
     columns = {name: list(plain[name]) for name in rest}
     if not columns:
@@ -140,5 +157,14 @@ def _hugging_face(value: Any, label: str | None, where: str, labelled: bool) -> 
     if not len(value):
         raise DataError(f"{where}: there are no samples; give it some, or leave it out")
     if all(isinstance(values[0], bool | int | float | str | None) for values in columns.values()):
-        return checked(Raw(where, Table({name: column(values) for name, values in columns.items()}), labels))
-    return checked(Raw(where, arrays({name: _stacked(values, where) for name, values in columns.items()}, where), labels))
+        return checked(Raw(where, Table({name: column(values) for name, values in columns.items()}), labels, names))
+    return checked(
+        Raw(where, arrays({name: _stacked(values, where) for name, values in columns.items()}, where), labels, names)
+    )
+
+
+def _label_column(value: Any, name: str) -> np.ndarray:
+    """One column of labels, by the names of the classes where there are any."""
+    classes = getattr(value.features[name], "names", None)
+    found = list(value.with_format(None)[name])
+    return np.asarray([classes[i] if classes and isinstance(i, int) else i for i in found])

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedme.core.data import Arrays, ClientId, Inputs, Scaling, Schema
-from fedme.core.typed import nearest
 from fedme.datasets.dataset import Dataset, Kept
 from fedme.datasets.errors import DataError
-from fedme.datasets.files import read
+from fedme.datasets.files import Label, read
 from fedme.datasets.preparation import Form, Preparation, agreed
-from fedme.datasets.raw import Raw, class_names
+from fedme.datasets.raw import Raw
+from fedme.datasets.targets import KNOWN, Targets, TaskName
+from fedme.datasets.targets import agreed as agreed_targets
 
 LEAST = 2  # samples of a client: one to train on and one to test on
 
@@ -37,6 +37,7 @@ class Piece:
 class Own:
     """How people's own samples become inputs and classes."""
 
+    task: TaskName = "auto"  # classes, several labels at once, or numbers to predict; by default what the labels look like
     classes: tuple[str, ...] = ()  # the label space; all labels that occur, in order, by default
     ignore: tuple[str, ...] = ()  # columns to leave out, such as a patient's number
     categorical: tuple[str, ...] = ()  # columns of numbers that are names; columns of text always are
@@ -55,13 +56,13 @@ class Own:
         raws = [raw for _, _, raw in parts]
         extra = [raw for raw in (unlabeled, public) if raw is not None]
         preparation, _ = agreed(raws, self.ignore, self.categorical)
-        names = [class_names(raw.labels, raw.where) for raw in [*raws, *([public] if public else [])]]
-        classes = self._label_space(names, [*raws, *([public] if public else [])])
-        preparation = Preparation(preparation.form, preparation.columns, whole_labels=_whole(classes))
+        labelled = [*raws, *([public] if public else [])]
+        targets = agreed_targets(labelled, self.task, self.classes)
+        preparation = Preparation(preparation.form, preparation.columns, whole_labels=targets.whole)
         x = _joined([preparation.numbers(raw) for raw in [*raws, *extra]])
-        labels = [_numbers(each, classes) for each in names]
+        labels = [targets.values(raw) for raw in labelled]
         if unlabeled is not None:
-            labels.insert(len(raws), torch.full((len(unlabeled),), -1))
+            labels.insert(len(raws), targets.filler(len(unlabeled)))
         rows = iter(torch.arange(sum(map(len, labels))).split([len(each) for each in labels]))
         mine: dict[ClientId, dict[str, Tensor]] = {client: {} for client in pieces}
         for client, part, _ in parts:
@@ -75,7 +76,7 @@ class Own:
         return Dataset(
             name=name,
             source=Arrays(x, torch.cat(labels), scaling),
-            schema=Schema(_shape(form), classes, preparation.scaled(scaling).plain(), _vocabulary(x)),
+            schema=Schema(_shape(form), targets.names, preparation.scaled(scaling).plain(), _vocabulary(x), targets.kind),
             train=torch.cat([each["train"] for each in mine.values()]),
             test=none,
             owners={client: (each["train"], none) for client, each in mine.items()},
@@ -85,20 +86,6 @@ class Own:
             standardise=numbers and (self.scale == "standard" or (self.scale == "auto" and vector)),
         )
 
-    def _label_space(self, names: Sequence[np.ndarray], raws: Sequence[Raw]) -> tuple[str, ...]:
-        """The classes everybody agrees on: those that were named, else all that occur."""
-        if not self.classes:
-            found = {str(label) for each in names for label in each}
-            return tuple(sorted(found, key=int)) if _whole(found) else tuple(sorted(found))
-        for each, raw in zip(names, raws, strict=True):
-            for row, label in enumerate(each):
-                if label not in self.classes:
-                    raise DataError(
-                        f"{raw.where}: sample {row} (from 0) has the class '{label}', which is not among the classes"
-                        f"{nearest(str(label), self.classes)}; correct it, or add it to `classes`"
-                    )
-        return self.classes
-
 
 @dataclass(frozen=True)
 class ClientFiles:
@@ -107,10 +94,10 @@ class ClientFiles:
     data: str | None = None  # a file or a folder of images; what is not given below is cut from it
     val: str | None = None
     test: str | None = None
-    label: str | None = None  # the column with its labels
+    label: Label = None  # the column with its labels, or several
     model: str | Mapping[str, Any] | None = None  # its architecture; from the pool of [models] by default
 
-    def pieces(self, client: ClientId, label: str | None) -> Piece:
+    def pieces(self, client: ClientId, label: Label) -> Piece:
         """Read them."""
 
         def part(name: str, path: str | None) -> Raw | None:
@@ -126,7 +113,7 @@ class ClientFiles:
 class Clients(Own):
     """A file, or a folder of images, for every client: the tables [clients.NAME] say which."""
 
-    label: str | None = None  # the column with the labels, unless a client names its own
+    label: Label = None  # the column with the labels (or several), unless a client names its own
     unlabeled_file: str | None = None  # samples of the server, without labels
     public_file: str | None = None  # samples with labels that everybody has
     clients: Mapping[ClientId, ClientFiles] = field(default_factory=dict)
@@ -152,17 +139,15 @@ class Given(Own):
 
 def newcomer(schema: Schema, preparation: Preparation, client: ClientId, piece: Piece) -> Dataset:
     """The data set of one client that comes later: prepared as the others' were, with their classes."""
-    own = Own(schema.classes)
     parts = _parts(piece)
     if len(piece.train) < LEAST:
         raise DataError(f"{piece.train.where}: there is {len(piece.train)} sample; at least {LEAST} are needed")
-    names = [class_names(raw.labels, raw.where) for _, raw in parts]
-    own._label_space(names, [raw for _, raw in parts])
-    rows = torch.arange(sum(map(len, names))).split([len(each) for each in names])
+    targets = Targets(schema.kind, schema.classes, KNOWN)
+    labels = preparation.standard(torch.cat([targets.values(raw) for _, raw in parts]))
+    rows = torch.arange(len(labels)).split([len(raw) for _, raw in parts])
     mine = dict(zip((part for part, _ in parts), rows, strict=True))
     none = torch.empty(0, dtype=torch.int64)
     scaling = preparation.scale.scaling() if preparation.scale is not None else None
-    labels = torch.cat([_numbers(each, schema.classes) for each in names])
     return Dataset(
         name="newcomer",
         source=Arrays(_joined([preparation.numbers(raw) for _, raw in parts]), labels, scaling),
@@ -191,15 +176,6 @@ def fingerprint(dataset: Dataset) -> str:
 def _parts(piece: Piece) -> list[tuple[str, Raw]]:
     parts = (("train", piece.train), ("val", piece.val), ("test", piece.test))
     return [(name, raw) for name, raw in parts if raw is not None]
-
-
-def _whole(classes: Sequence[str] | set[str]) -> bool:
-    return all(name.removeprefix("-").isdecimal() and str(int(name)) == name for name in classes)
-
-
-def _numbers(names: np.ndarray, classes: tuple[str, ...]) -> Tensor:
-    place = {name: i for i, name in enumerate(classes)}
-    return torch.tensor([place[str(name)] for name in names], dtype=torch.int64)
 
 
 def _joined(parts: Sequence[Inputs]) -> Inputs:

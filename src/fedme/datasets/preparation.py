@@ -71,6 +71,7 @@ class Preparation:
     columns: tuple[Column, ...] = ()  # of a table, in order
     scale: Scale | None = None
     whole_labels: bool = False  # classes are whole numbers, and are given back as such
+    targets: Scale | None = None  # of numbers to predict
 
     @classmethod
     def of(cls, source: Source) -> "Preparation":
@@ -114,11 +115,26 @@ class Preparation:
         found: dict[str, Any] = {"form": _plain(self.form), "whole_labels": self.whole_labels}
         if self.columns:
             found["columns"] = [_plain(column) for column in self.columns]
-        return found | ({"scale": _plain(self.scale)} if self.scale is not None else {})
+        scales = {"scale": self.scale, "targets": self.targets}
+        return found | {name: _plain(scale) for name, scale in scales.items() if scale is not None}
 
     def scaled(self, scaling: Scaling | None) -> "Preparation":
         """The same with another scale."""
         return replace(self, scale=Scale.of(scaling) if scaling is not None else None)
+
+    def standard(self, labels: Tensor) -> Tensor:
+        """Numbers to predict with mean 0 and deviation 1, as networks learn them; other labels as they are."""
+        if self.targets is None:
+            return labels
+        scaling = self.targets.scaling()
+        return ((labels - scaling.mean.double()) / scaling.std.double()).float()
+
+    def original(self, outputs: Tensor) -> Tensor:
+        """The outputs of a network in the unit of what was to be predicted."""
+        if self.targets is None:
+            return outputs
+        scaling = self.targets.scaling()
+        return outputs.double() * scaling.std.double() + scaling.mean.double()
 
     def _dictionary(self, raw: Raw, forms: Mapping[str, Form]) -> dict[str, Tensor]:
         given = raw.inputs

@@ -3,6 +3,7 @@
 Whatever was given (arrays, frames, data sets, files) becomes a `Raw`; `where` names the client and the part in every error.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from fedme.datasets.errors import DataError
 
-Columns = Mapping[str, np.ndarray]  # numbers (float64) or text (object), all of one length
+WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+Columns = Mapping[str, np.ndarray]  # numbers (float64, int64) or text (object), all of one length
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +37,7 @@ class Raw:
     where: str
     inputs: RawInputs
     labels: np.ndarray | None = None
+    named: tuple[str, ...] = ()  # the columns that the labels were
 
     def __len__(self) -> int:
         return samples(self.inputs)
@@ -57,9 +60,13 @@ def checked(raw: Raw) -> Raw:
             raise DataError(f"{raw.where}: '{name}' has {len(values)} samples where others have {count}")
         if (row := first_missing(values)) is not None:
             part = f" in '{name}'" if name else ""
-            raise DataError(
-                f"{raw.where}: sample {row} (from 0){part} is not a number, infinite or empty; fill it in or leave it out"
+            text = isinstance(values, np.ndarray) and values.dtype == object
+            what = (
+                "is empty; write what it is, for example 'unknown',"
+                if text
+                else "is not a number, infinite or empty; fill it in"
             )
+            raise DataError(f"{raw.where}: sample {row} (from 0){part} {what} or leave it out")
     return raw
 
 
@@ -85,8 +92,10 @@ def column(values: object) -> np.ndarray:
     """A column as numbers if all of it is, else as text; nothing becomes not a number, or no text."""
     given = np.asarray(values)
     if given.dtype.kind in "fiub":
-        return given.astype(np.float64)
+        return given.astype(np.float64 if given.dtype.kind == "f" else np.int64)
     items = [None if _is_nothing(value) else value for value in given.tolist()]
+    if all(isinstance(value, bool | int) and abs(value) < 2**63 for value in items):
+        return np.array(items, dtype=np.int64)
     if all(value is None or isinstance(value, bool | int | float) for value in items):
         return np.array([np.nan if value is None else float(value) for value in items], dtype=np.float64)
     return np.array(["" if value is None else str(value) for value in items], dtype=object)
@@ -98,10 +107,12 @@ def _is_nothing(value: object) -> bool:
 
 def parsed(texts: list[str]) -> np.ndarray:
     """A column of a text file: numbers if every entry is one (true and false count as 1 and 0), else text."""
-    words = {"true": 1.0, "false": 0.0}
+    words = {"true": 1, "false": 0}
     stripped = [text.strip() for text in texts]
     if all(text.lower() in words for text in stripped):
-        return np.array([words[text.lower()] for text in stripped])
+        return np.array([words[text.lower()] for text in stripped], dtype=np.int64)
+    if stripped and all(WHOLE.fullmatch(text) for text in stripped):
+        return np.array([int(text) for text in stripped], dtype=np.int64)
     try:
         return np.array([float(text) if text else np.nan for text in stripped], dtype=np.float64)
     except ValueError:
@@ -111,11 +122,10 @@ def parsed(texts: list[str]) -> np.ndarray:
 def class_names(values: object, where: str) -> np.ndarray:
     """Labels as text: whole numbers without a point, so that 1, 1.0 and "1" are one class."""
     given = np.asarray(values)
+    if given.ndim == 2 and given.shape[1] == 1:
+        given = given[:, 0]
     if given.ndim != 1:
-        raise DataError(
-            f"{where}: labels have the shape {given.shape}; give one class a sample (several labels at once, "
-            "and numbers to predict, are not supported)"
-        )
+        raise DataError(f"{where}: labels have the shape {given.shape}; give one class a sample")
     if given.dtype.kind in "biu":
         return np.array([str(int(value)) for value in given.tolist()], dtype=object)
     names = []
@@ -125,8 +135,8 @@ def class_names(values: object, where: str) -> np.ndarray:
         if isinstance(value, float):
             if not value.is_integer():
                 raise DataError(
-                    f"{where}: the label of sample {row} (from 0) is {value}, which is no class (numbers to predict are not "
-                    "supported); name classes, for example 'low' and 'high'"
+                    f"{where}: the label of sample {row} (from 0) is {value}, which is no class; name classes, for "
+                    "example 'low' and 'high', or say data.task = 'regression'"
                 )
             value = int(value)
         names.append(_whole(value.strip()) if isinstance(value, str) else str(value))

@@ -19,9 +19,9 @@ from fedme.core.client import Batch, Evaluate, Models, Objective, Op, Predict, P
 from fedme.core.data import Inputs, Split
 from fedme.core.dropout import at_draw
 from fedme.core.key import Key
+from fedme.core.kinds import kind_of
 from fedme.core.model import Model, dropout_layers
 from fedme.core.tree import Params
-from fedme.learn.objectives import cross_entropy
 from fedme.learn.privacy import noise
 
 EVALUATION_BATCH = 512
@@ -57,7 +57,7 @@ def train(op: Train) -> Trained:
 
 
 def evaluate(op: Evaluate) -> Score:
-    """Mean cross-entropy and accuracy."""
+    """Mean loss and accuracy."""
     if not len(op.data):
         return Score(0, float("nan"), float("nan"))
     seconds = seconds_a_sample(op.model, op.data) if op.timed else 0.0
@@ -65,9 +65,9 @@ def evaluate(op: Evaluate) -> Score:
 
 
 def score(logits: Tensor, y: Tensor, seconds: float = 0.0) -> Score:
-    """How good logits are for these labels."""
-    right = (logits.argmax(-1) == y) & ~logits.isnan().any(-1)  # no prediction is a wrong one
-    return Score(len(y), cross_entropy(logits, y).mean().item(), right.double().mean().item(), seconds)
+    """How good outputs are for these targets."""
+    kind = kind_of(y)
+    return Score(len(y), kind.loss(kind.ready(logits), y).mean().item(), kind.accuracy(logits, y), seconds)
 
 
 def seconds_a_sample(model: Model, data: Split, times: int = 7) -> float:

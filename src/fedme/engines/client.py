@@ -83,8 +83,9 @@ def assess(
     # A global model is often the personal model too: each is run once.
     different = {id(model): model for _, _, model in shown}
     wanted = [(each, name) for each in different for name in splits]
+    unit = task.schema.unit
     logits = yield from together([predict(different[each], splits[name]) for each, name in wanted])
-    measured = {pair: measure(answer, splits[pair[1]].y) for pair, answer in zip(wanted, logits, strict=True)}
+    measured = {pair: measure(answer, splits[pair[1]].y, unit) for pair, answer in zip(wanted, logits, strict=True)}
     scores = [
         Scored(role, model.arch.name, stage, name, measured[id(model), name]) for role, stage, model in shown for name in splits
     ]

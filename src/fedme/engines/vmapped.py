@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedme.core.key import Key
-from fedme.core.model import Arch, Model, begin, dropout_layers, template
+from fedme.core.model import Arch, Model, begin, dropout_layers, output_of, template
 
 # Compute-bound on a processor: one client after another is faster than a stack of them.
 HEAVY = (nn.modules.conv._ConvNd, nn.RNNBase, nn.Transformer)
@@ -27,7 +27,7 @@ def logits(arch: Arch, weights: Mapping[str, Tensor], x: Tensor, seeds: Mapping[
     named = {f"{layer}.seed": seed for layer, seed in (seeds or {}).items()}
 
     def one(params: dict[str, Tensor], masks: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        return functional_call(module, {**params, **masks}, (inputs,))  # type: ignore[no-any-return]
+        return output_of(functional_call(module, {**params, **masks}, (inputs,)))
 
     return torch.vmap(one, randomness="error")(dict(weights), named, x)
 

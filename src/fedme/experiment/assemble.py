@@ -234,5 +234,9 @@ def _by_best_local(
         for client, data in federation.clients.items()
     }
     done = drive(work, execute)
-    scores = {client: {name: score.accuracy for name, score in each.value.scores.items()} for client, each in done.items()}
+    loss = federation.dataset.schema.kind == "regression"
+    scores = {
+        client: {name: score.loss if loss else score.accuracy for name, score in each.value.scores.items()}
+        for client, each in done.items()
+    }
     return {client: each.value.arch for client, each in done.items()}, scores

@@ -7,14 +7,23 @@ from typing import Any
 
 import fedme
 from fedme.core.data import ClientData
+from fedme.core.kinds import KindName
+from fedme.core.metrics import MEASURES
 from fedme.engines.client import Scored
 from fedme.experiment.lineage import Lineage
 
-METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "ece", "loss")
+TITLES = {"balanced_accuracy": "balanced accuracy"}
+WORDS = {"classification": "Classes", "multi-label": "Labels, each there or not", "regression": "Numbers it predicts"}
 
 
 def about(
-    data: ClientData, stage: str, method: str, rounds: int, scores: Sequence[Scored], lineage: Lineage | None
+    data: ClientData,
+    stage: str,
+    method: str,
+    rounds: int,
+    scores: Sequence[Scored],
+    lineage: Lineage | None,
+    kind: KindName = "classification",
 ) -> dict[str, Any]:
     """The part of a model's description that says where it comes from."""
     mine = [s for s in scores if s.model == "personal" and s.stage == stage]
@@ -25,8 +34,8 @@ def about(
         "method": method,
         "rounds": rounds,
         "data": {"train": len(data.train), "val": len(data.val), "test": len(data.test)},
-        "accuracy": {s.split: s.metrics.accuracy for s in mine},
-        "metrics": {s.split: asdict(s.metrics) for s in mine},
+        MEASURES[kind][0].key: {s.split: getattr(s.metrics, MEASURES[kind][0].key) for s in mine},
+        "metrics": {s.split: s.metrics.plain(kind) for s in mine},
         "versions": {"fedme": fedme.__version__, "torch": metadata.version("torch")},
     }
     return found | ({"lineage": asdict(lineage)} if lineage is not None else {})
@@ -38,6 +47,7 @@ def markdown(description: Mapping[str, Any]) -> str:
     tuned = ", then fine-tuned on its own samples" if d["stage"] == "finetuned" else ""
     shape = " x ".join(map(str, d["inputs"]["shape"])) or "1"
     classes = d["classes"]
+    task: KindName = d.get("task", "classification")
     listed = ", ".join(classes[:20]) + (f" and {len(classes) - 20} more" if len(classes) > 20 else "")
     lines = [
         f"# Personal model of client {d['client']}",
@@ -46,15 +56,15 @@ def markdown(description: Mapping[str, Any]) -> str:
         "",
         f"* Architecture: `{d['arch']}`, {d['parameters']:,} weights ({d['dtype']})",
         f"* Inputs: {shape} numbers a sample{_prepared(d['preprocessing'])}",
-        f"* Classes ({len(classes)}): {listed}",
+        f"* {WORDS[task]} ({len(classes)}): {listed}",
         f"* Samples of the client: {_sizes(d['data'])}",
         *_lineage(d),
         f"* Made with torch {d['versions']['torch']}",
         "",
-        "| part | samples | " + " | ".join(name.replace("_", " ") for name in METRICS) + " |",
-        "|---|---:|" + "---:|" * len(METRICS),
+        "| part | samples | " + " | ".join(TITLES.get(m.key, m.title) for m in MEASURES[task]) + " |",
+        "|---|---:|" + "---:|" * len(MEASURES[task]),
         *(
-            f"| {split} | {m['samples']} | " + " | ".join(_number(m[name]) for name in METRICS) + " |"
+            f"| {split} | {m['samples']} | " + " | ".join(_number(m[each.key]) for each in MEASURES[task]) + " |"
             for split, m in d["metrics"].items()
         ),
         "",

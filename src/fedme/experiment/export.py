@@ -1,9 +1,10 @@
 """Saved models for other programs: ONNX, torch.export, safetensors. They take samples as numbers and scale them."""
 
+import inspect
 import logging
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedme.core.data import Inputs
+from fedme.core.model import output_of
 from fedme.datasets.files import needed
 from fedme.datasets.preparation import DTYPES, Form, Preparation
 from fedme.experiment.files import RunError, replacing
@@ -20,32 +22,67 @@ Target = Literal["onnx", "torch-export", "safetensors"]
 SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}
 
 
-class Scaled(nn.Module):
-    """A network with the scaling of its inputs in front: it takes samples as they were given."""
+class Deployed(nn.Module):
+    """A network that takes samples as they were given and answers with a tensor, numbers in their own unit.
 
-    factor: Tensor
-    mean: Tensor
-    std: Tensor
+    It scales one tensor; several, passed by name, are not scaled.
+    """
+
+    scale_factor: Tensor
+    scale_mean: Tensor
+    scale_std: Tensor
+    target_mean: Tensor
+    target_std: Tensor
 
     def __init__(self, network: nn.Module, preparation: Preparation, dtype: torch.dtype) -> None:
         super().__init__()
-        assert preparation.scale is not None
-        scaling = preparation.scale.scaling()
         self.network, self.dtype = network, dtype
-        self.register_buffer("factor", torch.tensor(scaling.factor, dtype=torch.float32))
-        self.register_buffer("mean", scaling.mean)
-        self.register_buffer("std", scaling.std)
+        self.scales, self.answers = preparation.scale is not None, preparation.targets is not None
+        if preparation.scale is not None:
+            scaling = preparation.scale.scaling()
+            self.register_buffer("scale_factor", torch.tensor(scaling.factor, dtype=torch.float32))
+            self.register_buffer("scale_mean", scaling.mean)
+            self.register_buffer("scale_std", scaling.std)
+        if preparation.targets is not None:
+            scaling = preparation.targets.scaling()
+            self.register_buffer("target_mean", scaling.mean)
+            self.register_buffer("target_std", scaling.std)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
-        scaled = (x.to(torch.float32) * self.factor - self.mean) / self.std
-        return self.network(scaled.to(self.dtype))  # type: ignore[no-any-return]
+        """Logits, or numbers."""
+        if self.scales:
+            x = ((x.to(torch.float32) * self.scale_factor - self.scale_mean) / self.scale_std).to(self.dtype)
+        return self.answer(self.network(x))
+
+    def answer(self, found: Any) -> Tensor:
+        """What the network gave, as a tensor and in its own unit."""
+        z = output_of(found)
+        return z * self.target_std.to(z.dtype) + self.target_mean.to(z.dtype) if self.answers else z
 
 
 def deployable(network: nn.Module, preparation: Preparation) -> nn.Module:
-    """The network itself, or with the scaling in front where samples are scaled."""
+    """The network itself if nothing is to be done before and after it."""
     dtype = next((p.dtype for p in network.parameters()), torch.float32)
-    return network if preparation.scale is None else Scaled(network, preparation, dtype).eval()
+    sample = example(preparation, dtype)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        scaled = preparation.scale.scaling()(sample).to(dtype) if preparation.scale and isinstance(sample, Tensor) else sample
+        found = network.eval()(**scaled) if isinstance(scaled, Mapping) else network.eval()(scaled)
+    if preparation.scale is None and preparation.targets is None and isinstance(found, Tensor):
+        return network
+    return _taking(list(sample) if isinstance(sample, Mapping) else [])(network, preparation, dtype).eval()
+
+
+def _taking(names: Sequence[str]) -> type[Deployed]:
+    """The class whose forward takes inputs of these names; exporters look at its signature."""
+    if not names:
+        return Deployed
+
+    def forward(self: Deployed, **named: Tensor) -> Tensor:
+        return self.answer(self.network(**named))
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in ("self", *names)])  # type: ignore[attr-defined]
+    return type("Deployed", (Deployed,), {"forward": forward})
 
 
 def example(preparation: Preparation, dtype: torch.dtype) -> Inputs:
@@ -69,6 +106,11 @@ def _call(
     if isinstance(sample, Mapping):
         return (), dict(sample), dict.fromkeys(sample, batch)
     return (sample,), {}, (batch,)
+
+
+def output_name(preparation: Preparation) -> str:
+    """What the output of an ONNX file is called."""
+    return "logits" if preparation.targets is None else "values"
 
 
 @contextmanager
@@ -99,7 +141,7 @@ def to_onnx(module: nn.Module, preparation: Preparation, path: Path, facts: Mapp
                 kwargs=kwargs,
                 dynamic_shapes=axes,
                 input_names=names,
-                output_names=["logits"],
+                output_names=[output_name(preparation)],
                 verbose=False,
                 dynamo=True,
             )

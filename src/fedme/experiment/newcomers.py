@@ -14,6 +14,7 @@ from fedme import zoo
 from fedme.core.client import Local, Steps, evaluate, predict, together, train
 from fedme.core.data import ClientData, ClientId, Schema
 from fedme.core.key import Key
+from fedme.core.kinds import KindName
 from fedme.core.method import Round, Task
 from fedme.core.metrics import measure
 from fedme.core.model import Model
@@ -63,6 +64,7 @@ class Joined:
     taken: str
     offers: int
     scores: tuple[Scored, ...]
+    kind: KindName
 
 
 def offered(server: Any, task: Task, key: Key) -> dict[str, Model]:
@@ -135,13 +137,11 @@ def join(
     if saved.folder_of(run, client).exists():
         raise RunError(f"{run}: a client of the run is called '{client}' already; give the newcomer another name")
     about = there[0].about
-    schema = Schema(
-        tuple(about["inputs"]["shape"]), tuple(about["classes"]), about["preprocessing"], about["inputs"]["vocabulary"]
-    )
+    schema = saved.schema_of(about)
     data = _data(schema, client, piece, experiment)
     tuning = epochs if epochs is not None else experiment.settings.finetune.epochs or EPOCHS
     key = Key(experiment.settings.seed).at("newcomer", client)
-    steps = _steps(experiment, there, data, tuning, key)
+    steps = _steps(experiment, there, data, tuning, key, schema.unit)
     taken, models, scores = drive({client: steps}, execute or one_by_one())[client].value
     folder = saved.folder_of(run, client, saved.NEWCOMERS)
     rounds = experiment.settings.rounds
@@ -149,9 +149,10 @@ def join(
     if lineage is not None:
         lineage = replace(lineage, adoptions=(*lineage.adoptions, Adoption(rounds - 1, client, taken.name)))
     for name, stage in (("model", "round"), ("finetuned", "finetuned")):
-        description = cards.about(data, stage, experiment.method_name, rounds, scores, lineage) | {"started_from": taken.name}
+        description = cards.about(data, stage, experiment.method_name, rounds, scores, lineage, schema.kind)
+        description |= {"started_from": taken.name}
         saved.save(folder, name, models[name], schema, list(schema.classes), description)
-    return Joined(folder, client, taken.name, len(there), tuple(scores))
+    return Joined(folder, client, taken.name, len(there), tuple(scores), schema.kind)
 
 
 def _data(schema: Schema, client: ClientId, piece: Piece, experiment: Experiment) -> ClientData:
@@ -162,7 +163,7 @@ def _data(schema: Schema, client: ClientId, piece: Piece, experiment: Experiment
 
 
 def _steps(
-    experiment: Experiment, there: Sequence[Offer], data: ClientData, epochs: int, key: Key
+    experiment: Experiment, there: Sequence[Offer], data: ClientData, epochs: int, key: Key, unit: Sequence[float]
 ) -> Steps[tuple[Offer, dict[str, Model], list[Scored]]]:
     look = data.train if experiment.method_name == "hypcluster" or not len(data.val) else data.val
     fits = yield from together([evaluate(offer.model, look) for offer in there])
@@ -181,5 +182,5 @@ def _steps(
         for part, split in (("val", data.val), ("test", data.test)):
             if len(split):
                 logits = yield from predict(models[name], split)
-                scores.append(Scored("personal", start.arch.name, stage, part, measure(logits, split.y)))
+                scores.append(Scored("personal", start.arch.name, stage, part, measure(logits, split.y, unit)))
     return there[best], models, scores

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from fedme.core.data import ClientId, Inputs
+from fedme.core.kinds import KINDS, KindName
 from fedme.core.metrics import Metrics, measure
+from fedme.core.model import output_of
 from fedme.core.typed import nearest
-from fedme.datasets.errors import DataError
-from fedme.datasets.files import needed
+from fedme.datasets.files import Label, needed
 from fedme.datasets.given import raw
 from fedme.datasets.preparation import Preparation
-from fedme.datasets.raw import Raw, class_names
+from fedme.datasets.raw import Raw
+from fedme.datasets.targets import KNOWN, Targets
 from fedme.experiment import export, saved
 from fedme.experiment.files import RunError
 from fedme.zoo import Entry
@@ -33,6 +35,7 @@ class Personal:
         self.client: ClientId = self.about["client"]
         self.classes: tuple[str, ...] = tuple(self.about["classes"])
         self.preparation = Preparation.read(self.about["preprocessing"])
+        self.schema = saved.schema_of(self.about)
         self.note = ""
         self._network: nn.Module | None = None
         self._session: Any = None
@@ -60,34 +63,47 @@ class Personal:
         """What the model is, for people."""
         return (self.folder / saved.CARDS[self.name]).read_text(encoding="utf-8")
 
-    def logits(self, x: Any, label: str | None = None) -> Tensor:
-        """One number a class for every sample; `x` is whatever a client may give, and a column `label` in it is left out."""
+    @property
+    def task(self) -> KindName:
+        """What is predicted: classification, multi-label or regression."""
+        return self.schema.kind
+
+    def logits(self, x: Any, label: Label = None) -> Tensor:
+        """One number a class or label for every sample; in regression, the numbers themselves, in their own unit.
+
+        `x` is whatever a client may give, and a column `label` in it is left out.
+        """
         return self._logits(raw(x, label, "the samples", labelled=False))
 
-    def probabilities(self, x: Any, label: str | None = None) -> Tensor:
-        """The probability of every class for every sample."""
-        return self.logits(x, label).double().softmax(1)
+    def probabilities(self, x: Any, label: Label = None) -> Tensor:
+        """The probability of every class (which add up to 1) or label (each on its own) for every sample."""
+        if self.task == "regression":
+            raise RunError(f"{self.folder}: the model predicts numbers, which have no probabilities; use predict")
+        return KINDS[self.task].mean(self.logits(x, label).double())
 
-    def predict(self, x: Any) -> np.ndarray:
-        """The most probable class of every sample: whole numbers if the classes are, else text."""
-        return self.named(self.logits(x).argmax(1))
+    def predict(self, x: Any, label: Label = None) -> np.ndarray:
+        """What is predicted of every sample.
+
+        The most probable class: whole numbers if the classes are, else text. Several labels: a matrix of 0 and 1, a column a
+        label. Numbers: one a sample, or a matrix of them, in their own unit.
+        """
+        z = self.logits(x, label)
+        if self.task == "classification":
+            return self.named(z.argmax(1))
+        answers = (z > 0).long() if self.task == "multi-label" else z
+        return (answers[:, 0] if self.task == "regression" and len(self.classes) == 1 else answers).numpy()
 
     def named(self, places: Tensor) -> np.ndarray:
         """Classes by their places."""
         names: list[Any] = [int(name) for name in self.classes] if self.preparation.whole_labels else list(self.classes)
         return np.array([names[i] for i in places.tolist()])
 
-    def evaluate(self, data: Any, label: str | None = None) -> Metrics:
+    def evaluate(self, data: Any, label: Label = None) -> Metrics:
         """How it does on samples with labels, given as a client gives them."""
         given = raw(data, label, "the samples")
-        place = {name: i for i, name in enumerate(self.classes)}
-        names = class_names(given.labels, given.where)
-        for row, name in enumerate(names):
-            if name not in place:
-                raise DataError(
-                    f"{given.where}: sample {row} (from 0) has the class '{name}', unknown to the model{nearest(name, place)}"
-                )
-        return measure(self._logits(given), torch.tensor([place[name] for name in names]))
+        y = Targets(self.task, self.classes, KNOWN).values(given)
+        standard = self.preparation.standard
+        return measure(standard(self._logits(given)), standard(y), self.schema.unit)
 
     def export(self, path: Path | str, to: export.Target | None = None) -> Path:
         """Write the model for other programs: ONNX, torch.export (.pt2) or safetensors; by default what the name ends in."""
@@ -98,7 +114,7 @@ class Personal:
             raise RunError(f"{target}: what is it to be? Let its name end in {', '.join(kinds)}, or say `to`")
         target.parent.mkdir(parents=True, exist_ok=True)
         facts = {"classes": json.dumps(list(self.classes)), "preprocessing": json.dumps(self.preparation.plain())}
-        facts |= {"client": self.client, "architecture": self.about["arch"]}
+        facts |= {"client": self.client, "architecture": self.about["arch"], "task": self.task}
         if kind == "safetensors":
             export.copy_weights(self.folder, self.name, target)
         elif kind == "onnx" and self._session is not None:
@@ -117,15 +133,15 @@ class Personal:
     def _answer(self, numbers: Inputs) -> Tensor:
         if self._session is not None:
             arrays = {name: x.numpy() for name, x in (numbers.items() if isinstance(numbers, Mapping) else [("x", numbers)])}
-            return torch.from_numpy(self._session.run(["logits"], arrays)[0])
+            return torch.from_numpy(self._session.run([export.output_name(self.preparation)], arrays)[0])
         assert self._network is not None
         scale = self.preparation.scale
         x = scale.scaling()(numbers) if scale is not None and isinstance(numbers, Tensor) else numbers
         dtype = next((p.dtype for p in self._network.parameters()), torch.float32)
         with torch.inference_mode():
             x = _cast(x, dtype)
-            found: Tensor = self._network(**x) if isinstance(x, Mapping) else self._network(x)
-        return found.clone()
+            found = output_of(self._network(**x) if isinstance(x, Mapping) else self._network(x))
+        return self.preparation.original(found.clone())
 
 
 def _part(numbers: Inputs, rows: Tensor) -> Inputs:

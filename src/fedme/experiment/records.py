@@ -11,7 +11,7 @@ A row says what it is about: round (from 0), client, model ("personal", "global"
 `bytes_up`, `bytes_down` and `client_seconds` are this client's in this round, `server_seconds` the server's; they are
 repeated in every row of a client and round. They count the messages of the method, not what evaluation or records need. A
 client that did not answer, or was not there to be asked, has a row whose `notes` say so under `missing`. null means: not
-defined, or not finite.
+defined, or not finite. Which metrics a row has depends on what is predicted (`core/metrics.py`).
 """
 
 import json
@@ -19,12 +19,12 @@ import math
 import os
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from fedme.core.data import ClientId
-from fedme.core.metrics import Metrics
+from fedme.core.kinds import KindName
+from fedme.core.metrics import Metrics, kind_of_row
 from fedme.engines.client import Scored
 from fedme.engines.round import Traffic
 from fedme.experiment.files import RunError, finite
@@ -68,9 +68,11 @@ def rows(
     scores: Mapping[ClientId, list[Scored]],
     samples: Mapping[ClientId, int],
     server_seconds: float,
+    kind: KindName = "classification",
 ) -> list[dict[str, Any]]:
     """All rows of a round."""
     found = []
+    unknown = {} if kind == "regression" else {"correct": None, "classes_present": None}
     for client in dict.fromkeys([*traffic, *scores]):
         mine = traffic.get(client, Traffic())
         cost = {
@@ -82,17 +84,18 @@ def rows(
 
         def row(model: str, arch: str | None, split: str, stage: str, metrics: Metrics) -> dict[str, Any]:
             about = {"round": t, "client": client, "model": model, "arch": arch, "split": split, "stage": stage}  # noqa: B023
-            return about | asdict(metrics) | cost  # noqa: B023
+            return about | metrics.plain(kind) | cost  # noqa: B023
 
         if client in traffic:
             losses = mine.report.losses or {"": float("nan")}
             for role, loss in losses.items():
                 measured = Metrics(samples.get(client, 0), 0, 0, loss=loss)
-                found.append(row(role, None, "train", "training", measured) | {"correct": None, "classes_present": None})
+                found.append(row(role, None, "train", "training", measured) | unknown)
             found[-1]["notes"] = dict(mine.report.notes) | ({} if mine.answered else {"missing": mine.reason or True})
             for role, score in mine.report.scores.items():
-                measured = Metrics(score.samples, round(score.accuracy * score.samples), 0, score.loss, score.accuracy)
-                found.append(row(role, None, "val", "trained", measured) | {"classes_present": None})
+                measured = Metrics(score.samples, 0, 0, score.loss, score.accuracy)
+                right = {"correct": round(score.accuracy * score.samples)} if kind == "classification" else {}
+                found.append(row(role, None, "val", "trained", measured) | unknown | right)
         found += [row(s.model, s.arch, s.split, s.stage, s.metrics) for s in scores.get(client, [])]
     return found
 
@@ -115,18 +118,18 @@ def read(folder: Path) -> Iterator[dict[str, Any]]:
 TEXTS = ("client", "model", "split", "stage")
 COUNTS = ("round", "samples", "bytes_up", "bytes_down")
 NUMBERS = ("client_seconds", "server_seconds")
-MAYBE = tuple(field.name for field in fields(Metrics) if field.name != "samples")
 
 
 def _checked(row: Any) -> dict[str, Any]:
     """A row that everybody can compute with, or a ValueError."""
     if not isinstance(row, dict):
         raise ValueError("not a table")
+    maybe = [name for name in Metrics(0, 0, 0).plain(kind_of_row(row)) if name != "samples"]
     for names, kinds, what in (
         (TEXTS, (str,), "text"),
         (COUNTS, (int,), "a whole number"),
         (NUMBERS, (int, float), "a number"),
-        (MAYBE, (int, float, type(None)), "a number or null"),
+        (maybe, (int, float, type(None)), "a number or null"),
     ):
         for name in names:
             value = row.get(name, ...)

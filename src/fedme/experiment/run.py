@@ -19,10 +19,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import fedme
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Round, Task
+from fedme.core.metrics import MEASURES, Measure
 from fedme.datasets.federation import Federation
 from fedme.engines.attack import Hostile
 from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
@@ -210,6 +213,16 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
 def _cautions(experiment: Experiment, federation: Federation) -> list[str]:
     """What a reader of the results should know about the data."""
     notes = []
+    schema = federation.dataset.schema
+    if schema.kind != "classification" and getattr(experiment.dataset, "task", "") == "auto":
+        seen = "0 or 1, several a sample" if schema.kind == "multi-label" else "numbers with fractions"
+        notes.append(f"the labels are {seen}, so this is {schema.kind} of {_some(schema.classes)}; data.task can say otherwise")
+    if schema.kind == "multi-label" and bool((torch.cat([d.train.y for d in federation.clients.values()]).sum(1) == 1).all()):
+        notes.append(
+            "every sample has exactly one label; to learn one class of several, give each sample the number of its class"
+        )
+    if len(schema.classes) == 1 and schema.kind == "classification":
+        notes.append(f"there is only one class, {schema.classes[0]}: there is nothing to learn")
     few = [client for client, data in federation.clients.items() if len(data.test) < FEW]
     if few:
         many = f"{len(few)} of {len(federation.clients)} clients have fewer than {FEW} test samples"
@@ -294,15 +307,15 @@ class Loop:
         scores: dict[ClientId, list[Scored]] = {}
         last = t + 1 == settings.rounds
         if last and self.method.own_architectures:
-            now = records.rows(t, traffic, {}, self.engine.samples, 0.0)
+            now = records.rows(t, traffic, {}, self.engine.samples, 0.0, task.schema.kind)
             self.ancestry = lineages(itertools.chain(records.read(self.folder), now), task.members)
         if last or (t + 1) % settings.evaluate_every == 0:
             scores = self.assess(task, server, t, last)
-            self.shown = _headline(scores)
+            self.shown = _headline(scores, MEASURES[task.schema.kind][0])
         if last:
             method, key = self.experiment.method_name, self.root.at("init")
             newcomers.save_offers(self.folder, server, task, method, settings.rounds, key)
-        rows = records.rows(t, traffic, scores, self.engine.samples, played.server_seconds)
+        rows = records.rows(t, traffic, scores, self.engine.samples, played.server_seconds, task.schema.kind)
         if settings.privacy is not None:
             cost = privacy.costs(settings.privacy, self.engine.spent)
             rows = [row | {"epsilon": cost[row["client"]]} for row in rows]
@@ -369,23 +382,23 @@ def save_models(
     notes = []
     for name, file, stage in (("personal", "model", "round"), ("finetuned", "finetuned", "finetuned")):
         if name in assessment.models:
-            about = cards.about(data, stage, experiment.method_name, rounds, assessment.scores, lineage)
+            about = cards.about(data, stage, experiment.method_name, rounds, assessment.scores, lineage, task.schema.kind)
             notes.append(saved.save(folder, file, assessment.models[name], task.schema, classes, about))
     return [note for note in notes if note]
 
 
-def _headline(scores: Mapping[ClientId, list[Scored]]) -> str:
-    """The client-mean accuracy of the personal models, on validation data where there is any."""
+def _headline(scores: Mapping[ClientId, list[Scored]], measure: Measure) -> str:
+    """The client mean of what counts, of the personal models, on validation data where there is any."""
     for split, word in (("val", "validation"), ("test", "test")):
-        found = [
-            s.metrics.accuracy
-            for mine in scores.values()
-            for s in mine
-            if s.model == "personal" and s.stage == "round" and s.split == split and s.metrics.accuracy is not None
-        ]
+        mine = [s for each in scores.values() for s in each if (s.model, s.stage, s.split) == ("personal", "round", split)]
+        found = [value for s in mine if (value := getattr(s.metrics, measure.key)) is not None]
         if found:
-            return f"{word} {100 * sum(found) / len(found):.2f} %"
+            return f"{word} {measure.shown(sum(found) / len(found))}"
     return ""
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 @contextmanager

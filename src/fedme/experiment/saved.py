@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedme import __version__, zoo
 from fedme.core.data import ClientId, Schema
 from fedme.core.key import Key
+from fedme.core.kinds import KindName
 from fedme.core.model import Model, load
 from fedme.core.typed import TypedError, build
 from fedme.datasets.errors import DataError
@@ -46,6 +47,7 @@ def save(folder: Path, name: str, model: Model, schema: Schema, classes: list[st
         "options": dict(model.arch.options),
         "parameters": model.parameters,
         "dtype": str(model.dtype).removeprefix("torch."),
+        "task": schema.kind,
         "inputs": {"shape": list(schema.shape), "vocabulary": schema.vocabulary},
         "classes": classes,
         "importable": zoo.importable(model.arch.factory),
@@ -63,7 +65,8 @@ def _save_onnx(path: Path, model: Model, schema: Schema) -> str:
     """What can be used without the code of the network."""
     preparation = Preparation.read(schema.preprocessing)
     try:
-        export.to_onnx(export.deployable(model.module(), preparation), preparation, path, {"architecture": model.arch.name})
+        facts = {"architecture": model.arch.name, "task": schema.kind}
+        export.to_onnx(export.deployable(model.module(), preparation), preparation, path, facts)
     except (DataError, RunError) as error:
         return f"{model.arch.name} has no import path and is saved as weights only, which need its code: {error}"
     return ""
@@ -101,6 +104,15 @@ def describe(folder: Path, name: str = "model") -> dict[str, Any]:
     return about
 
 
+def schema_of(about: Mapping[str, Any]) -> Schema:
+    """What the samples of a saved model look like."""
+    shape = build(tuple[int, ...], about["inputs"]["shape"], "inputs.shape")
+    kind: KindName = build(KindName, about.get("task", "classification"), "task")
+    scale = about["preprocessing"].get("targets") or {}
+    unit = build(tuple[float, ...], scale.get("std", []), "preprocessing.targets.std")
+    return Schema(shape, tuple(about["classes"]), about["preprocessing"], about["inputs"]["vocabulary"], kind, unit)
+
+
 def read(
     folder: Path, name: str = "model", *, imports: bool = False, more: Mapping[str, zoo.Entry] | None = None
 ) -> tuple[nn.Module, dict[str, Any]]:
@@ -116,8 +128,7 @@ def read_model(
     path = folder / f"{name}.json"
     about = describe(folder, name)
     try:
-        shape = build(tuple[int, ...], about["inputs"]["shape"], "inputs.shape")
-        schema = Schema(shape, tuple(about["classes"]), vocabulary=about["inputs"]["vocabulary"])
+        schema = schema_of(about)
         dtype = {"float32": torch.float32, "float64": torch.float64}[about["dtype"]]
         spec = about["arch"].split("[classes=")[0]
         arch = zoo.arch(spec, schema, imports=imports, more=more)

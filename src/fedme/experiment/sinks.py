@@ -15,9 +15,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from fedme.core.metrics import MEASURES, kind_of_row
 from fedme.experiment.config import ConfigError
 from fedme.experiment.files import write_text
-from fedme.experiment.summary import MEANS, flattened
+from fedme.experiment.summary import flattened
 
 Row = Mapping[str, Any]
 PACKAGES = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow"}
@@ -53,9 +54,9 @@ def means(rows: Sequence[Row]) -> dict[str, float]:
         traffic.setdefault(row["client"], row)
         model = row["model"] if row["stage"] != "finetuned" else f"{row['model']}-finetuned"
         place = f"{model or 'model'}/{row['stage'] if row['stage'] in ('training', 'trained') else row['split']}"
-        for metric in MEANS:
-            if row[metric] is not None:
-                found[f"{place}/{metric}"].append(row[metric])
+        for measure in MEASURES[kind_of_row(row)]:
+            if row[measure.key] is not None:
+                found[f"{place}/{measure.key}"].append(row[measure.key])
         notes = row.get("notes") or {}
         adopted += [bool(notes["adopts"])] if notes.get("lender") else []
     values = {name: statistics.fmean(each) for name, each in found.items()}

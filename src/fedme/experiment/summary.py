@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedme.core.kinds import KindName
+from fedme.core.metrics import LOSS, MEASURES, Measure, kind_of_row
 from fedme.core.typed import TypedError
 from fedme.experiment import records
 from fedme.experiment.checkpoint import digest
@@ -19,7 +21,6 @@ from fedme.experiment.files import RunError, sealed, unsealed, write_json
 
 NAME = "summary.json"
 CONFIG = "config.toml"
-MEANS = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "auroc", "ece")
 
 Kind = tuple[str, str]  # model, stage
 Splits = dict[str, list[dict[str, Any]]]  # the rows of one kind in one round, by split
@@ -38,6 +39,7 @@ def summarise(rows: Iterable[dict[str, Any]], config: Mapping[str, Any]) -> dict
     epsilon: dict[str, float | None] = {}
     missing: Counter[str] = Counter()
     trouble = Trouble()
+    task: KindName | None = None
     for t, together in itertools.groupby(rows, key=lambda row: row["round"]):
         traffic: dict[str, dict[str, Any]] = {}
         found: dict[Kind, Splits] = defaultdict(lambda: defaultdict(list))
@@ -48,6 +50,7 @@ def summarise(rows: Iterable[dict[str, Any]], config: Mapping[str, Any]) -> dict
             if why := row.get("notes", {}).get("missing"):
                 missing[_sort_of(why)] += 1
             if row["stage"] in ("round", "finetuned"):
+                task = task or kind_of_row(row)
                 found[row["model"], row["stage"]][row["split"]].append(row)
         sums = {name: total + sum(row[name] for row in traffic.values()) for name, total in sums.items()}
         server += next(iter(traffic.values()))["server_seconds"]
@@ -56,10 +59,10 @@ def summarise(rows: Iterable[dict[str, Any]], config: Mapping[str, Any]) -> dict
                 splits[split] = [row for row in mine if row["client"] not in trouble.hostile]
             evaluated[kind] += 1
             last[kind] = t, splits
-            if "val" in splits:
-                accuracy = means(splits["val"])["accuracy"]["client_mean"] or -math.inf
-                if kind not in best or accuracy > best[kind][0]:
-                    best[kind] = accuracy, t, splits
+            if splits.get("val"):
+                merit = _merit(means(splits["val"]))
+                if kind not in best or merit > best[kind][0]:
+                    best[kind] = merit, t, splits
     results = []
     for model, stage in sorted(last, key=lambda kind: (kind[1] != "round", kind)):
         picks = {"last round": last[model, stage]}
@@ -76,6 +79,7 @@ def summarise(rows: Iterable[dict[str, Any]], config: Mapping[str, Any]) -> dict
         | {
             "name": config["name"],
             "method": config["method"]["name"],
+            "task": task or kind_of_row({}),
             "seed": config["seed"],
             "rounds": config["rounds"],
             "config": digest({key: value for key, value in config.items() if key != "seed"}),
@@ -120,19 +124,30 @@ def _sort_of(reason: Any) -> str:
 
 def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Over clients: mean and standard deviation (ddof = 1) of every metric where it is defined, and pooled over samples."""
-    total = sum(row["samples"] for row in rows)
-    found: dict[str, Any] = {"clients": len(rows), "samples": total}
-    for metric in MEANS:
-        values = [row[metric] for row in rows if row[metric] is not None]
-        found[metric] = {
+    measures = MEASURES[kind_of_row(rows[0])]
+    found: dict[str, Any] = {"clients": len(rows), "samples": sum(row["samples"] for row in rows)}
+    for measure in measures:
+        values = [row[measure.key] for row in rows if row[measure.key] is not None]
+        found[measure.key] = {
             "client_mean": statistics.fmean(values) if values else None,
             "client_std": statistics.stdev(values) if len(values) > 1 else None,
             "clients": len(values),
         }
-    found["accuracy"]["pooled"] = sum(row["correct"] for row in rows) / total if total else None
-    finite = all(row["loss"] is not None for row in rows)
-    found["loss"]["pooled"] = sum(row["loss"] * row["samples"] for row in rows) / total if total and finite else None
+    for measure in (measures[0], LOSS):
+        found[measure.key]["pooled"] = measure.pooled(rows)
     return found
+
+
+def measures_of(result: Mapping[str, Any]) -> tuple[Measure, ...]:
+    """What a run is measured by, the number that counts first; `result` is its summary."""
+    return MEASURES[result.get("task", "classification")]
+
+
+def _merit(result: Mapping[str, Any]) -> float:
+    """How good a mean over clients is: larger is better."""
+    measure = MEASURES[kind_of_row(result)][0]
+    value = result[measure.key]["client_mean"]
+    return -math.inf if value is None else measure.gain(value, 0.0)
 
 
 def write(folder: Path, config: Mapping[str, Any]) -> None:
@@ -197,7 +212,7 @@ def _why_not(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a comparison: a model of runs that differ only in their seed. Accuracies are fractions, one a seed."""
+    """One line of a comparison: a model of runs that differ only in their seed, measured by `measure`, one number a seed."""
 
     name: str
     method: str
@@ -209,8 +224,9 @@ class Line:
     split: str
     selection: str
     seeds: tuple[int, ...]
-    client_mean: tuple[float, ...]
-    pooled: tuple[float, ...]
+    measure: Measure
+    client_mean: tuple[float | None, ...]  # None where models diverged
+    pooled: tuple[float | None, ...]
     bytes: float  # both ways, all clients and rounds, mean over seeds
 
 
@@ -218,6 +234,7 @@ def compare(folders: Sequence[Path], split: str = "test", selection: str = "last
     """Runs that differ only in their seed become one line a model and stage."""
     runs = {folder: read(folder) for folder in dict.fromkeys(folder.resolve() for folder in folders)}
     groups = families(runs)
+    measure = common_measure(list(runs.values()))
     lines = []
     for family, differs in zip(groups, differing([config_of(next(iter(family.values()))) for family in groups]), strict=True):
         mine = [runs[folder] for folder in family.values()]
@@ -234,12 +251,23 @@ def compare(folders: Sequence[Path], split: str = "test", selection: str = "last
                     config=mine[0]["config"],
                     **wanted,
                     seeds=tuple(family),
-                    client_mean=tuple(r["accuracy"]["client_mean"] for r in found),
-                    pooled=tuple(r["accuracy"]["pooled"] for r in found),
+                    measure=measure,
+                    client_mean=tuple(r[measure.key]["client_mean"] for r in found),
+                    pooled=tuple(r[measure.key]["pooled"] for r in found),
                     bytes=statistics.fmean(run["bytes_up"] + run["bytes_down"] for run in mine),
                 )
             )
     return lines
+
+
+def common_measure(results: Sequence[Mapping[str, Any]]) -> Measure:
+    """What all of these runs are measured by; runs that predict different things cannot be compared."""
+    tasks = {result.get("task", "classification"): str(result["name"]) for result in results}
+    if len(tasks) > 1:
+        raise RunError(
+            f"runs of different tasks cannot be compared: {', '.join(f'{name} is {t}' for t, name in tasks.items())}"
+        )
+    return measures_of(results[0])[0]
 
 
 def families(runs: Mapping[Path, Mapping[str, Any]]) -> list[dict[int, Path]]:
@@ -253,11 +281,16 @@ def families(runs: Mapping[Path, Mapping[str, Any]]) -> list[dict[int, Path]]:
 
 
 def names(families: Mapping[str, tuple[str, str]]) -> dict[str, str]:
-    """A name for every family of runs, given its name and method; those of the same name and method are numbered."""
+    """A name for every family of runs, given its name and method.
+
+    Those of the same name are told apart by their methods, and numbered if these are the same too.
+    """
     found = {}
-    for config, family in families.items():
-        twins = [each for each, other in families.items() if other == family]
-        found[config] = family[0] if len(twins) == 1 else f"{family[0]} #{twins.index(config) + 1}"
+    for config, (name, method) in families.items():
+        methods = {other[1] for other in families.values() if other[0] == name}
+        twins = [each for each, other in families.items() if other == (name, method)]
+        full = name if len(methods) == 1 else f"{name} ({method})"
+        found[config] = full if len(twins) == 1 else f"{full} #{twins.index(config) + 1}"
     return found
 
 

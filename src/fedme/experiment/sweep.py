@@ -7,10 +7,11 @@ accuracy is shown but never chooses.
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from fedme.core.metrics import MEASURES, Measure
 from fedme.experiment import summary
 from fedme.experiment.batch import Planned
 from fedme.experiment.config import ConfigError, load
@@ -36,12 +37,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Scored:
-    """What the finished runs of a point reach, one number a seed, as fractions; `best` by validation."""
+    """What the finished runs of a point reach, one number a seed; `best` by validation."""
 
     point: Point
     validation: tuple[float, ...]
     test: tuple[float, ...]
     best: bool = False
+    measure: Measure = MEASURES["classification"][0]
 
 
 def over(word: str) -> Over:
@@ -96,20 +98,23 @@ def points(
 
 
 def scores(found: Sequence[Point], model: Literal["personal", "global"] = "personal") -> list[Scored]:
-    """Accuracy of the last round, mean over clients, of every finished run; the best point has the best mean on validation."""
+    """What the last round reaches, mean over clients, in every finished run; the best point has the best mean on validation."""
     scored = [_scored(point, model) for point in found]
     judged = [each for each in scored if each.validation]
-    best = max(judged, key=lambda each: summary.spread(each.validation)[0]) if judged else None
-    return [Scored(each.point, each.validation, each.test, each is best) for each in scored]
+    best = max(judged, key=lambda each: each.measure.gain(summary.spread(each.validation)[0], 0.0)) if judged else None
+    return [replace(each, best=each is best) for each in scored]
 
 
 def _scored(point: Point, model: str) -> Scored:
     reached: dict[str, list[float]] = {"val": [], "test": []}
+    measure = MEASURES["classification"][0]
     for run in point.runs:
         if not (run.folder / summary.NAME).exists():
             continue
+        result = summary.read(run.folder)
+        measure = summary.measures_of(result)[0]
         for split, values in reached.items():
             wanted = {"model": model, "stage": "round", "split": split, "selection": "last round"}
-            lines = [each for each in summary.read(run.folder)["results"] if wanted.items() <= each.items()]
-            values += [line["accuracy"]["client_mean"] for line in lines if line["accuracy"]["client_mean"] is not None]
-    return Scored(point, tuple(reached["val"]), tuple(reached["test"]))
+            lines = [each for each in result["results"] if wanted.items() <= each.items()]
+            values += [line[measure.key]["client_mean"] for line in lines if line[measure.key]["client_mean"] is not None]
+    return Scored(point, tuple(reached["val"]), tuple(reached["test"]), measure=measure)

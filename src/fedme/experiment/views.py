@@ -1,12 +1,13 @@
 """What results look like: tables of one run, of its clients, and of several runs beside each other."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from fedme.core.metrics import MEASURES, Measure, kind_of_row
 from fedme.experiment import records, summary
 from fedme.experiment.tables import Format, render
 
@@ -18,16 +19,16 @@ def results(folder: Path, style: Format, out: Console, as_json: bool = False, ev
         print(json.dumps(result, indent=2))
         return
     wide = everything or style != "table" or out.width >= 110
-    header = ["model", "split", "round", "accuracy %", "std", "pooled %"]
-    header += ["balanced %", "macro F1", "AUROC", "ECE", "loss"] if wide else []
+    first, *others = summary.measures_of(result)
+    header = ["model", "split", "round", first.heading, "std", "pooled %" if first.percent else "pooled"]
+    header += [measure.heading for measure in others] if wide else []
     rows = []
     for r in _distinct(result["results"]):
         label = r["model"] if r["stage"] == "round" else f"{r['model']}, fine-tuned"
         t = f"{r['round']} {'last' if r['selection'] == 'last round' else 'best'}"
-        percents = [r["accuracy"]["client_mean"], r["accuracy"]["client_std"], r["accuracy"]["pooled"]]
-        percents += [r["balanced_accuracy"]["client_mean"]] if wide else []
-        others = [r[name]["client_mean"] for name in ("macro_f1", "auroc", "ece", "loss")] if wide else []
-        rows.append([label, r["split"], t] + [_number(p, 100, 2) for p in percents] + [_number(o, 1, 3) for o in others])
+        numbers = [first.text(r[first.key][name]) for name in ("client_mean", "client_std", "pooled")]
+        numbers += [measure.text(r[measure.key]["client_mean"]) for measure in others] if wide else []
+        rows.append([label, r["split"], t, *numbers])
     count = max((r["clients"] for r in result["results"]), default=0)
     state = f", UNFINISHED: {result['unfinished']}" if "unfinished" in result else ""
     render(
@@ -40,9 +41,9 @@ def results(folder: Path, style: Format, out: Console, as_json: bool = False, ev
     if style == "table":
         mega = (result["bytes_up"] + result["bytes_down"]) / 1e6
         out.print(
-            "Means over clients, with the standard deviation (ddof = 1) of accuracy; pooled counts every sample the same."
+            f"Means over clients, with the standard deviation (ddof = 1) of {first.title}; pooled counts every sample the same."
         )
-        out.print("Rounds count from 0; best is the best round by validation accuracy.")
+        out.print(f"Rounds count from 0; best is the best round by validation {first.title}.")
         seconds = f"{result['client_seconds']:.1f} s at clients, {result['server_seconds']:.1f} s at the server"
         out.print(f"Sent {mega:.1f} MB in all; {seconds}.")
         if "privacy" in result:
@@ -81,7 +82,7 @@ def _distinct(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without a best round that is the last one, and with a global model that is everybody's personal model said once."""
 
     def numbers(r: dict[str, Any]) -> Any:
-        return r["stage"], r["split"], r["selection"], r["round"], r["accuracy"], r["loss"]
+        return r["stage"], r["split"], r["selection"], r["round"], r.get("accuracy"), r["loss"]
 
     personal = [numbers(r) for r in results if r["model"] == "personal"]
     last = {(r["model"], r["stage"], r["split"]): r["round"] for r in results if r["selection"] == "last round"}
@@ -100,12 +101,13 @@ def clients(folder: Path, style: Format, out: Console, as_json: bool = False) ->
     """The personal model of every client after the last evaluated round."""
     rows = [r for r in records.read(folder) if r["model"] == "personal"]
     last = max((r["round"] for r in rows), default=-1)
+    measure = MEASURES[kind_of_row(rows[0] if rows else {})][0]
     found: dict[str, dict[str, Any]] = {}
     for r in rows:
         if r["round"] == last:
             mine = found.setdefault(r["client"], {"client": r["client"], "arch": r["arch"]})
             key = f"{r['split']}{', fine-tuned' if r['stage'] == 'finetuned' else ''}"
-            mine[key] = r["accuracy"]
+            mine[key] = r[measure.key]
             if r["split"] == "test":
                 mine["samples"] = r["samples"]
             mine |= {"epsilon": r["epsilon"]} if "epsilon" in r else {}
@@ -113,36 +115,35 @@ def clients(folder: Path, style: Format, out: Console, as_json: bool = False) ->
         print(json.dumps(list(found.values()), indent=2))
         return
     header = list(dict.fromkeys(key for each in found.values() for key in each))
-    cells = [[_cell(each.get(key), key) for key in header] for each in found.values()]
-    render(f"personal models after round {last}, accuracy in %, in {folder}", header, cells, style, out)
+    cells = [[_cell(each.get(key), key, measure) for key in header] for each in found.values()]
+    what = f"{measure.title} in %" if measure.percent else measure.title
+    render(f"personal models after round {last}, {what}, in {folder}", header, cells, style, out)
 
 
-def _cell(value: Any, key: str) -> str:
+def _cell(value: Any, key: str, measure: Measure) -> str:
     if key == "epsilon":
-        return "no bound" if value is None else _number(value, 1, 2)
-    return str(value) if isinstance(value, str) or key.endswith("samples") else _number(value, 100, 2)
-
-
-def _number(value: float | None, factor: float, digits: int) -> str:
-    return "-" if value is None else f"{factor * value:.{digits}f}"
+        return "no bound" if value is None else f"{value:.2f}"
+    return str(value) if isinstance(value, str) or key.endswith("samples") else measure.text(value)
 
 
 def comparison(lines: list[summary.Line], style: Format, out: Console) -> None:
     """Runs beside each other; as CSV every number has a column of its own."""
     if style == "csv":
         words = ["run", "method", "model", "stage", "split", "selection", "differs", "seeds"]
-        numbers = ["accuracy_mean", "accuracy_std", "pooled_mean", "pooled_std", "bytes"]
+        key = lines[0].measure.key if lines else "accuracy"
+        numbers = [f"{key}_mean", f"{key}_std", "pooled_mean", "pooled_std", "bytes"]
         render("", [*words, *numbers], [_record(line) for line in lines], "csv", out)
         return
     names = summary.names({line.config: (line.name, line.method) for line in lines})
-    header = ["run", "method", "model", "accuracy %", "pooled %", "seeds", "MB sent"]
+    measure = lines[0].measure
+    header = ["run", "method", "model", measure.heading, "pooled %" if measure.percent else "pooled", "seeds", "MB sent"]
     rows = [
         [
             names[line.config],
             line.method,
             label,
-            _spread(line.client_mean),
-            _spread(line.pooled),
+            spread_text(measure, line.client_mean),
+            spread_text(measure, line.pooled),
             str(len(line.seeds)),
             f"{line.bytes / 1e6:.1f}",
         ]
@@ -150,7 +151,7 @@ def comparison(lines: list[summary.Line], style: Format, out: Console) -> None:
     ]
     if style == "table" and out.width < 100:  # the run's name has to do for the method
         header, rows = [header[0], *header[2:6]], [[row[0], *row[2:6]] for row in rows]
-    what = f"{lines[0].split} accuracy of the {lines[0].selection}"
+    what = f"{lines[0].split} {measure.title} of the {lines[0].selection}"
     title = f"{what}: mean over clients, and pooled over samples; ± is over seeds (ddof = 1)"
     render(title, header, rows, style, out)
     if style == "table":
@@ -160,13 +161,20 @@ def comparison(lines: list[summary.Line], style: Format, out: Console) -> None:
                 out.print(f"{name}: {_settings(differs)}", highlight=False, markup=False)
 
 
-def _spread(values: tuple[float, ...]) -> str:
-    mean, std = summary.spread([100 * value for value in values])
-    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+def spread_text(measure: Measure, values: Sequence[float | None]) -> str:
+    """Mean and standard deviation over seeds."""
+    mean, std = _spread(values)
+    return measure.text(mean) if std is None else f"{measure.text(mean)} ± {measure.text(std)}"
+
+
+def _spread(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Neither if a number is missing: the models of that seed diverged."""
+    known = [value for value in values if value is not None]
+    return summary.spread(known) if len(known) == len(values) else (None, None)
 
 
 def _record(line: summary.Line) -> list[str]:
-    numbers = [*summary.spread(line.client_mean), *summary.spread(line.pooled), line.bytes]
+    numbers = [*_spread(line.client_mean), *_spread(line.pooled), line.bytes]
     words = [line.name, line.method, line.model, line.stage, line.split, line.selection, _settings(line.differs)]
     return [*words, str(len(line.seeds)), *("" if number is None else repr(number) for number in numbers)]
 

@@ -10,7 +10,15 @@ from torch import Tensor
 from fedme.core.client import Steps, predict, together
 from fedme.core.data import ClientId, Split
 from fedme.core.key import Key
+from fedme.core.method import Task, TaskError
 from fedme.core.model import Model
+
+
+def require_outputs(task: Task, on: str) -> None:
+    """Refuse to compare probabilities where there are no classes."""
+    kind = task.schema.kind
+    if on == "softmax" and kind != "classification":
+        raise TaskError(f"method 'fedme': cluster_on = 'softmax' needs classes, and this is {kind}; use 'logits'")
 
 
 def clustered(

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fedme.core.client import Score
+from fedme.core.data import ClientId
+from fedme.core.method import Task, TaskError, require_members
 from fedme.learn.training import require
 
 SIZE_PENALTY = 0.1  # of "loss+size": nats a million weights
@@ -36,6 +38,13 @@ def require_criteria(chosen: Mapping[str, str | Criterion]) -> None:
     for setting, value in chosen.items():
         known = not isinstance(value, str) or value in CRITERIA
         require(known, setting, f"'{value}' is none of {', '.join(CRITERIA)}, nor a function")
+
+
+def require_meaning(task: Task, adopt: str | Criterion, adopt_by: Mapping[ClientId, str | Criterion]) -> None:
+    """Refuse criteria of clients that are not there, and to count what is right where numbers are predicted."""
+    require_members(task, "method 'fedme': adopt_by", adopt_by)
+    if task.schema.kind == "regression" and "accuracy" in (adopt, *adopt_by.values()):
+        raise TaskError("method 'fedme': adopt = 'accuracy' has no meaning where numbers are predicted; use 'loss'")
 
 
 def needs_time(criterion: str | Criterion) -> bool:

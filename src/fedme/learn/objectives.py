@@ -1,55 +1,38 @@
-"""Losses over outputs: cross-entropy, mutual learning, and fitting another model's outputs.
+"""Losses over outputs: fitting the targets, mutual learning, and fitting another model's outputs.
 
-Every function returns one loss a sample; the engine takes the mean over the batch. A peer's outputs are always detached: a
-model learns from its peer, it never pushes the peer. `slopes` gives the derivatives of the losses by the logits in
-closed form: (p - y) for cross-entropy, (p - q) for the divergence from a peer q.
+What a loss is depends on what is predicted (`core/kinds.py`): cross-entropy and divergence of classes, of yes-or-no labels, or
+of numbers with a Gaussian error. Every function returns one loss a sample; the engine takes the mean over the batch. A peer's
+outputs are always detached: a model learns from its peer, it never pushes the peer. `slopes` gives the derivatives of the
+losses by the outputs in closed form: (p - y) for the targets, (p - q) for the divergence from a peer q, both of them means.
 """
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedme.core.client import Objective, Role
-
-
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """-log p(y), for every sample."""
-    return -F.log_softmax(logits, dim=-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
-
-
-def divergence(peer: Tensor, logits: Tensor) -> Tensor:
-    """KL(peer || self), summed over classes, for every sample. The peer is a constant."""
-    target = F.log_softmax(peer.detach(), dim=-1)
-    return (target.exp() * (target - F.log_softmax(logits, dim=-1))).sum(-1)
+from fedme.core.kinds import KINDS, constant, kind_of, lead
 
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Every role learns the labels, on its own."""
+    """Every role learns the targets, on its own: for numbers, the cross-entropy of a Gaussian is half the squared error."""
 
     def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
-        return {role: cross_entropy(z, y) for role, z in logits.items()}
+        kind = kind_of(y)
+        return {role: kind.loss(kind.ready(z), y) for role, z in logits.items()}
 
     def slopes(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
-        label = y.unsqueeze(-1)
-        minus = _constant((-1.0,), label.shape, next(iter(logits.values())))
-        return {role: _softmax(z).scatter_add_(-1, label, minus) for role, z in logits.items()}
-
-
-def _softmax(z: Tensor) -> Tensor:
-    """Written out, because torch's own is slow for few classes."""
-    p = (z - z.amax(-1, keepdim=True)).exp_()
-    return p.div_(p.sum(-1, keepdim=True))
+        kind = kind_of(y)
+        return {role: kind.less(kind.mean(z), y, (1.0,)) for role, z in logits.items()}
 
 
 @dataclass(frozen=True)
 class Mutual:
-    """Deep mutual learning: each of two roles learns the labels and imitates the other.
+    """Deep mutual learning: each of two roles learns the targets and imitates the other.
 
     ``loss(role) = labels[role] * CE + peer[role] * KL(other || role)``; FedMe and PFML use 1 and 1, FML alpha and 1 - alpha.
     """
@@ -60,35 +43,21 @@ class Mutual:
     peer: tuple[float, float] = (1.0, 1.0)
 
     def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
-        roles = (self.first, self.second)
-        logs = [F.log_softmax(logits[role], dim=-1) for role in roles]
+        kind, roles = kind_of(y), (self.first, self.second)
+        ready = [kind.ready(logits[role]) for role in roles]
         losses = {}
-        for role, own, peer, label_share, peer_share in zip(roles, logs, reversed(logs), self.labels, self.peer, strict=True):
-            loss = -label_share * own.gather(-1, y.unsqueeze(-1)).squeeze(-1)
-            peer = peer.detach()
-            losses[role] = loss + peer_share * (peer.exp() * (peer - own)).sum(-1)
+        for role, own, peer, label_share, peer_share in zip(roles, ready, reversed(ready), self.labels, self.peer, strict=True):
+            losses[role] = label_share * kind.loss(own, y) + peer_share * kind.divergence(peer.detach(), own)
         return losses
 
     def slopes(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
         # (labels + peer) p - peer q - labels y, for both roles at once
-        p = _softmax(torch.stack((logits[self.first], logits[self.second])))
-        label = y.unsqueeze(-1).expand(2, *y.shape, 1)
-        shape = (2,) + (1,) * (p.dim() - 1)
-        found = p * _constant((self.labels[0] + self.peer[0], self.labels[1] + self.peer[1]), shape, p)
-        found = found.sub_(p.flip(0).mul_(_constant(self.peer, shape, p)))
-        found.scatter_add_(-1, label, _constant((-self.labels[0], -self.labels[1]), shape, p).expand(label.shape))
+        kind = kind_of(y)
+        p = kind.mean(torch.stack((logits[self.first], logits[self.second])))
+        found = p * constant((self.labels[0] + self.peer[0], self.labels[1] + self.peer[1]), lead(p), p)
+        found = found.sub_(p.flip(0).mul_(constant(self.peer, lead(p), p)))
+        found = kind.less(found, y.unsqueeze(0), self.labels)
         return {self.first: found[0], self.second: found[1]}
-
-
-def _constant(values: tuple[float, ...], shape: tuple[int, ...], like: Tensor) -> Tensor:
-    return _made(values, shape, like.dtype, like.device)
-
-
-@functools.lru_cache(maxsize=256)
-def _made(values: tuple[float, ...], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Constants are made once: one number everywhere, or one for every entry of the first axis."""
-    given = torch.tensor(values, dtype=dtype, device=device)
-    return given.view(shape) if len(values) > 1 else given.expand(shape).contiguous()
 
 
 @dataclass(frozen=True)
@@ -102,7 +71,8 @@ class Imitate:
 
     def _fit(self, logits: Tensor, target: Tensor) -> Tensor:
         if self.loss == "kl":
-            return divergence(target, logits)
+            classes = KINDS["classification"]
+            return classes.divergence(classes.ready(target), classes.ready(logits))
         error = logits - target
         return error.abs().mean(-1) if self.loss == "mae" else error.square().mean(-1)
 

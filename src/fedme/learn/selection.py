@@ -1,8 +1,8 @@
-"""A client's first architecture: train each one of a pool alone and keep the most accurate on the validation part."""
+"""A client's first architecture: train each one of a pool alone and keep the best on the validation part."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, isnan
 
 import torch
 
@@ -26,7 +26,10 @@ class Choice:
 def best_local(
     pool: Sequence[Arch], data: ClientData, training: Training, rounds: int, key: Key, dtype: torch.dtype = torch.float32
 ) -> Steps[Choice]:
-    """The architecture with the best validation accuracy after `rounds` rounds of local training; ties go to the smaller."""
+    """The architecture that is best on the validation part after `rounds` rounds of local training; ties go to the smaller.
+
+    Best is the most accurate; where numbers are predicted, which are never right or wrong, the one with the smallest loss.
+    """
 
     def alone(arch: Arch) -> Steps[Score]:
         trained = Model.init(arch, key.at(arch.name, "init"), dtype)
@@ -45,5 +48,9 @@ def best_local(
         return (yield from evaluate(trained, data.val))
 
     scores = yield from together([alone(arch) for arch in pool])
-    best = min(range(len(pool)), key=lambda i: (not isfinite(scores[i].loss), -scores[i].accuracy, pool[i].parameters, i))
+    best = min(range(len(pool)), key=lambda i: (not isfinite(scores[i].loss), _cost(scores[i]), pool[i].parameters, i))
     return Choice(pool[best], {arch.name: score for arch, score in zip(pool, scores, strict=True)})
+
+
+def _cost(score: Score) -> float:
+    return score.loss if isnan(score.accuracy) else -score.accuracy

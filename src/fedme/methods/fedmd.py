@@ -77,8 +77,14 @@ class FedMD:
 
     def check(self, task: Task) -> None:
         task.require_common_classes("fedmd")
+        if self.digest_loss == "kl" and task.schema.kind != "classification":
+            raise TaskError(
+                f"method 'fedmd': digest_loss = 'kl' compares probabilities of classes, and this is {task.schema.kind}; use "
+                "'mae' or 'mse'"
+            )
         if not task.public:
-            raise TaskError("method 'fedmd' needs labelled public data: set data.public (a number) or data.public_file")
+            where = "data.public (a number) or data.public_file (in Python: fit(public=...))"
+            raise TaskError(f"method 'fedmd' needs labelled public data: set {where}")
 
     def init_server(self, task: Task, key: Key) -> Server:
         return Server()

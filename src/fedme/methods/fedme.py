@@ -6,10 +6,9 @@ the guest if it does better on its validation part; the server averages all trai
 
 Deviations: adoption compares losses on the validation part, as in the authors' code (Eq. 7 says the local data); k-means
 re-seeds empty clusters; copies that diverged are not sent back; a client whose cluster has no model within its
-`max_parameters` borrows from another. Clients missing from a round: the copies that came back are averaged, an absent client
-keeps its model. Choices by measured time (`adopt`) cannot be repeated exactly. Without unlabeled data all models are in one
-cluster. Partial participation (`train.cohort`) with ``tuning = false`` and a fixed number of clusters is the first version of
-the paper. The server keeps the personal models between rounds, so each is uploaded once a round, not twice.
+`max_parameters` borrows from another. The copies that came back are averaged, an absent client keeps its model. Choices by
+measured time (`adopt`) cannot be repeated exactly. Without unlabeled data all models are in one cluster. A cohort with ``tuning
+= false`` and fixed clusters is the first version of the paper. The server keeps personal models: each is uploaded once a round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +18,10 @@ from typing import Literal
 from fedme.core.client import Models, Steps, at_once, evaluate, together, train
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
-from fedme.core.method import Nothing, Plan, Report, Round, Task, TaskError, require_members
+from fedme.core.method import Nothing, Plan, Report, Round, Task, TaskError
 from fedme.core.model import Model
-from fedme.learn.cluster import clustered
-from fedme.learn.criteria import Candidate, Criterion, needs_time, prefers_guest, require_criteria
+from fedme.learn.cluster import clustered, require_outputs
+from fedme.learn.criteria import Candidate, Criterion, needs_time, prefers_guest, require_criteria, require_meaning
 from fedme.learn.defence import OPEN, Defence
 from fedme.learn.exchange import lenders, merged, require_lender, room_for, sound, welcomed
 from fedme.learn.objectives import CrossEntropy, Mutual
@@ -89,7 +88,8 @@ class FedMe:
 
     def check(self, task: Task) -> None:
         task.require_common_classes("fedme")
-        require_members(task, "method 'fedme': adopt_by", self.adopt_by)
+        require_outputs(task, self.cluster_on)
+        require_meaning(task, self.adopt, self.adopt_by)
 
     def init_server(self, task: Task, key: Key) -> Server:
         return Server({}, key)

@@ -10,11 +10,11 @@ MOST_ROUNDS = 100  # of the history of single clients; of longer runs every n-th
 
 
 def view(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
-    """The last accuracies of all clients of a run and their history; `local` is the run that tells what they had alone."""
+    """How all clients of a run do in the end and their history; `local` is the run that tells what they had alone."""
     kinds = [kind for kind in run.scores if kind[0] == "personal"]
     alone = local(run, runs)
     return {
-        "accuracy": {_word(kind): [_accuracy(run, kind, client) for client in run.clients] for kind in kinds},
+        "results": {_word(kind): [_result(run, kind, client) for client in run.clients] for kind in kinds},
         "samples": [run.last(PERSONAL).get(client, {}).get("samples") for client in run.clients],
         "history": {kind[2]: _history(run, kind) for kind in kinds if kind[1] == "round"},
         "local": None if alone is None else runs.index(alone),
@@ -30,12 +30,12 @@ def local(run: Run, runs: Sequence[Run]) -> Run | None:
 
 
 def gains(run: Run, alone: Run, stage: str = "round") -> dict[ClientId, float]:
-    """Test accuracy of a client's personal model minus what it had alone, where both are known."""
-    found = {}
+    """How much better a client's personal model is on its test part than what it had alone, where both are known."""
+    found, measure = {}, run.measures[0]
     for client, score in run.last(("personal", stage, "test")).items():
-        before = alone.last(PERSONAL).get(client, {}).get("accuracy")
-        if before is not None and score["accuracy"] is not None:
-            found[client] = score["accuracy"] - before
+        before = alone.last(PERSONAL).get(client, {}).get(measure.key)
+        if before is not None and score[measure.key] is not None:
+            found[client] = measure.gain(score[measure.key], before)
     return found
 
 
@@ -43,9 +43,13 @@ def _word(kind: Kind) -> str:
     return f"{kind[2]} {kind[1]}"
 
 
-def _accuracy(run: Run, kind: Kind, client: ClientId) -> float | None:
-    value = run.last(kind).get(client, {}).get("accuracy")
-    return None if value is None else round(value, 5)
+def _result(run: Run, kind: Kind, client: ClientId) -> float | None:
+    return _short(run.last(kind).get(client, {}).get(run.measures[0].key))
+
+
+def _short(value: float | None) -> float | None:
+    """Five digits that count."""
+    return None if value is None else float(f"{value:.5g}")
 
 
 def _history(run: Run, kind: Kind) -> dict[str, Any]:
@@ -54,7 +58,6 @@ def _history(run: Run, kind: Kind) -> dict[str, Any]:
     kept = [t for index, t in enumerate(rounds) if index % step == 0 or t == rounds[-1]]
 
     def value(t: int, client: ClientId) -> float | None:
-        accuracy = run.scores[kind][t].get(client, {}).get("accuracy")
-        return None if accuracy is None else round(accuracy, 4)
+        return _short(run.scores[kind][t].get(client, {}).get(run.measures[0].key))
 
     return {"rounds": kept, "values": [[value(t, client) for t in kept] for client in run.clients]}

@@ -7,14 +7,8 @@ from typing import Any
 from fedme.experiment import summary
 from fedme.report.runs import Family, Kind, Run
 
-METRICS = {
-    "accuracy": "accuracy",
-    "balanced_accuracy": "balanced accuracy",
-    "macro_f1": "macro F1",
-    "auroc": "AUROC",
-    "ece": "calibration error",
-    "loss": "loss",
-}
+TITLES = {"balanced_accuracy": "balanced accuracy", "ece": "calibration error"}  # where there is room for the whole name
+SHARES = ("accuracy", "balanced_accuracy", "exact_match", "macro_f1", "micro_f1", "auroc", "ece")  # drawn in percent
 SPLITS = {"test": "test", "val": "validation"}
 
 
@@ -22,7 +16,9 @@ def view(families: Sequence[Family]) -> dict[str, Any]:
     """A line for every model of every family, with every metric on every split."""
     lines = [line for index, family in enumerate(families) for line in _lines(index, family)]
     there = {split for line in lines for split in line["values"]}
-    return {"metrics": METRICS, "splits": {key: word for key, word in SPLITS.items() if key in there}, "lines": lines}
+    measures = families[0].runs[0].measures
+    metrics = {m.key: {"title": TITLES.get(m.key, m.title), "percent": m.key in SHARES, "higher": m.higher} for m in measures}
+    return {"metrics": metrics, "splits": {key: word for key, word in SPLITS.items() if key in there}, "lines": lines}
 
 
 def _lines(index: int, family: Family) -> list[dict[str, Any]]:
@@ -53,7 +49,7 @@ def _values(family: Family, kind: Kind, rounds: Sequence[int]) -> dict[str, Any]
     found: dict[str, Any] = {}
     if any(kind not in run.scores for run in family.runs):
         return found
-    for metric in METRICS:
+    for metric in (measure.key for measure in family.runs[0].measures):
         points = [_point([_mean(run.scores[kind].get(t, {}), metric) for run in family.runs]) for t in rounds]
         if any(mean is not None for mean, _ in points):
             found[metric] = {"mean": _short([mean for mean, _ in points]), "std": _short([std for _, std in points])}

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedme.audit.leaks import NAME as AUDIT
 from fedme.core.data import ClientId
+from fedme.core.metrics import MEASURES, Measure, kind_of_row
 from fedme.experiment import records, summary
 from fedme.experiment.files import RunError, unsealed
 from fedme.experiment.run import LABELS
@@ -32,6 +33,11 @@ class Run:
     sent: Mapping[int, int]  # bytes, both ways, of a round
     notes: Table  # what the method told of a client's round
     audit: Mapping[str, Any] | None = None  # if there has been one
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """What it is measured by, what counts first."""
+        return summary.measures_of(self.result)
 
     @property
     def rounds(self) -> range:
@@ -78,7 +84,7 @@ def read(folder: Path) -> Run:
             notes[t][client] = row["notes"]
         if row["stage"] in ("round", "finetuned"):
             seen[client] = None
-            kept = {name: row[name] for name in (*summary.MEANS, "samples", "arch")}
+            kept = {name: row[name] for name in (*(m.key for m in MEASURES[kind_of_row(row)]), "samples", "arch")}
             scores[row["model"], row["stage"], row["split"]][t][client] = kept
     if not scores:
         raise RunError(f"{folder}: no round of it has been evaluated yet, so there is nothing to report")
@@ -102,6 +108,7 @@ def families(folders: Sequence[Path]) -> list[Family]:
     if not folders:
         raise RunError("a report needs at least one run directory")
     runs = {folder: read(folder) for folder in dict.fromkeys(folders)}
+    summary.common_measure([run.result for run in runs.values()])
     groups = summary.families({folder: run.result for folder, run in runs.items()})
     mine = [[runs[family[seed]] for seed in sorted(family)] for family in groups]
     labels = summary.names({each[0].result["config"]: (each[0].result["name"], each[0].result["method"]) for each in mine})

@@ -12,10 +12,12 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from fedme.core.metrics import MEASURES, kind_of_row
 from fedme.experiment import records, summary
 from fedme.experiment.files import RunError
 from fedme.report.braille import plot
 
+LOSSES = "training loss"
 HEIGHT = 12  # rows of a plot
 
 
@@ -33,6 +35,7 @@ class Followed:
         self.curves: dict[str, dict[int, float]] = defaultdict(dict)
         self.sent: dict[int, int] = {}
         self.newest: tuple[int, list[dict[str, Any]]] = (-1, [])  # the rows of the last round, which may not be whole yet
+        self.shown: dict[str, None] = {}  # the curves of what counts
 
     def look(self) -> bool:
         """Read whole new lines; whether there were any."""
@@ -63,15 +66,17 @@ class Followed:
         """What is known of a round, in place of what was known of it before."""
         traffic = {row["client"]: row["bytes_up"] + row["bytes_down"] for row in rows}
         self.sent[t] = sum(traffic.values())
+        measure = MEASURES[kind_of_row(rows[0])][0]
+        factor = 100 if measure.percent else 1
         named = {
-            "validation accuracy %": [r["accuracy"] for r in rows if _is(r, "personal", "round", "val")],
-            "test accuracy %": [r["accuracy"] for r in rows if _is(r, "personal", "round", "test")],
-            "training loss": [r["loss"] for r in rows if r["stage"] == "training"],
+            f"{word} {measure.heading}": [r[measure.key] for r in rows if _is(r, "personal", "round", split)]
+            for split, word in (("val", "validation"), ("test", "test"))
         }
-        for name, values in named.items():
+        self.shown |= dict.fromkeys(named)
+        for name, values in (named | {LOSSES: [r["loss"] for r in rows if r["stage"] == "training"]}).items():
             known = [value for value in values if value is not None]
             if known:
-                self.curves[name][t] = statistics.fmean(known) * (100 if name.endswith("%") else 1)
+                self.curves[name][t] = statistics.fmean(known) * (1 if name == LOSSES else factor)
 
     @property
     def finished(self) -> bool:
@@ -92,7 +97,7 @@ class Followed:
         if not self.sent:
             return Group(title, Text("no round is finished yet"))
         half = width // 2 - 1 if width >= 110 else width - 1
-        shown = [[name for name in self.curves if name.endswith("%")], ["training loss"]]
+        shown = [list(self.shown), [LOSSES]]
         plots = []
         for names in shown:
             series = {name: sorted(self.curves[name].items()) for name in names if self.curves.get(name)}

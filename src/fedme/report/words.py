@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedme.core.data import ClientId
+from fedme.core.metrics import Measure
 from fedme.experiment.summary import spread
 from fedme.report import clients, exchange, lineage, privacy
 from fedme.report.runs import PERSONAL, Family, Kind, Run
 
-FEW = 10  # test samples, below which a client's accuracy says little
+FEW = 10  # test samples, below which a client's result says little
 NAMED = 3  # clients that are named
 
 
@@ -28,11 +29,13 @@ def _ranking(families: Sequence[Family]) -> list[tuple[str, list[str]]]:
         mean, std = _over_seeds(family, PERSONAL)
         if mean is not None:
             best.append((mean, std, family.label))
-    best.sort(key=lambda each: -each[0])
     if not best:
         return []
-    parts = [f"{label} {_percent(mean, std)}" for mean, std, label in best]
-    text = [f"Test accuracy of the personal models after the last round, mean over clients, best first: {', '.join(parts)}."]
+    measure = families[0].runs[0].measures[0]
+    best.sort(key=lambda each: -measure.gain(each[0], 0.0))
+    parts = [f"{label} {_shown(measure, mean, std)}" for mean, std, label in best]
+    what = f"Test {measure.title} of the personal models after the last round, mean over clients, best first"
+    text = [f"{what}: {', '.join(parts)}."]
     if len(best) > 1:
         seeds = [len(family.runs) for family in families]
         text.append(
@@ -67,29 +70,39 @@ def _accuracy(family: Family) -> list[str]:
     mean, std = _over_seeds(family, ("personal", "round", split))
     if mean is None:
         return []
-    pooled, pooled_std = spread([_pooled(run, ("personal", "round", split)) for run in family.runs])
+    measure = family.runs[0].measures[0]
+    pooled = _shown(measure, *spread([_pooled(run, ("personal", "round", split)) for run in family.runs]))
     word = "test" if split == "test" else "validation"
-    text = [
-        f"After the last round the personal models are right on {_percent(mean, std)} of a client's {word} samples, "
-        f"mean over clients ({_percent(pooled, pooled_std)} of all samples pooled)."
-    ]
+    text = ["After the last round " + _sentence(family.runs[0], _shown(measure, mean, std), pooled, word)]
     tuned, tuned_std = _over_seeds(family, ("personal", "finetuned", split))
     if tuned is not None:
-        text.append(f"After fine-tuning it is {_percent(tuned, tuned_std)}, {_points(tuned - mean)}.")
+        text.append(f"After fine-tuning it is {_shown(measure, tuned, tuned_std)}, {_change(measure, tuned, mean)}.")
     return text
 
 
+def _sentence(run: Run, mean: str, pooled: str, word: str) -> str:
+    """What the number that counts says."""
+    if run.measures[0].key == "rmse":
+        return (
+            f"the personal models miss a client's {word} targets by {mean} (the root of the mean squared error, in the unit of "
+            f"what is predicted), mean over clients ({pooled} over all samples pooled)."
+        )
+    what = "samples" if run.measures[0].title == "accuracy" else "labels, each there or not"
+    return f"the personal models are right on {mean} of a client's {word} {what}, mean over clients ({pooled} of all pooled)."
+
+
 def _worst(run: Run) -> list[str]:
-    scores = {client: score for client, score in run.last(PERSONAL).items() if score["accuracy"] is not None}
+    measure = run.measures[0]
+    scores = {client: score for client, score in run.last(PERSONAL).items() if score[measure.key] is not None}
     if len(scores) < 2:
         return []
-    order = sorted(scores, key=lambda client: scores[client]["accuracy"])
-    named = [f"{client} ({100 * scores[client]['accuracy']:.1f} %)" for client in order[: min(NAMED, len(order) - 1)]]
-    best = order[-1]
-    text = [f"The worst clients are {_listed(named)}; the best is client {best} ({100 * scores[best]['accuracy']:.1f} %)."]
+    order = sorted(scores, key=lambda client: measure.gain(scores[client][measure.key], 0.0))
+    shown = {client: f"{client} ({_shown(measure, scores[client][measure.key], None)})" for client in order}
+    named = [shown[client] for client in order[: min(NAMED, len(order) - 1)]]
+    text = [f"The worst clients are {_listed(named)}; the best is client {shown[order[-1]]}."]
     few = [client for client in scores if scores[client]["samples"] < FEW]
     if few:
-        text.append(f"{_clients(len(few))} fewer than {FEW} test samples: a single one moves {_its(few)} accuracy a lot.")
+        text.append(f"{_clients(len(few))} fewer than {FEW} test samples: a single one moves {_its(few)} result a lot.")
     return text
 
 
@@ -102,13 +115,14 @@ def _against_local(run: Run, alone: Run | None) -> list[str]:
         return []
     up = sum(gain > 0 for gain in gains.values())
     down = sum(gain < 0 for gain in gains.values())
+    measure = run.measures[0]
     text = [
         f"Beside training alone, {up} of {len(gains)} clients gained, {down} lost and {len(gains) - up - down} stayed; "
-        f"the mean is {100 * statistics.fmean(gains.values()):+.1f} points."
+        f"the mean is {_gained(measure, statistics.fmean(gains.values()))} {_unit(measure)}."
     ]
     loser = min(gains, key=lambda client: gains[client])
     if gains[loser] < 0:
-        text.append(f"Client {loser} lost most ({100 * gains[loser]:+.1f}).")
+        text.append(f"Client {loser} lost most ({_gained(measure, gains[loser])}).")
     return text
 
 
@@ -135,7 +149,7 @@ def _sent(family: Family) -> str:
 
 
 def _table(families: Sequence[Family]) -> dict[str, Any]:
-    rows = []
+    rows, measure = [], families[0].runs[0].measures[0]
     for family in families:
         kinds = dict.fromkeys(kind for kind in family.runs[0].scores if kind[2] == "test")
         for kind in sorted(kinds, key=lambda kind: (kind[0] != "personal", kind[1] != "round")):
@@ -144,42 +158,66 @@ def _table(families: Sequence[Family]) -> dict[str, Any]:
                 continue
             pooled, pooled_std = spread([_pooled(run, kind) for run in family.runs])
             worst = statistics.fmean(
-                min(score["accuracy"] for score in run.last(kind).values() if score["accuracy"] is not None)
+                (min if measure.higher else max)(
+                    score[measure.key] for score in run.last(kind).values() if score[measure.key] is not None
+                )
                 for run in family.runs
             )
             if kind[0] == "global" and all(run.last(kind) == run.last(PERSONAL) for run in family.runs):
                 continue
             model = kind[0] if kind[1] == "round" else f"{kind[0]}, fine-tuned"
             mega = statistics.fmean(sum(run.sent.values()) / 1e6 for run in family.runs)
-            numbers = [_percent(mean, std), _percent(pooled, pooled_std), f"{100 * worst:.1f} %", f"{mega:.1f}"]
+            numbers = [
+                _shown(measure, mean, std),
+                _shown(measure, pooled, pooled_std),
+                _shown(measure, worst, None),
+                f"{mega:.1f}",
+            ]
             rows.append([family.label, family.method, model, *numbers, str(len(family.runs))])
-    header = ["run", "method", "model", "test accuracy", "pooled", "worst client", "MB sent", "seeds"]
+    header = ["run", "method", "model", f"test {measure.title}", "pooled", "worst client", "MB sent", "seeds"]
     return {"header": header, "rows": rows}
 
 
 def _over_seeds(family: Family, kind: Kind) -> tuple[float | None, float | None]:
-    """Mean and standard deviation over seeds of the client-mean accuracy."""
-    means = [_mean(run.last(kind)) for run in family.runs]
+    """Mean and standard deviation over seeds of the client mean of what counts."""
+    means = [_mean(run.last(kind), run.measures[0].key) for run in family.runs]
     known = [mean for mean in means if mean is not None]
     return spread(known) if known and len(known) == len(means) else (None, None)
 
 
-def _mean(scores: Mapping[ClientId, Mapping[str, Any]]) -> float | None:
-    values = [score["accuracy"] for score in scores.values() if score["accuracy"] is not None]
+def _mean(scores: Mapping[ClientId, Mapping[str, Any]], key: str) -> float | None:
+    values = [score[key] for score in scores.values() if score[key] is not None]
     return statistics.fmean(values) if values else None
 
 
 def _pooled(run: Run, kind: Kind) -> float:
-    scores = [score for score in run.last(kind).values() if score["accuracy"] is not None]
-    return float(sum(score["accuracy"] * score["samples"] for score in scores) / sum(score["samples"] for score in scores))
+    pooled = run.measures[0].pooled(list(run.last(kind).values()))
+    return float("nan") if pooled is None else pooled
 
 
-def _percent(mean: float, std: float | None) -> str:
-    return f"{100 * mean:.1f} %" if std is None else f"{100 * mean:.1f} ± {100 * std:.1f} %"
+def _shown(measure: Measure, mean: float, std: float | None) -> str:
+    digits = 1 if measure.percent else None
+    spread = "" if std is None else f" ± {measure.text(std, digits)}"
+    return f"{measure.text(mean, digits)}{spread}{' %' if measure.percent else ''}"
 
 
-def _points(change: float) -> str:
-    return "the same" if abs(change) < 0.0005 else f"{100 * abs(change):.1f} points {'more' if change > 0 else 'less'}"
+def _change(measure: Measure, now: float, before: float) -> str:
+    """What fine-tuning changed."""
+    gain = measure.gain(now, before)
+    if abs(gain) < (0.0005 if measure.percent else 1e-9):
+        return "the same"
+    if not measure.percent:
+        return f"{measure.text(abs(gain))} {'better' if gain > 0 else 'worse'}"
+    return f"{100 * abs(gain):.1f} points {'more' if gain > 0 else 'less'}"
+
+
+def _gained(measure: Measure, gain: float) -> str:
+    return f"{'+' if gain >= 0 else ''}{measure.text(gain, 1 if measure.percent else None)}"
+
+
+def _unit(measure: Measure) -> str:
+    """Of a gain."""
+    return "points" if measure.percent else f"of {measure.title}, where less is better" if not measure.higher else measure.title
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedme.core.data import Inputs, Schema
-from fedme.core.model import Arch, Option
+from fedme.core.model import Arch, Option, output_of
 from fedme.zoo.sizes import ArchError
 
+OUTPUTS = {"classification": "classes", "multi-label": "labels", "regression": "numbers to predict"}
+LAST = "; change its last layer (a parameter called `classes` is filled in)"
 GIVEN = ("shape", "classes", "vocabulary")  # decided by the task, so never an option
 FAMILY = "dnn-<hidden>"  # one line of the table for hidden layers of any sizes
 LONGEST = 500  # characters of a name with its options: it may come from a file of somebody else
@@ -139,13 +141,23 @@ def check(arch: Arch, schema: Schema, classes: int | None = None, inputs: Inputs
         try:
             output = module.eval()(**inputs) if isinstance(inputs, Mapping) else module.eval()(inputs)
         except Exception as error:
-            raise ArchError(f"architecture '{arch.name}' fails on inputs of shape {shapes}: {_said(error)}") from error
+            raise ArchError(
+                f"architecture '{arch.name}' fails on inputs of shape {shapes}, two samples: {_said(error)}; let it take them "
+                "(a parameter called `shape` is filled in)"
+            ) from error
     expected = (2, len(schema.classes) if classes is None else classes)
-    given = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
-    if not isinstance(output, Tensor) or tuple(output.shape) != expected:
+    if not isinstance(output, Tensor) and isinstance(getattr(output, "logits", None), Tensor):
+        output = output_of(output)
+    if not isinstance(output, Tensor):
         raise ArchError(
-            f"architecture '{arch.name}' gives {given} for inputs of shape {shapes}; expected shape {expected}: "
-            f"two samples by {expected[1]} classes"
+            f"architecture '{arch.name}' gives a {type(output).__name__}; let its forward return a tensor, or an object whose "
+            f"`logits` is one: two samples by {expected[1]} {OUTPUTS[schema.kind]}"
+        )
+    if tuple(output.shape) != expected:
+        raise ArchError(
+            f"architecture '{arch.name}' gives shape {tuple(output.shape)} for inputs of shape {shapes}; expected shape "
+            f"{expected}: two samples by {expected[1]} {OUTPUTS[schema.kind]}"
+            f"{LAST if len(output.shape) == 2 else '; leave a squeeze out' if len(output.shape) == 1 else ''}"
         )
     if not output.is_floating_point():
         raise ArchError(f"architecture '{arch.name}' gives {output.dtype}; expected floating-point logits")

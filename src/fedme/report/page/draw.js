@@ -4,11 +4,16 @@
 const story = JSON.parse(document.getElementById("data").textContent);
 const several = story.families.length > 1;
 const views = []; // {id, title, about, controls?, missing?, draw}, in the order of the page
-const state = { run: 0, client: null, split: Object.keys(story.curves.splits)[0], metric: "accuracy", stage: "round", log: false, late: false, round: null };
+const headline = Object.keys(story.curves.metrics)[0]; // what counts
+const state = { run: 0, client: null, split: Object.keys(story.curves.splits)[0], metric: headline, stage: "round", log: false, late: false, round: null };
 
 const color = (index) => `var(--c${index % 8})`;
 const dash = (index) => ["", "7 4", "2 3", "9 3 2 3"][Math.floor(index / 8) % 4];
-const percent = (value, digits = 1) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)} %`);
+const share = (metric) => story.curves.metrics[metric].percent;
+const higher = () => story.curves.metrics[headline].higher; // whether more is better
+const plain = (value) => `${+value.toPrecision(5)}`;
+const bare = (value, metric = headline) => (share(metric) ? `${+(100 * value).toFixed(2)}` : plain(value));
+const written = (value, metric = headline, digits = 1) => (value === null || value === undefined ? "–" : share(metric) ? `${(100 * value).toFixed(digits)} %` : plain(value));
 const run = () => story.runs[state.run];
 const runName = (each) => story.families[each.family].label + (story.runs.filter((other) => other.family === each.family).length > 1 ? `, seed ${each.seed}` : "");
 const clientName = (index) => `client ${run().clients[index]}`;

@@ -129,6 +129,7 @@ views.push({
       const away = lenders[t][index] < 0 && !run().exchange.lenders[t].includes(index);
       chart.plot.append(node("circle", { class: `halo${dim(index)}`, cx: x, cy: middle, r: radius, fill: before[index] < 0 || away ? "var(--none)" : color(before[index]) }));
       if (radius >= 7.5 && names[index].length <= 3) chart.plot.append(node("text", { class: `small${dim(index)}`, x, y: middle + 3.5, "text-anchor": "middle", style: away ? null : "fill: var(--card); font-weight: 600" }, names[index]));
+      else if (step >= textWidth(names[index], 10) + 8) chart.plot.append(node("text", { class: `small soft${dim(index)}`, x, y: middle + radius + 12, "text-anchor": "middle", style: "paint-order: stroke; stroke: var(--card); stroke-width: 3px" }, names[index]));
     }
     hover(chart, (px) => {
       const index = order[Math.min(order.length - 1, Math.max(0, Math.floor(px / step)))];

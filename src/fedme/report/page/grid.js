@@ -62,7 +62,7 @@ views.push({
 views.push({
   id: "shares",
   title: "Architectures over rounds",
-  about: () => "How many clients hold each architecture. One that nobody holds any more cannot come back.",
+  about: () => "How many clients hold each architecture, and between rounds how many go from one to another. One that nobody holds any more cannot come back.",
   missing: oneArchitecture,
   draw: (figure) => {
     const { names, held } = run().lineage;
@@ -72,18 +72,35 @@ views.push({
     const y = linear([0, total], [chart.height, 0]);
     const counts = held.map((row) => names.map((_, k) => row.filter((each) => each === k).length));
     axisLeft(chart, y, ticks(0, total, 5, true), (value) => `${value}`, "clients");
+    const flowing = wide >= 12; // there is room for streams between the bars
+    const bar = flowing ? Math.min(26, wide * 0.45) : Math.max(0.5, wide - (wide > 5 ? 1 : 0));
+    const from = (column) => column * wide + (flowing ? (wide - bar) / 2 : 0);
+    const flows = held.slice(1).map((row, column) => names.map((_, k) => names.map((_, m) => row.filter((each, index) => each === m && held[column][index] === k).length)));
+    const stacked = (values) => values.map((_, k) => values.slice(0, k).reduce((sum, each) => sum + each, 0));
     counts.forEach((row, column) => {
-      let below = 0;
+      const below = stacked(row);
       row.forEach((count, k) => {
-        if (count) chart.plot.append(node("rect", { class: "bar", x: column * wide, width: Math.max(0.5, wide - (wide > 5 ? 1 : 0)), y: y(below + count), height: y(below) - y(below + count), fill: color(k) }));
-        below += count;
+        if (count) chart.plot.append(node("rect", { class: "bar", x: from(column), width: bar, y: y(below[k] + count), height: y(below[k]) - y(below[k] + count), fill: color(k) }));
       });
+      if (!flowing || column + 1 === held.length) return;
+      const [leaves, arrives] = [[...below], stacked(counts[column + 1])];
+      const [x1, x2] = [from(column) + bar, from(column + 1)];
+      const middle = (x1 + x2) / 2;
+      names.forEach((_, k) => names.forEach((_, m) => {
+        const count = flows[column][k][m];
+        if (!count) return;
+        const [a, b] = [[y(leaves[k] + count), y(leaves[k])], [y(arrives[m] + count), y(arrives[m])]];
+        chart.plot.append(node("path", { class: "stream", d: `M${x1},${a[0]}C${middle},${a[0]} ${middle},${b[0]} ${x2},${b[0]}L${x2},${b[1]}C${middle},${b[1]} ${middle},${a[1]} ${x1},${a[1]}Z`, fill: color(k) }));
+        leaves[k] += count;
+        arrives[m] += count;
+      }));
     });
     axisBelow(chart, (column) => (column + 0.5) * wide, ticks(0, held.length - 1, chart.width / 60, true), (column) => (column === 0 ? "start" : `${column - 1}`), "round");
     hover(chart, (px) => {
       const column = Math.min(held.length - 1, Math.max(0, Math.floor(px / wide)));
       const rows = names.map((name, k) => `${name}: ${counts[column][k]}`).filter((_, k) => counts[column][k]);
-      return { tip: [moment(column), ...rows].join("\n"), outline: [node("rect", { x: column * wide, y: 0, width: wide, height: chart.height })] };
+      const moves = column === 0 ? [] : names.flatMap((before, k) => names.map((after, m) => (k !== m && flows[column - 1][k][m] ? `${flows[column - 1][k][m]} went from ${before} to ${after}` : "")).filter(Boolean));
+      return { tip: [moment(column), ...rows, ...moves].join("\n"), outline: [node("rect", { x: column * wide, y: 0, width: wide, height: chart.height })] };
     });
   },
 });

@@ -1,7 +1,6 @@
 // Results against rounds and against megabytes: lines with bands.
 
-const share = (metric) => metric !== "loss";
-const written = (value, metric) => (value === null ? "–" : share(metric) ? percent(value, 2) : value.toFixed(3));
+const titles = () => Object.fromEntries(Object.entries(story.curves.metrics).map(([key, each]) => [key, each.title]));
 
 function chosenLines() {
   const found = [];
@@ -14,7 +13,7 @@ function chosenLines() {
   }
   const client = clientIndex();
   const history = run().history[state.split];
-  if (client >= 0 && history && state.metric === "accuracy")
+  if (client >= 0 && history && state.metric === headline)
     found.push({ family: -1, label: `${clientName(client)} (${runName(run())})`, rounds: history.rounds, megabytes: null, mean: history.values[client], std: [], color: "var(--warn)", dash: "3 3" });
   return state.late ? found.map(lateHalf) : found;
 }
@@ -30,7 +29,7 @@ function drawLines(figure, lines, { along, title, write, log = false }) {
   const shown = lines.filter((line) => along(line));
   const chart = frame(figure, {
     height: Math.min(340, Math.max(220, figure.clientWidth * 0.42)),
-    label: `${story.curves.metrics[state.metric]} against ${title}`,
+    label: `${story.curves.metrics[state.metric].title} against ${title}`,
     legend: shown.map((line) => ({ label: line.label, color: line.color, dash: line.dash, shape: line.mean.length > 1 ? "line" : "ring" })),
   });
   const xs = shown.flatMap((line) => (flat(line) ? [] : along(line))).filter((x) => !log || x > 0);
@@ -45,7 +44,7 @@ function drawLines(figure, lines, { along, title, write, log = false }) {
   const straight = linear([bend(first), first === last ? bend(first) + 1 : bend(last)], [0, chart.width]);
   const x = (value) => straight(bend(value));
   const y = linear([low, high], [chart.height, 0]);
-  axisLeft(chart, y, ticks(low, high, 5), (value) => (share(state.metric) ? `${+(100 * value).toFixed(2)}` : +value.toFixed(3)), `${story.curves.splits[state.split]} ${story.curves.metrics[state.metric]}${share(state.metric) ? ", %" : ""}`);
+  axisLeft(chart, y, ticks(low, high, 5), (value) => bare(value, state.metric), `${story.curves.splits[state.split]} ${story.curves.metrics[state.metric].title}${share(state.metric) ? ", %" : ""}`);
   const marks = log ? ticks(Math.ceil(bend(first)), Math.floor(bend(last)), 6, true).map((each) => 10 ** each) : ticks(first, last, chart.width / 90, title === "round");
   axisBelow(chart, x, marks, write, title);
   for (const line of shown) {
@@ -77,7 +76,7 @@ function drawLines(figure, lines, { along, title, write, log = false }) {
       const i = flat(line) ? line.mean.length - 1 : along(line).indexOf(at);
       if (i < 0 || line.mean[i] === null) continue;
       const std = line.std[i];
-      rows.push(`${line.label}: ${written(line.mean[i], state.metric)}${std ? ` ± ${written(std, state.metric)}` : ""}`);
+      rows.push(`${line.label}: ${written(line.mean[i], state.metric, 2)}${std ? ` ± ${written(std, state.metric, 2)}` : ""}`);
       outline.push(node("circle", { cx: x(at), cy: y(line.mean[i]), r: 5 }));
     }
     return { tip: `${title === "round" ? `round ${at}` : `${write(at)} MB sent`}\n${rows.join("\n")}`, outline };
@@ -87,7 +86,7 @@ function drawLines(figure, lines, { along, title, write, log = false }) {
 const seeded = () => story.runs.length > story.families.length;
 const curveControls = () => [
   picker("split", story.curves.splits, "Samples"),
-  picker("metric", Object.fromEntries(Object.entries(story.curves.metrics).filter(([key]) => story.curves.lines.some((line) => line.values[state.split]?.[key]))), "Metric"),
+  picker("metric", Object.fromEntries(Object.entries(titles()).filter(([key]) => story.curves.lines.some((line) => line.values[state.split]?.[key]))), "Metric"),
   checker("late", "later half only"),
 ];
 
