@@ -1,4 +1,5 @@
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -84,3 +85,10 @@ def test_entries_that_cannot_be_are_refused(entry):
         Spent(*entry)
     with pytest.raises(TypedError):
         build(Ledger, [dict(zip(("rate", "noise", "steps"), entry, strict=True))])
+
+
+def test_without_the_accountant_nothing_begins(monkeypatch):
+    accountant._opacus.cache_clear()
+    monkeypatch.setitem(sys.modules, "opacus.accountants.analysis", None)
+    with pytest.raises(PrivacyError, match=r"pip install 'fedme\[privacy\]'"):
+        accountant.require_accountant()

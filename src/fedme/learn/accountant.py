@@ -7,7 +7,6 @@ then counts once.
 """
 
 import functools
-import importlib.util
 import math
 import warnings
 from collections.abc import Sequence
@@ -101,13 +100,13 @@ def _renyi(rate: float, noise: float) -> Floats:
 
 def require_accountant() -> None:
     """Refuse to begin what could not be accounted for."""
-    if importlib.util.find_spec("opacus") is None:
-        raise PrivacyError("[privacy] needs Opacus for its accountant: pip install 'fedme[privacy]'")
+    _opacus()
 
 
 @functools.cache
 def _opacus() -> Any:
-    require_accountant()
-    from opacus.accountants.analysis import rdp
-
+    try:
+        from opacus.accountants.analysis import rdp
+    except ImportError as error:
+        raise PrivacyError("[privacy] needs Opacus for its accountant: pip install 'fedme[privacy]'") from error
     return rdp
