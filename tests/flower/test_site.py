@@ -28,6 +28,7 @@ from fedme.deploy.node import command
 from fedme.deploy.prepared import client_data
 from fedme.deploy.private import PrivateState, claimed, exchanges
 from fedme.deploy.site import Site, agreed, with_members
+from fedme.engines.arrivals import check_sent
 from fedme.engines.flower.envelope import Envelope
 from fedme.experiment.config import ConfigError, load
 from fedme.experiment.files import RunError
@@ -256,6 +257,9 @@ def test_only_methods_that_send_models_need_a_catalogue(folder):
                 admitted(stranger, experiment, base, archs)
     with pytest.raises(TaskError, match="install the same version"):
         admitted(Hello(**(vars(hello) | {"fedme": "9.9"})), experiment, base, archs)
+    for samples in (0, -5, 10**15):
+        with pytest.raises(TaskError, match=f"it says it has {samples} training samples"):
+            admitted(Hello(**(vars(hello) | {"samples": samples})), experiment, base, archs)
 
 
 def test_who_lends_to_whom():
@@ -311,3 +315,23 @@ def test_a_server_looks_at_short_ledgers_only():
     assert claimed(many[:16]) == many[:16]
     with pytest.raises(TypedError, match="17 entries"):
         claimed(many)
+
+
+def test_a_site_refuses_what_cannot_be_meant_for_it(folder):
+    here = site(folder)
+    setting, archs = here.task()
+    method, model = here.experiment.method, Model.init(archs["mlr"], Key(0))
+    check_sent(method, setting, Down(model), Round(0, 3))
+    broken = model.with_params({name: value * float("nan") for name, value in model.params.items()})
+    for down, when in ((Down(broken), Round(0, 3)), (Down(model), Round(3, 3)), (Down(model), Round(0, 3, "digest"))):
+        with pytest.raises(TypedError):
+            check_sent(method, setting, down, when)
+
+
+def test_damaged_prepared_data_is_made_again(folder):
+    here = site(folder)
+    expected = client_data(here).train.inputs()
+    path = here.state / "data.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    assert torch.equal(client_data(here).train.inputs(), expected)
+    assert torch.equal(client_data(here).train.inputs(), expected)

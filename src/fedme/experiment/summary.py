@@ -117,6 +117,19 @@ class Trouble:
         return {name: value for name, value in told.items() if value}
 
 
+def trouble(result: Mapping[str, Any]) -> list[str]:
+    """What went wrong with whom, one line each."""
+    lines = []
+    if hostile := result.get("hostile"):
+        lines.append(f"Hostile on purpose, and in none of the means of `fedme show`: client {', '.join(hostile)}.")
+    for what in ("refused", "quarantined"):
+        for client, told in result.get(what, {}).items():
+            lines.append(
+                f"client {client}: {what} in {told['rounds']} rounds, first in round {told['first']}: {told['reason']}"
+            )
+    return lines
+
+
 def _sort_of(reason: Any) -> str:
     """What happened, without when and how much: "late: it took 7 s" is "late"."""
     return reason.split(":")[0].split(" in round ")[0] if isinstance(reason, str) else "no reply"

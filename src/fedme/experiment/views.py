@@ -50,21 +50,8 @@ def results(folder: Path, style: Format, out: Console, as_json: bool = False, ev
             out.print(private(result["privacy"]), markup=False, highlight=False)
         if lost := result.get("missing"):
             out.print(f"Missing replies: {', '.join(f'{count} ({why})' for why, count in lost.items())}.", soft_wrap=True)
-        for line in _trouble(result):
+        for line in summary.trouble(result):
             out.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _trouble(result: Mapping[str, Any]) -> list[str]:
-    """What went wrong with whom, one line each."""
-    lines = []
-    if hostile := result.get("hostile"):
-        lines.append(f"Hostile on purpose, and in no mean: client {', '.join(hostile)}.")
-    for what in ("refused", "quarantined"):
-        for client, told in result.get(what, {}).items():
-            lines.append(
-                f"client {client}: {what} in {told['rounds']} rounds, first in round {told['first']}: {told['reason']}"
-            )
-    return lines
 
 
 def private(privacy: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedme.core.data import ClientId
 from fedme.core.metrics import Measure
-from fedme.experiment.summary import spread
+from fedme.experiment.summary import spread, trouble
 from fedme.report import clients, exchange, lineage, privacy
 from fedme.report.runs import PERSONAL, Family, Kind, Run
 
@@ -60,6 +60,7 @@ def _family(family: Family, families: Sequence[Family]) -> list[str]:
     text += [f"Not finished: seed {each.result['seed']} has {each.result['unfinished']} behind it." for each in unfinished]
     text.append(" ".join(_accuracy(family)))
     text.append(_sent(family))
+    text += dict.fromkeys(line for each in family.runs for line in trouble(each.result))
     single = [_worst(run), _against_local(run, clients.local(run, everything)), _exchanged(run), privacy.told(run)]
     of = f"Seed {run.result['seed']}: " if len(family.runs) > 1 else ""
     return text + [of + " ".join(each) for each in single if each]
