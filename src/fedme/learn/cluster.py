@@ -10,6 +10,7 @@ from torch import Tensor
 from fedme.core.client import Steps, predict, together
 from fedme.core.data import ClientId, Split
 from fedme.core.key import Key
+from fedme.core.kinds import kind_of
 from fedme.core.model import Model
 
 
@@ -20,7 +21,7 @@ def clustered(
     if clusters == 1 or unlabeled is None:
         return dict.fromkeys(models, 0)
     outputs = yield from together([predict(model, unlabeled) for model in models.values()])
-    outputs = [logits.softmax(-1) for logits in outputs] if on == "softmax" else outputs
+    outputs = [kind_of(unlabeled.y).mean(logits) for logits in outputs] if on == "softmax" else outputs
     return dict(zip(models, similar(outputs, clusters, key), strict=True))
 
 

@@ -1,10 +1,11 @@
 """What makes a client prefer one model over another (FedMe section 4.2): a cost, where smaller is better."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from fedme.core.client import Score
+from fedme.core.method import Task, TaskError
 from fedme.learn.training import require
 
 SIZE_PENALTY = 0.1  # of "loss+size": nats a million weights
@@ -36,6 +37,12 @@ def require_criteria(chosen: Mapping[str, str | Criterion]) -> None:
     for setting, value in chosen.items():
         known = not isinstance(value, str) or value in CRITERIA
         require(known, setting, f"'{value}' is none of {', '.join(CRITERIA)}, nor a function")
+
+
+def require_answers(chosen: Collection[str | Criterion], task: Task) -> None:
+    """Refuse accuracy where numbers are predicted, which are never right or wrong."""
+    if task.schema.kind == "regression" and "accuracy" in chosen:
+        raise TaskError("method 'fedme': adopt = 'accuracy' has no meaning where numbers are predicted; use 'loss'")
 
 
 def needs_time(criterion: str | Criterion) -> bool:

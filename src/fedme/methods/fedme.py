@@ -23,7 +23,7 @@ from fedme.core.key import Key
 from fedme.core.method import Nothing, Plan, Report, Round, Task, TaskError
 from fedme.core.model import Model
 from fedme.learn.cluster import clustered
-from fedme.learn.criteria import Candidate, Criterion, needs_time, prefers_guest, require_criteria
+from fedme.learn.criteria import Candidate, Criterion, needs_time, prefers_guest, require_answers, require_criteria
 from fedme.learn.exchange import lenders, merged, room_for
 from fedme.learn.objectives import CrossEntropy, Mutual
 from fedme.learn.schedule import since
@@ -69,7 +69,7 @@ class FedMe:
 
     train: Training = field(default_factory=Training)
     clusters: int | Mapping[int, int] = 1  # K^t: a number, or from which round on how many, as {0 = 1, 15 = 2}
-    cluster_on: Literal["logits", "softmax"] = "logits"
+    cluster_on: Literal["logits", "softmax"] = "logits"  # of several labels at once, softmax is each one's probability
     tuning: bool = True  # MT: adopt the guest if it is better
     mutual: bool = True  # DML: learn from each other, not only from the labels
     clustering: bool = True  # MC: lend models of similar outputs
@@ -88,12 +88,7 @@ class FedMe:
 
     def check(self, task: Task) -> None:
         task.require_common_classes("fedme")
-        if task.schema.kind != "classification" and self.cluster_on == "softmax":
-            raise TaskError(
-                f"method 'fedme': cluster_on = 'softmax' needs classes, and this is {task.schema.kind}; use 'logits'"
-            )
-        if task.schema.kind == "regression" and "accuracy" in (self.adopt, *self.adopt_by.values()):
-            raise TaskError("method 'fedme': adopt = 'accuracy' has no meaning where numbers are predicted; use 'loss'")
+        require_answers((self.adopt, *self.adopt_by.values()), task)
         if unknown := sorted(self.adopt_by.keys() - task.members.keys()):
             raise TaskError(f"method 'fedme': adopt_by names {', '.join(unknown)}, but there is no such client")
 
