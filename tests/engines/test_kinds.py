@@ -70,7 +70,6 @@ def test_what_has_no_meaning_is_refused_with_the_reason():
     for method, kind, message in [
         (METHODS["fedme"](adopt="accuracy"), "regression", "adopt = 'accuracy' has no meaning.*use 'loss'"),
         (METHODS["fedme"](adopt_by={"1": "accuracy"}), "regression", "no meaning"),
-        (METHODS["fedme"](cluster_on="softmax"), "multi-label", "cluster_on = 'softmax' needs classes.*use 'logits'"),
         (
             METHODS["fedmd"](digest_loss="kl"),
             "multi-label",

@@ -10,15 +10,8 @@ from torch import Tensor
 from fedme.core.client import Steps, predict, together
 from fedme.core.data import ClientId, Split
 from fedme.core.key import Key
-from fedme.core.method import Task, TaskError
+from fedme.core.kinds import kind_of
 from fedme.core.model import Model
-
-
-def require_outputs(task: Task, on: str) -> None:
-    """Refuse to compare probabilities where there are no classes."""
-    kind = task.schema.kind
-    if on == "softmax" and kind != "classification":
-        raise TaskError(f"method 'fedme': cluster_on = 'softmax' needs classes, and this is {kind}; use 'logits'")
 
 
 def clustered(
@@ -28,7 +21,7 @@ def clustered(
     if clusters == 1 or unlabeled is None or not models:
         return dict.fromkeys(models, 0)
     outputs = yield from together([predict(model, unlabeled) for model in models.values()])
-    outputs = [logits.softmax(-1) for logits in outputs] if on == "softmax" else outputs
+    outputs = [kind_of(unlabeled.y).mean(logits) for logits in outputs] if on == "softmax" else outputs
     return dict(zip(models, similar(outputs, clusters, key), strict=True))
 
 

@@ -20,7 +20,7 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Nothing, Plan, Report, Round, Task, TaskError
 from fedme.core.model import Model
-from fedme.learn.cluster import clustered, require_outputs
+from fedme.learn.cluster import clustered
 from fedme.learn.criteria import Candidate, Criterion, needs_time, prefers_guest, require_criteria, require_meaning
 from fedme.learn.defence import OPEN, Defence
 from fedme.learn.exchange import lenders, merged, require_lender, room_for, sound, welcomed
@@ -68,7 +68,7 @@ class FedMe:
 
     train: Training = field(default_factory=Training)
     clusters: int | Mapping[int, int] = 1  # K^t: a number, or from which round on how many, as {0 = 1, 15 = 2}
-    cluster_on: Literal["logits", "softmax"] = "logits"
+    cluster_on: Literal["logits", "softmax"] = "logits"  # of several labels at once, softmax is each one's probability
     tuning: bool = True  # MT: adopt the guest if it is better
     mutual: bool = True  # DML: learn from each other, not only from the labels
     clustering: bool = True  # MC: lend models of similar outputs
@@ -88,7 +88,6 @@ class FedMe:
 
     def check(self, task: Task) -> None:
         task.require_common_classes("fedme")
-        require_outputs(task, self.cluster_on)
         require_meaning(task, self.adopt, self.adopt_by)
 
     def init_server(self, task: Task, key: Key) -> Server:
