@@ -175,7 +175,9 @@ def test_what_a_run_of_sites_leaves_can_be_looked_at(deployment, fedme):
             assert shown.run("document.querySelectorAll('svg').length") > 3
             assert shown.said == []
     code, out, _ = fedme("deploy", "audit", run)
-    assert (code, "15 transfers" in out, "sent to a" in out, "own: mlr, guest: dnn-16" in out) == (0, True, True, True)
+    assert (code, "15 transfers" in out) == (0, True)
+    code, out, _ = fedme("deploy", "audit", run, "--format", "csv")  # a table is folded to the width of the terminal
+    assert (code, "sent to a" in out, "own: mlr, guest: dnn-16" in out) == (0, True, True)
     code, out, _ = fedme("deploy", "audit", deployment.site("a") / "state", "--json")
     assert [line["peer"] for line in json.loads(out)] == ["server"] * 5
     code, _, err = fedme("deploy", "audit", deployment.folder)
