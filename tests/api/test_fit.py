@@ -17,7 +17,7 @@ import fedme
 from fedme.core.key import Key
 from fedme.core.typed import TypedError
 from fedme.datasets.errors import DataError
-from fedme.experiment import run
+from fedme.experiment import records, run
 from fedme.experiment.config import ConfigError, load
 from fedme.experiment.files import RunError, read_tensors
 from fedme.experiment.progress import Display
@@ -235,3 +235,13 @@ def test_clients_with_different_tasks_share_a_part_of_the_network():
     assert result["a"].classes == ("0", "1", "2")
     assert result["b"].classes == ("narrow", "wide")
     assert set(result["b"].predict(x)) <= {"narrow", "wide"}
+
+
+def test_whoever_trains_alone_misses_no_round_because_others_cannot_reach_it():
+    result = fedme.FedAvg(**QUICK, faults={"dropout": {"site-1": 1.0}, "quorum": 1}).fit(clients(), quiet=True)
+    assert result.experiment.settings.faults.simulates
+    rows = list(records.read(result.local(quiet=True).folder))
+    assert not [row for row in rows if "missing" in row.get("notes", {})]
+    assert {row["notes"]["missing"] for row in records.read(result.folder) if row["client"] == "site-1" and "notes" in row} == {
+        "dropped out"
+    }

@@ -68,6 +68,7 @@ class Result(Mapping[ClientId, Personal]):
         """The same clients, each with its own network, trained on its own samples alone. Trained once, when first asked for."""
         folder = self.folder / "local"
         plain = self.experiment.plain() | {"method": {"name": "local"}, "output": str(folder), "name": "local"}
+        plain["faults"] = {}  # whoever trains alone needs nobody to reach it
         alone = dataclasses.replace(parse(plain), supplied=self.experiment.supplied)
         with Display(Console(stderr=True), quiet) as display:
             if not (folder / CONFIG).exists():
