@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from fedme.experiment import records, summary
 from fedme.experiment.files import RunError
 
-ROWS = [{"round": t, "client": client, "accuracy": 0.5} for t in range(3) for client in ("Zürich", "東京", "b")]
+ABOUT = {"model": "personal", "arch": "mlr", "split": "test", "stage": "round"}
+FIGURES = dict.fromkeys(("samples", "bytes_up", "bytes_down", "client_seconds", "server_seconds", *records.MAYBE), 1)
+ROWS = [{"round": t, "client": client, **ABOUT, **FIGURES} for t in range(3) for client in ("Zürich", "東京", "b")]
 TEXT = b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in ROWS)
 
 
