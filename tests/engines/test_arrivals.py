@@ -209,7 +209,7 @@ def test_a_method_of_ones_own_is_examined_by_its_types():
 
 
 def test_reports_and_scores_must_be_possible():
-    check_report(Report({"own": float("nan")}, {"own": Score(0, float("nan"), 0.0)}, {"a": "b"}), 0.0)
+    check_report(Report({"own": float("nan")}, {"own": Score(0, float("nan"), 0.0)}, {"a": "b"}), 0.0, "classification")
     score = Score(5, 0.1, 0.5)
     for report, seconds in [
         (Report({}), float("nan")),
@@ -221,7 +221,8 @@ def test_reports_and_scores_must_be_possible():
         (Report({str(i): 0.0 for i in range(100)}), 1.0),
     ]:
         with pytest.raises(TypedError):
-            check_report(report, seconds)
+            check_report(report, seconds, "classification")
+    check_report(Report({}, {"own": replace(score, accuracy=float("nan"))}), 1.0, "regression")  # never right or wrong
     fine = Scored("personal", "mlr", "round", "test", Metrics(10, 7, 3, 0.5, 0.7))
     check_scores([fine])
     for odd in (

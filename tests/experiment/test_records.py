@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedme.core.metrics import MEASURES, Metrics
 from fedme.experiment import records, summary
 from fedme.experiment.files import RunError
 
 ABOUT = {"model": "personal", "arch": "mlr", "split": "test", "stage": "round"}
-FIGURES = dict.fromkeys(("samples", "bytes_up", "bytes_down", "client_seconds", "server_seconds", *records.MAYBE), 1)
+COSTS = ("bytes_up", "bytes_down", "client_seconds", "server_seconds")
+FIGURES = dict.fromkeys((*COSTS, *Metrics(0, 0, 0).plain("classification")), 1)
 ROWS = [{"round": t, "client": client, **ABOUT, **FIGURES} for t in range(3) for client in ("Zürich", "東京", "b")]
 TEXT = b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in ROWS)
 
@@ -34,7 +36,7 @@ def test_a_whole_line_that_is_no_row_is_damage(tmp_path, bad):
 def scored(t, client, split, accuracy, samples=10):
     about = {"round": t, "client": client, "model": "personal", "stage": "round", "split": split}
     cost = {"bytes_up": 1, "bytes_down": 2, "client_seconds": 0.5, "server_seconds": 0.25}
-    metrics = dict.fromkeys(summary.MEANS, accuracy)
+    metrics = dict.fromkeys([m.key for m in MEASURES["classification"]], accuracy)
     return about | metrics | cost | {"samples": samples, "correct": round(accuracy * samples)}
 
 

@@ -11,7 +11,14 @@ from fedme.engines.flower import EngineError
 from fedme.engines.round import Absent, Answer
 from fedme.experiment.config import load
 
-SITES = ["data.name=sites", "data.classes=['a','b']", "data.shape=[4]", "models.pool=['mlr']", "models.assign=mlr"]
+SITES = [
+    "data.name=sites",
+    "data.classes=['a','b']",
+    "data.shape=[4]",
+    "models.pool=['mlr']",
+    "models.assign=mlr",
+    "data.unlabeled=0",
+]
 
 
 class Scripted(Deployed):

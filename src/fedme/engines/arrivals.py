@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedme.core import tree
 from fedme.core.client import Score
+from fedme.core.kinds import KindName
 from fedme.core.method import Expecting, Report, Round, Task
 from fedme.core.metrics import Metrics
 from fedme.core.model import Arch, Model
@@ -134,7 +135,7 @@ def _require_finite(value: Any) -> None:
         raise TypedError(at, "is not finite")
 
 
-def check_report(report: Report, seconds: float) -> None:
+def check_report(report: Report, seconds: float, kind: KindName) -> None:
     """Refuse what no client can have measured: records and their means must stay readable."""
     _require(math.isfinite(seconds) and seconds >= 0, "seconds", f"{seconds} is no time")
     for name, table in (("losses", report.losses), ("scores", report.scores), ("notes", report.notes)):
@@ -143,12 +144,13 @@ def check_report(report: Report, seconds: float) -> None:
             _require(len(key) <= LONGEST, name, "has a key that is too long")
             _require(not isinstance(value, str) or len(value) <= LONGEST, f"{name}.{key}", "is too long a text")
     for role, score in report.scores.items():
-        _check_score(score, f"scores.{role}")
+        _check_score(score, f"scores.{role}", kind)
 
 
-def _check_score(score: Score, at: str) -> None:
+def _check_score(score: Score, at: str, kind: KindName) -> None:
     _require(score.samples >= 0, f"{at}.samples", "is negative")
-    _require(0 <= score.accuracy <= 1, f"{at}.accuracy", f"{score.accuracy} is not between 0 and 1")
+    if kind != "regression":  # numbers are never right or wrong
+        _require(0 <= score.accuracy <= 1, f"{at}.accuracy", f"{score.accuracy} is not between 0 and 1")
     _require(math.isfinite(score.seconds) and score.seconds >= 0, f"{at}.seconds", f"{score.seconds} is no time")
 
 
@@ -165,7 +167,7 @@ def check_scores(scores: list[Scored]) -> None:
 
 def _check_metrics(metrics: Metrics, at: str) -> None:
     _require(0 <= metrics.correct <= metrics.samples, f"{at}.correct", f"{metrics.correct} of {metrics.samples} samples")
-    for name in ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "ece"):
+    for name in ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "ece", "exact_match", "micro_f1"):
         value = getattr(metrics, name)
         _require(value is None or 0 <= value <= 1, f"{at}.{name}", f"{value} is not between 0 and 1")
 

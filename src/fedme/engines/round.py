@@ -193,7 +193,7 @@ def _examined(
     try:
         if came.when not in (None, when):
             raise TypedError("when", f"it is about {came.when}, not {when}")
-        check_report(came.report, came.seconds)
+        check_report(came.report, came.seconds, task.schema.kind)
         if came.up is None:
             return came
         sent = check_reply(method, task, down, came.up, when, samples.get(client))
