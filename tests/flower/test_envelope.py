@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,6 +110,32 @@ def outside_a_run(monkeypatch):
 def test_only_the_first_reply_to_a_message_is_looked_at():
     found = Link(TwoReplies(), 0.0).ask("train", {"a": (1, Envelope.of())})
     assert {who: each.read("says", str) for who, each in found.items()} == {"a": "first"}
+
+
+class Restarted(TwoReplies):
+    """A grid whose server is started again while a message is handed over, and while a reply is fetched."""
+
+    def __init__(self, times):
+        self.pushes, self.pulls = times, 1
+
+    def push_messages(self, messages):
+        self.pushes -= 1
+        if self.pushes >= 0:
+            raise ObjectPushError("o", 1, "s")
+        return super().push_messages(messages)
+
+    def pull_messages(self, numbers):
+        self.pulls -= 1
+        if self.pulls >= 0:
+            raise ObjectPullError("o", "gone")
+        return super().pull_messages(numbers)
+
+
+def test_a_server_that_is_started_again_in_between_is_asked_again():
+    found = Link(Restarted(3), 0.0).ask("train", {"a": (1, Envelope.of())})
+    assert found["a"].read("says", str) == "first"
+    with pytest.raises(ObjectPushError):  # not for ever
+        Link(Restarted(1000), 0.0).ask("train", {"a": (1, Envelope.of())})
 
 
 def test_a_reply_that_is_too_large_is_an_offence():

@@ -251,10 +251,14 @@ def _auroc(scores: Tensor, labels: Tensor) -> float | None:
     values, order = scores.T[classes].sort(1)
     changes = values[:, 1:] != values[:, :-1]
     places = torch.arange(samples, device=scores.device)
-    first = torch.where(pad(changes, (1, 0), value=True), places, 0).cummax(1).values
-    last = torch.where(pad(changes, (0, 1), value=True), places, samples).flip(1).cummin(1).values.flip(1)
     own = labels[order] == classes[:, None]
-    ranks = ((first + last + 2) * own).sum(1) / 2  # from 1; tied samples share the mean of their ranks
+    if bool(changes.all()):
+        twice = 2 * places
+    else:  # tied samples share the mean of their ranks
+        first = torch.where(pad(changes, (1, 0), value=True), places, 0).cummax(1).values
+        last = torch.where(pad(changes, (0, 1), value=True), places, samples).flip(1).cummin(1).values.flip(1)
+        twice = first + last
+    ranks = ((twice + 2) * own).sum(1) / 2  # from 1
     inside = support[classes]
     areas = (ranks.double() - inside * (inside + 1) / 2) / (inside * (samples - inside))
     return float(areas.mean())

@@ -7,12 +7,14 @@ from typing import TypeVar
 
 from flwr.app import Message
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 
 from fedme.core.typed import TypedError
 from fedme.engines.flower.envelope import ROOM, Envelope
 
 Node = int
 WRAPPED = "occurred. Message: "
+TRIES = 20  # to hand over one message while Flower's server comes and goes
 K = TypeVar("K")
 
 
@@ -49,21 +51,16 @@ class Link:
         Replies are told apart by the message they answer: a second one to the same message, or one to a message that is not
         waited for any more, is never looked at.
         """
-        messages = [
-            Message(envelope.content(), dst_node_id=node, message_type=kind, ttl=self.timeout)
-            for node, envelope in asked.values()
-        ]
         replies: dict[K, Envelope | Failure] = {}
         waiting: dict[str, K] = {}
-        for who, message in zip(asked, messages, strict=True):
-            numbers = list(self.grid.push_messages([message]))  # one by one: a refused message must not shift the others
-            if numbers and numbers[0]:
-                waiting[numbers[0]] = who
+        for who, (node, envelope) in asked.items():  # one by one: a refused message must not shift the others
+            if number := self._pushed(kind, node, envelope):
+                waiting[number] = who
             else:
                 replies[who] = Failure("not connected")
         until = time.monotonic() + self.timeout if self.timeout is not None else None
         while waiting:
-            for reply in self.grid.pull_messages(list(waiting)):
+            for reply in self._pulled(waiting):
                 number = reply.metadata.reply_to_message_id
                 if number in waiting:
                     who = waiting.pop(number)
@@ -76,6 +73,26 @@ class Link:
             if waiting:
                 time.sleep(self.pause)
         return {who: replies[who] for who in asked}
+
+    def _pushed(self, kind: str, node: Node, envelope: Envelope) -> str:
+        """The number of a message that is on its way; empty if nobody is there for it."""
+        for tries_left in reversed(range(TRIES)):
+            message = Message(envelope.content(), dst_node_id=node, message_type=kind, ttl=self.timeout)
+            try:
+                return next(iter(self.grid.push_messages([message])), "")
+            except ObjectPushError:  # Flower's server was started again in between, and knows nothing of half a message
+                if not tries_left:
+                    raise
+                self.look()
+                time.sleep(self.pause)
+        return ""
+
+    def _pulled(self, waiting: Mapping[str, K]) -> list[Message]:
+        """What has come; a reply that could not be had whole is asked for again."""
+        try:
+            return list(self.grid.pull_messages(list(waiting)))
+        except ObjectPullError:
+            return []
 
 
 def _opened(reply: Message, most: int) -> Envelope | Failure:
