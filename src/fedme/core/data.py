@@ -39,7 +39,7 @@ class Scaling:
     std: Tensor = field(default_factory=lambda: torch.ones(()))
 
     def __call__(self, raw: Tensor) -> Tensor:
-        return (raw.to(torch.float32) * self.factor - self.mean) / self.std
+        return raw.to(torch.float32, copy=True).mul_(self.factor).sub_(self.mean).div_(self.std)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from typing import Any
 
 from fedme.core.data import ClientId
 from fedme.core.kinds import KindName
-from fedme.core.metrics import Metrics, kind_of_row
+from fedme.core.metrics import MEASURES, Metrics, kind_of_row
 from fedme.engines.client import Scored
 from fedme.engines.round import Traffic
 from fedme.experiment.files import RunError, finite
@@ -118,13 +118,14 @@ def read(folder: Path) -> Iterator[dict[str, Any]]:
 TEXTS = ("client", "model", "split", "stage")
 COUNTS = ("round", "samples", "bytes_up", "bytes_down")
 NUMBERS = ("client_seconds", "server_seconds")
+MAYBE = {kind: [name for name in Metrics(0, 0, 0).plain(kind) if name != "samples"] for kind in MEASURES}
 
 
 def _checked(row: Any) -> dict[str, Any]:
     """A row that everybody can compute with, or a ValueError."""
     if not isinstance(row, dict):
         raise ValueError("not a table")
-    maybe = [name for name in Metrics(0, 0, 0).plain(kind_of_row(row)) if name != "samples"]
+    maybe = MAYBE[kind_of_row(row)]
     for names, kinds, what in (
         (TEXTS, (str,), "text"),
         (COUNTS, (int,), "a whole number"),
