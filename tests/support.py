@@ -114,3 +114,14 @@ def same(a: Model, b: Model, tolerance: float = 0.0) -> bool:
         return False
     pairs = [(a.params[name], b.params[name]) for name in a.params] + [(a.buffers[n], b.buffers[n]) for n in a.buffers]
     return all(torch.allclose(x, y, rtol=0, atol=tolerance) for x, y in pairs)
+
+
+# An experiment of sites: what overrides a preset for it.
+SITES = [
+    "data.name=sites",
+    "data.classes=['a','b']",
+    "data.shape=[4]",
+    "models.pool=['mlr']",
+    "models.assign=mlr",
+    "data.unlabeled=0",
+]

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from runs import TINY, Killed, Watching, do, identical
+from support import SITES
 
 from fedme.experiment import checkpoint, records, run
 from fedme.experiment.config import ConfigError, load
@@ -82,14 +83,6 @@ def test_results_from_before_this_table_stay_valid():
 def test_a_deployment_has_no_simulated_failures(tmp_path):
     from fedme.deploy.site import agreed
 
-    sites = [
-        "data.name=sites",
-        "data.classes=['a','b']",
-        "data.shape=[4]",
-        "models.pool=['mlr']",
-        "models.assign=mlr",
-        "data.unlabeled=0",
-    ]
-    agreed(load("digits-fedme", [*sites, "faults.quorum=2"])[0])
+    agreed(load("digits-fedme", [*SITES, "faults.quorum=2"])[0])
     with pytest.raises(ConfigError, match="faults: sites fail by themselves"):
-        agreed(load("digits-fedme", [*sites, "faults.dropout=0.3"])[0])
+        agreed(load("digits-fedme", [*SITES, "faults.dropout=0.3"])[0])

@@ -1,6 +1,7 @@
 """How long a federation of sites asks for replies: until there are as many as its operator and its experiment want."""
 
 import pytest
+from support import SITES
 
 from fedme.core.method import Report, Round
 from fedme.deploy import engine as deployed
@@ -10,15 +11,6 @@ from fedme.deploy.site import agreed
 from fedme.engines.flower import EngineError
 from fedme.engines.round import Absent, Answer
 from fedme.experiment.config import load
-
-SITES = [
-    "data.name=sites",
-    "data.classes=['a','b']",
-    "data.shape=[4]",
-    "models.pool=['mlr']",
-    "models.assign=mlr",
-    "data.unlabeled=0",
-]
 
 
 class Scripted(Deployed):

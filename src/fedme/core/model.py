@@ -4,7 +4,6 @@
 given a keyed mask, so that a model trained alone and one trained in a stack of clients see the same mask.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -218,14 +217,4 @@ def average(models: Sequence[Model], shares: Sequence[float] | None = None, comb
 
 def models_in(value: Any, at: str = "") -> Iterator[tuple[str, Model]]:
     """Every model in a value, and where it is."""
-    if isinstance(value, Model):
-        yield at, value
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from models_in(item, f"{at}.{name}" if at else str(name))
-    elif isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            yield from models_in(item, f"{at}[{i}]")
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from models_in(getattr(value, field.name), f"{at}.{field.name}" if at else field.name)
+    return ((place, each) for place, each in tree.leaves(value, at, (Model,)) if isinstance(each, Model))

@@ -65,17 +65,19 @@ def average(trees: Sequence[Params], shares: Sequence[float]) -> dict[str, Tenso
     return {name: total.get(name, value) for name, value in trees[0].items()}
 
 
-def leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Every tensor, number and text of a message, and its place."""
-    if isinstance(value, Mapping):
+def leaves(value: Any, at: str = "", whole: tuple[type, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every tensor, number and text of a message, and its place; what is of a type in `whole` is not taken apart."""
+    if isinstance(value, whole):
+        yield at, value
+    elif isinstance(value, Mapping):
         for name, item in value.items():
-            yield from leaves(item, f"{at}.{name}" if at else str(name))
+            yield from leaves(item, f"{at}.{name}" if at else str(name), whole)
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
-            yield from leaves(item, f"{at}[{i}]")
+            yield from leaves(item, f"{at}[{i}]", whole)
     elif dataclasses.is_dataclass(value) and not hasattr(value, "__wire__"):
         for field in dataclasses.fields(value):
-            yield from leaves(getattr(value, field.name), f"{at}.{field.name}" if at else field.name)
+            yield from leaves(getattr(value, field.name), f"{at}.{field.name}" if at else field.name, whole)
     else:
         yield at, value
 
