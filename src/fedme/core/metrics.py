@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
 from fedme.core.kinds import KINDS, KindName, name_of
+
+Array = NDArray[Any]
 
 BINS = 15  # of the calibration error, as in Guo et al. 2017
 
@@ -166,10 +169,11 @@ def _labels(logits: Tensor, y: Tensor) -> Metrics:
     right = (said & y).sum(0).double()
     seen = present + predicted > 0
     f1 = 2 * right[seen] / (present + predicted)[seen]
+    scores = z.T.numpy(force=True)
     areas = (
         []
         if bool(z.isnan().any())
-        else [_auroc(torch.stack((-z[:, i], z[:, i]), 1), y[:, i].long()) for i in range(y.shape[1])]
+        else [_auroc(np.stack((-score, score), 1), there) for score, there in zip(scores, y.T.numpy(force=True), strict=True)]
     )
     known = [area for area in areas if area is not None]
     return Metrics(
@@ -202,71 +206,73 @@ def _numbers(z: Tensor, y: Tensor, unit: Sequence[float]) -> Metrics:
 
 
 def _classes(logits: Tensor, labels: Tensor) -> Metrics:
+    """In numpy, which is several times faster than torch for so few numbers."""
     samples, classes = logits.shape
-    log_probabilities = _log_softmax(logits.double())
-    loss = -log_probabilities.gather(1, labels[:, None]).mean()
-    top = log_probabilities.amax(1)  # nan when anything in the row is
-    predictions = torch.where(top.isnan(), classes, logits.argmax(1))
-    hits = predictions == labels
+    z, y = logits.double().numpy(force=True), labels.numpy(force=True)
+    log_probabilities = _log_softmax(z)
+    loss = -log_probabilities[np.arange(samples), y].mean()
+    top = log_probabilities.max(1)  # nan when anything in the row is
+    predictions = np.where(np.isnan(top), classes, z.argmax(1))
+    hits = predictions == y
 
-    support = torch.bincount(labels, minlength=classes)
-    predicted = torch.bincount(predictions, minlength=classes + 1)[:classes]
-    right = torch.bincount(labels[hits], minlength=classes).double()
+    support = np.bincount(y, minlength=classes)
+    predicted = np.bincount(predictions, minlength=classes + 1)[:classes]
+    right = np.bincount(y[hits], minlength=classes)
     present = support > 0
-    recall = right[present] / support[present]
     seen = support + predicted > 0
-    f1 = 2 * right[seen] / (support + predicted)[seen]
 
     correct = int(hits.sum())
-    numbers = not bool(top.isnan().any())
+    numbers = not np.isnan(top).any()
     return Metrics(
         samples=samples,
         correct=correct,
         classes_present=int(present.sum()),
         loss=float(loss),
         accuracy=correct / samples,
-        balanced_accuracy=float(recall.mean()),
-        macro_f1=float(f1.mean()),
-        auroc=_auroc(log_probabilities, labels) if numbers else None,
-        ece=_calibration_error(top.exp(), hits) if numbers else None,
+        balanced_accuracy=float((right[present] / support[present]).mean()),
+        macro_f1=float((2 * right[seen] / (support + predicted)[seen]).mean()),
+        auroc=_auroc(log_probabilities, y) if numbers else None,
+        ece=_calibration_error(np.exp(top), hits) if numbers else None,
     )
 
 
-def _log_softmax(logits: Tensor) -> Tensor:
-    """In parts, because torch's own (like its `max` over rows) wakes all threads however few samples there are."""
-    shifted = logits - logits.amax(1, keepdim=True)
-    return shifted - shifted.exp().sum(1, keepdim=True).log()
+def _log_softmax(logits: Array) -> Array:
+    with np.errstate(invalid="ignore"):  # infinite logits: what they give is not a number, and is reported so
+        shifted: Array = logits - logits.max(1, keepdims=True)
+        shifted -= np.log(np.exp(shifted).sum(1, keepdims=True))
+    return shifted
 
 
-def _auroc(scores: Tensor, labels: Tensor) -> float | None:
+def _auroc(scores: Array, labels: Array) -> float | None:
     """The ranks of a class's own samples give the area under its curve (the Mann-Whitney statistic).
 
     Log-probabilities rank like probabilities, but those near 0 stay apart.
     """
     samples = len(labels)
-    support = torch.bincount(labels, minlength=scores.shape[1])
-    classes = (support > 0).nonzero().squeeze(1)
+    support = np.bincount(labels, minlength=scores.shape[1])
+    classes = support.nonzero()[0]
     if len(classes) < 2:  # a class with all samples has nothing outside
         return None
-    values, order = scores.T[classes].sort(1)
+    mine = scores.T[classes]
+    order = mine.argsort(1)
+    values = np.take_along_axis(mine, order, 1)
     changes = values[:, 1:] != values[:, :-1]
-    places = torch.arange(samples, device=scores.device)
+    places = np.arange(samples)
     own = labels[order] == classes[:, None]
-    if bool(changes.all()):
+    if changes.all():
         twice = 2 * places
     else:  # tied samples share the mean of their ranks
-        first = torch.where(pad(changes, (1, 0), value=True), places, 0).cummax(1).values
-        last = torch.where(pad(changes, (0, 1), value=True), places, samples).flip(1).cummin(1).values.flip(1)
+        edge = np.ones((len(classes), 1), dtype=bool)
+        first = np.maximum.accumulate(np.where(np.hstack((edge, changes)), places, 0), 1)
+        last = np.minimum.accumulate(np.where(np.hstack((changes, edge)), places, samples)[:, ::-1], 1)[:, ::-1]
         twice = first + last
     ranks = ((twice + 2) * own).sum(1) / 2  # from 1
     inside = support[classes]
-    areas = (ranks.double() - inside * (inside + 1) / 2) / (inside * (samples - inside))
-    return float(areas.mean())
+    return float(((ranks - inside * (inside + 1) / 2) / (inside * (samples - inside))).mean())
 
 
-def _calibration_error(confidence: Tensor, hits: Tensor) -> float:
+def _calibration_error(confidence: Array, hits: Array) -> float:
     """The mean gap between confidence and accuracy, in bins open below and closed above."""
-    edges = torch.linspace(0.0, 1.0, BINS + 1, dtype=torch.float64, device=confidence.device)
-    bins = torch.bucketize(confidence, edges[1:-1])
-    gaps = torch.bincount(bins, weights=hits.double() - confidence, minlength=BINS)
-    return float(gaps.abs().sum()) / len(hits)
+    bins = np.searchsorted(np.linspace(0.0, 1.0, BINS + 1)[1:-1], confidence)
+    gaps = np.bincount(bins, weights=hits - confidence, minlength=BINS)
+    return float(np.abs(gaps).sum()) / len(hits)

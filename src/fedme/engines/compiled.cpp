@@ -60,6 +60,22 @@ int64_t padded(int64_t width) {
     return (width + LANES<real> - 1) / LANES<real> * LANES<real>;
 }
 
+// Numbers that begin where a line of the cache does: a vector across two lines takes two loads.
+template <typename real>
+struct Aligned {
+    typedef real value_type;
+    Aligned() = default;
+    template <typename other>
+    Aligned(const Aligned<other> &) {}
+    real *allocate(size_t count) { return static_cast<real *>(::operator new(count * sizeof(real), std::align_val_t(64))); }
+    void deallocate(real *place, size_t) { ::operator delete(place, std::align_val_t(64)); }
+    friend bool operator==(const Aligned &, const Aligned &) { return true; }
+    friend bool operator!=(const Aligned &, const Aligned &) { return false; }
+};
+
+template <typename real>
+using Numbers = std::vector<real, Aligned<real>>;
+
 enum Activation : int64_t { NONE, RELU, TANH, SIGMOID };  // the numbers that engines/compiled.py gives them
 
 template <typename real>
@@ -92,7 +108,7 @@ struct Rule {
 // One tensor of a network and what belongs to it; empty where the rule has no use for it.
 template <typename real>
 struct Weights {
-    std::vector<real> now, speed, anchor;
+    Numbers<real> now, speed, anchor;
 
     // The step that belongs to a gradient, for the vector at a place; the momentum is changed.
     vector<real> step(const Rule<real> &rule, int64_t place, vector<real> gradient) {
@@ -160,8 +176,8 @@ struct Layer {
     int64_t in, out, wide, high;  // inputs and outputs, and the same padded
     int64_t activation;
     Weights<real> weight, bias;  // out x wide, and high; there may be no bias
-    std::vector<real> outputs;   // batch x high
-    std::vector<real> slopes;    // batch x high: of the loss, by what the layer computes before its activation
+    Numbers<real> outputs;   // batch x high
+    Numbers<real> slopes;    // batch x high: of the loss, by what the layer computes before its activation
     std::vector<const real *> x;  // its inputs: a pointer for each sample
 
     Layer(int64_t in, int64_t out, int64_t activation, int64_t batch)
@@ -231,7 +247,7 @@ struct Network {
     std::vector<Layer<real>> layers;
     real labels, peer;  // how much the labels count in its loss, and the other network
     double loss = 0;    // the sum over all samples
-    std::vector<real> p, log_p;  // batch x classes
+    Numbers<real> p, log_p;  // batch x classes
 
     void forward(const std::vector<const real *> &x, int64_t samples) {
         std::copy_n(x.begin(), samples, layers[0].x.begin());
@@ -286,14 +302,14 @@ struct Network {
 };
 
 template <typename real>
-std::vector<real> widened(const real *given, int64_t rows, int64_t from, int64_t to) {
-    std::vector<real> wide(given ? rows * to : 0);
+Numbers<real> widened(const real *given, int64_t rows, int64_t from, int64_t to) {
+    Numbers<real> wide(given ? rows * to : 0);
     for (int64_t row = 0; given && row < rows; row++) std::copy_n(given + row * from, from, &wide[row * to]);
     return wide;
 }
 
 template <typename real>
-void narrowed(const std::vector<real> &wide, real *place, int64_t rows, int64_t from, int64_t to) {
+void narrowed(const Numbers<real> &wide, real *place, int64_t rows, int64_t from, int64_t to) {
     for (int64_t row = 0; place && row < rows; row++) std::copy_n(&wide[row * to], from, place + row * from);
 }
 
@@ -356,7 +372,7 @@ template <typename real>
 struct Inputs {
     const real *table;
     int64_t features, wide;
-    std::vector<real> copied;
+    Numbers<real> copied;
     std::vector<const real *> x;
 
     Inputs(const real *table, int64_t features, int64_t batch)
