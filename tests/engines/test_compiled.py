@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import DENSE, DROPPING, LINEAR, WIDE, clients
+from support import DENSE, DROPPING, LINEAR, WIDE, clients, same
 from torch import nn
 
 from fedme.core.client import Evaluate, Local, Predict, Train
@@ -246,3 +246,16 @@ def test_without_compiled_code_networks_are_stacked(monkeypatch):
     batched = Batched()
     batched([op])
     assert batched.explain() == ["train: 1 operations stacked"]
+
+
+@built
+def test_compiled_code_runs_on_threads_here_with_the_same_bits():
+    ops = [
+        Train({"own": Model.init(WIDE, Key(i))}, Sgd(CrossEntropy(), 0.1), d.train, Local(2, 5), Key(9 - i))
+        for i, d in enumerate(clients((7, 23, 9, 12)).values())
+    ]
+    one, several = Batched(), Batched(workers=3)
+    a, b = ([done.models["own"] for done, _ in each(ops)] for each in (one, several))
+    several.close()
+    assert all(same(x, y) for x, y in zip(a, b, strict=True))
+    assert several.paths == one.paths == {("train", "compiled"): 4}

@@ -1,7 +1,6 @@
 """The papers' tables and figures, made again: reproduce."""
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedme.cli.app import Json, Quiet, Style, app, err, out
+from fedme.core.processors import processors
 from fedme.experiment.batch import MENDABLE, Batch, Planned
 from fedme.experiment.config import ConfigError
 from fedme.experiment.progress import Display
@@ -141,7 +141,7 @@ def _plain(sheet: report.Sheet) -> dict[str, object]:
 
 
 def _list(style: Format, as_json: bool) -> None:
-    cores = os.cpu_count() or 1
+    cores = processors()
     header = ("name", "source", "about", "runs", "full", "small", "smoke")
     rows = []
     for result in catalogue.results().values():

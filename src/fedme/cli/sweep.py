@@ -1,13 +1,13 @@
 """One experiment with many settings: sweep."""
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from fedme.cli.app import FileArgument, Json, Overrides, Quiet, Style, app, err, out, source
+from fedme.core.processors import processors
 from fedme.experiment import sweep as sweeps
 from fedme.experiment.batch import Batch
 from fedme.experiment.config import DEMO
@@ -42,7 +42,7 @@ def sweep(
     found = sweeps.points(name, words, overs, range(seeds), root, together)
     plans = [run for number in range(seeds) for run in (point.runs[number] for point in found)]
     with Display(err, quiet) as display:
-        outcomes = Batch(display, min(jobs, os.cpu_count() or 1)).run(plans)
+        outcomes = Batch(display, min(jobs, processors())).run(plans)
     scored = sweeps.scores(found, model)
     measure = scored[0].measure
     what = "" if measure.key == "accuracy" else f"{measure.title} "

@@ -149,7 +149,7 @@ class Model:
     @property
     def finite(self) -> bool:
         """Whether all its numbers are numbers; training may diverge."""
-        return all(bool(value.isfinite().all()) for value in (*self.params.values(), *self.buffers.values()))
+        return next(tree.not_finite((self.params, self.buffers)), None) is None
 
     @property
     def dtype(self) -> torch.dtype:

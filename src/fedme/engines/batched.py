@@ -92,10 +92,15 @@ class Batched:
         """A group as it is, or dealt out to the workers if it is worth their while: the largest operation first."""
         # Who gives this process several threads wants its processors for them.
         hands = self.workers.count if self.workers is not None and torch.get_num_threads() == 1 else 1
-        if hands == 1 or len(ops) < 2 * hands or not isinstance(ops[0], Train) or sum(map(effort, ops)) < LARGE:
+        dense = self._is_compiled(ops[0])  # on threads here, where nothing has to travel
+        if hands == 1 or dense or len(ops) < 2 * hands or not isinstance(ops[0], Train) or sum(map(effort, ops)) < LARGE:
             return [members]
         order = [index for _, index in sorted(zip(map(effort, ops), members, strict=True), key=lambda pair: -pair[0])]
         return [order[hand::hands] for hand in range(hands)]
+
+    def _threads(self) -> int:
+        """How many compiled operations run at once: the worker processes wait meanwhile."""
+        return max(torch.get_num_threads(), self.workers.count if self.workers is not None else 1)
 
     def _here(self, ops: Sequence[Op]) -> list[tuple[Any, float]]:
         """Run operations of one group in this process."""
@@ -164,7 +169,7 @@ class Batched:
         looks = [op for op in ops if not isinstance(op, Train)]
         fetch = self.gather.fetch(first.data, first.model.dtype)
         if self._is_compiled(first):
-            return compiled.look_compiled(looks, fetch, _shown)
+            return compiled.look_compiled(looks, fetch, _shown, self._threads())
         logits = predict_stacked([(op.model, op.data) for op in looks], fetch, self._is_dense(first))
         return [_shown(op, z) for op, z in zip(looks, logits, strict=True)]
 
@@ -172,7 +177,7 @@ class Batched:
         dtype = next(iter(ops[0].models.values())).dtype
         fetch = self.gather.fetch(ops[0].data, dtype)
         if self._is_compiled(ops[0]):
-            return list(compiled.train_compiled(ops, fetch))
+            return list(compiled.train_compiled(ops, fetch, self._threads()))
         order, plan = schedule(ops, dtype)
         in_order = [ops[index] for index in order]
         plan = plan.to(self.device)

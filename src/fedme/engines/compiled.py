@@ -133,20 +133,22 @@ def _obstacle_of_training(op: Train) -> str:
     return "" if known and (isinstance(loss, Mutual) or type(rule) is not MutualMoreau) else "its loss is another one"
 
 
-def train_compiled(ops: Sequence[Train], fetch: Fetch) -> list[Trained]:
+def train_compiled(ops: Sequence[Train], fetch: Fetch, threads: int) -> list[Trained]:
     """Train operations none of which has an obstacle."""
     ways = {Sgd: _sgd, Moreau: _moreau, MutualMoreau: _mutual_moreau}
-    return _each(ops, lambda op: ways[type(op.rule)](op, fetch.table))
+    return _each(ops, lambda op: ways[type(op.rule)](op, fetch.table), threads)
 
 
-def look_compiled(ops: Sequence[Evaluate | Predict], fetch: Fetch, shown: Callable[[Evaluate | Predict, Tensor], T]) -> list[T]:
+def look_compiled(
+    ops: Sequence[Evaluate | Predict], fetch: Fetch, shown: Callable[[Evaluate | Predict, Tensor], T], threads: int
+) -> list[T]:
     """What `shown` makes of the logits of the models of operations none of which has an obstacle."""
-    return _each(ops, lambda op: shown(op, _predict(op.model, op.data.rows, fetch.table)))
+    return _each(ops, lambda op: shown(op, _predict(op.model, op.data.rows, fetch.table)), threads)
 
 
-def _each(ops: Sequence[Kind], run: Callable[[Kind], T]) -> list[T]:
-    """Run every operation, the longest first, on as many threads as torch uses."""
-    threads = min(torch.get_num_threads(), len(ops))
+def _each(ops: Sequence[Kind], run: Callable[[Kind], T], threads: int) -> list[T]:
+    """Run every operation, the longest first."""
+    threads = min(threads, len(ops))
     if threads == 1:
         return [run(op) for op in ops]
     with ThreadPoolExecutor(threads) as pool:

@@ -1,7 +1,6 @@
 """From an experiment to what a run needs: the federation's data, the task, and every architecture by name."""
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +12,7 @@ from fedme.core.data import ClientId, Inputs, Schema
 from fedme.core.key import Key
 from fedme.core.method import Member, Task
 from fedme.core.model import Arch
+from fedme.core.processors import processors
 from fedme.datasets.download import root as data_root
 from fedme.datasets.federation import Federation, federate
 from fedme.datasets.preparation import Preparation
@@ -44,7 +44,7 @@ def executor(
     if reason := missing(engine.device):
         raise ConfigError(f"engine.device: {reason}")
     torch.set_num_threads(engine.threads)
-    return Batched(tick, engine.workers or os.cpu_count() or 1, engine.path, engine.device, before_fork)
+    return Batched(tick, engine.workers or processors(), engine.path, engine.device, before_fork)
 
 
 def gather(experiment: Experiment) -> Federation:

@@ -2,11 +2,11 @@
 
 import functools
 import json
-import os
 from collections.abc import Callable
 from typing import Any
 
 from fedme.core.key import Key
+from fedme.core.processors import processors
 from fedme.engines import flower
 from fedme.engines.inprocess import InProcess
 from fedme.experiment import assemble
@@ -39,7 +39,7 @@ def on_flower(
         functools.partial(_opened, json.dumps(experiment.plain()), json.dumps(assigned)),
         tick,
         stop,
-        engine.workers or os.cpu_count() or 1,
+        engine.workers or processors(),
         engine.threads,
         engine.address,
     )

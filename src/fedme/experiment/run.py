@@ -6,7 +6,6 @@ States are values, so a run can stop anywhere: what is saved is always a whole n
 import errno
 import functools
 import itertools
-import os
 import platform
 import shlex
 import shutil
@@ -26,6 +25,7 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Round, Task
 from fedme.core.metrics import MEASURES, Measure
+from fedme.core.processors import processors
 from fedme.datasets.federation import Federation
 from fedme.engines.attack import Hostile
 from fedme.engines.client import AnyMethod, Assessment, Finetune, Scored
@@ -141,7 +141,7 @@ def environment() -> dict[str, Any]:
         "fedme": fedme.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "processors": os.cpu_count(),
+        "processors": processors(),
         "packages": {name: metadata.version(name) for name in packages},
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -14,8 +14,14 @@ from fedme.learn.defence import Defence
 Fits = Callable[[ClientId, ClientId], bool]
 
 
-def room_for(task: Task, models: Mapping[ClientId, Model]) -> Fits:
-    """Whether a borrower takes a lender's model (its size and its architecture) and the lender lends it to this one."""
+def room_for(task: Task, models: Mapping[ClientId, Model]) -> Fits | None:
+    """Whether a borrower takes a lender's model (its size and its architecture) and the lender lends it to this one.
+
+    None where nobody has such wishes.
+    """
+    members = [task.members[client] for client in models]
+    if all(wish is None for each in members for wish in (each.max_parameters, each.accepts, each.lends_to)):
+        return None
 
     def fits(borrower: ClientId, lender: ClientId) -> bool:
         taker, giver, model = task.members[borrower], task.members[lender], models[lender]
@@ -26,17 +32,27 @@ def room_for(task: Task, models: Mapping[ClientId, Model]) -> Fits:
     return fits
 
 
-def lenders(clusters: Mapping[ClientId, int], fits: Fits, key: Key) -> dict[ClientId, ClientId | None]:
+def lenders(clusters: Mapping[ClientId, int], fits: Fits | None, key: Key) -> dict[ClientId, ClientId | None]:
     """For every client the one whose model it receives, drawn independently; None when no other model fits it.
 
-    `fits(borrower, lender)` says whether the borrower can take the lender's model.
+    `fits(borrower, lender)` says whether the borrower can take the lender's model; without it every model fits everybody.
     """
-    chosen: dict[ClientId, ClientId | None] = {}
-    for me, cluster in clusters.items():
-        others = [other for other in clusters if other != me and fits(me, other)]
-        near = [other for other in others if clusters[other] == cluster] or others
-        chosen[me] = near[int(key.at("lender", me).numpy().integers(len(near)))] if near else None
-    return chosen
+    company: dict[int, list[ClientId]] = {}
+    for client, cluster in clusters.items():
+        company.setdefault(cluster, []).append(client)
+    place = {client: place for mine in company.values() for place, client in enumerate(mine)}
+
+    def drawn(me: ClientId, cluster: int) -> ClientId | None:
+        draw = key.at("lender", me).numpy()
+        near = company[cluster]
+        if fits is None and len(near) > 1:  # without a look at everybody: there may be ten thousand
+            at = int(draw.integers(len(near) - 1))
+            return near[at + (at >= place[me])]
+        others = [other for other in clusters if other != me and (fits is None or fits(me, other))]
+        candidates = [other for other in others if clusters[other] == cluster] or others
+        return candidates[int(draw.integers(len(candidates)))] if candidates else None
+
+    return {me: drawn(me, cluster) for me, cluster in clusters.items()}
 
 
 def welcomed(

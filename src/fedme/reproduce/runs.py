@@ -1,11 +1,11 @@
 """From the name of a run, as "pfml-synthetic-mlr/fedavg", to an ordinary experiment in an ordinary run directory."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedme.core.processors import processors
 from fedme.experiment.batch import Planned
 from fedme.experiment.config import override, parse, read_preset
 from fedme.reproduce.catalogue import Scale, Shrunk, family_of, words_of
@@ -85,4 +85,4 @@ def jobs_for(minutes: float, count: int, asked: int | None) -> int:
     """How many runs at a time: as many as processors, unless they are so short that processes do not pay."""
     if asked is not None:
         return asked
-    return min(os.cpu_count() or 1, count) if minutes > 2 else 1
+    return min(processors(), count) if minutes > 2 else 1
