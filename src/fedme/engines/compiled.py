@@ -6,11 +6,11 @@ be built, and for what it does not know, `stacked` does the same.
 
 import ctypes
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from fedme.learn.objectives import CrossEntropy, Mutual
 from fedme.learn.rules import Moreau, MutualMoreau, Sgd
 
 T = TypeVar("T")
+Computing = Generator[Callable[[], None], None, T]  # yields what is to be computed, on any thread
 Kind = TypeVar("Kind", Train, Evaluate | Predict)
 GIVEN = {Moreau: ("w",), MutualMoreau: ("theta",)}  # roles that get their weights from another
 NUMBERS = {ACTIVATIONS[kind]: number for number, kind in enumerate((nn.ReLU, nn.Tanh, nn.Sigmoid), start=1)}
@@ -143,53 +144,77 @@ def look_compiled(
     ops: Sequence[Evaluate | Predict], fetch: Fetch, shown: Callable[[Evaluate | Predict, Tensor], T], threads: int
 ) -> list[T]:
     """What `shown` makes of the logits of the models of operations none of which has an obstacle."""
-    return _each(ops, lambda op: shown(op, _predict(op.model, op.data.rows, fetch.table)), threads)
+    logits = _each(ops, lambda op: _predict(op.model, op.data.rows, fetch.table), threads)
+    return [shown(op, z) for op, z in zip(ops, logits, strict=True)]
 
 
-def _each(ops: Sequence[Kind], run: Callable[[Kind], T], threads: int) -> list[T]:
-    """Run every operation, the longest first."""
-    threads = min(threads, len(ops))
-    if threads == 1:
-        return [run(op) for op in ops]
-    with ThreadPoolExecutor(threads) as pool:
-        longest_first = sorted(range(len(ops)), key=lambda index: -effort(ops[index]))
-        waiting = {index: pool.submit(run, ops[index]) for index in longest_first}
-        return [waiting[index].result() for index in range(len(ops))]
+def _each(ops: Sequence[Kind], begun: Callable[[Kind], Computing[T]], threads: int) -> list[T]:
+    """Run every operation, the longest first.
+
+    Only the compiled code runs on several threads: those that run Python would wait for each other most of the time.
+    """
+    computing = [begun(op) for op in ops]
+    waiting = [(effort(op), next(each)) for op, each in zip(ops, computing, strict=True)]
+    waiting.sort(key=lambda pair: pair[0])
+
+    def work() -> None:
+        try:
+            while waiting:
+                waiting.pop()[1]()
+        except IndexError:  # another thread took the last one
+            pass
+        finally:
+            waiting.clear()  # who fails, or is stopped, stops the others
+
+    with ThreadPoolExecutor(max(threads - 1, 1)) as pool:
+        others = [pool.submit(work) for _ in range(min(threads, len(ops)) - 1)]
+        work()
+        for other in others:
+            other.result()
+    return [_finished(each) for each in computing]
 
 
-def _sgd(op: Train, table: Tensor) -> Trained:
+def _finished(computing: Computing[T]) -> T:
+    try:
+        next(computing)
+    except StopIteration as end:
+        return cast(T, end.value)
+    raise AssertionError("an operation is computed once")
+
+
+def _sgd(op: Train, table: Tensor) -> Computing[Trained]:
     rule = op.rule
     assert isinstance(rule, Sgd)
     models = {role: Model(m.arch, _own(m.params), {}) for role, m in op.models.items()}
     speeds = {role: _own(op.opt.get(role) or tree.zeros(m.params)) for role, m in models.items()} if rule.momentum else {}
     anchors = {role: _own(op.frozen[role].params) for role in models} if rule.prox else {}
     step = Step(0, isinstance(rule.objective, Mutual), 1, rule.lr, rule.momentum, rule.weight_decay, rule.prox, 0.0)
-    return Trained(models, speeds, _train(op, table, models, speeds, anchors, step))
+    return Trained(models, speeds, (yield from _train(op, table, models, speeds, anchors, step)))
 
 
-def _moreau(op: Train, table: Tensor) -> Trained:
+def _moreau(op: Train, table: Tensor) -> Computing[Trained]:
     rule = op.rule
     assert isinstance(rule, Moreau)
     theta, w = (Model(op.models[role].arch, _own(op.models[role].params), {}) for role in ("theta", "w"))
     step = Step(1, False, rule.inner, rule.inner_lr, 0.0, rule.l2, rule.lam, rule.lr * rule.lam)
-    losses = _train(op, table, {"theta": theta}, {}, {"theta": w.params}, step)
+    losses = yield from _train(op, table, {"theta": theta}, {}, {"theta": w.params}, step)
     return Trained({"theta": theta, "w": w}, {}, losses)
 
 
-def _mutual_moreau(op: Train, table: Tensor) -> Trained:
+def _mutual_moreau(op: Train, table: Tensor) -> Computing[Trained]:
     rule = op.rule
     assert isinstance(rule, MutualMoreau)
     models = {role: Model(op.models[role].arch, _own(op.models[role].params), {}) for role in ("aux", "local")}
     anchors = {role: _own(op.frozen[role].params) for role in models}
     step = Step(2, True, rule.inner, rule.inner_lr, 0.0, rule.l2, rule.lam, rule.lr)
-    losses = _train(op, table, models, {}, anchors, step)
+    losses = yield from _train(op, table, models, {}, anchors, step)
     theta = models["aux"].with_params(anchors["aux"])  # the last inner copy is what the last step was pulled to
     return Trained({**models, "theta": theta}, {}, losses)
 
 
 def _train(
     op: Train, table: Tensor, models: Models, speeds: Mapping[Role, Params], anchors: Mapping[Role, Params], step: Step
-) -> dict[Role, float]:
+) -> Computing[dict[Role, float]]:
     """Change all of these in place by the operation's batches; the mean loss of every model."""
     positions, sizes = op.local.schedule(len(op.data), op.key.at("batches"))
     rows, targets = op.data.rows[positions].contiguous(), op.data.y[positions].contiguous()
@@ -205,28 +230,32 @@ def _train(
         raise ValueError("models that learn from each other must have the same classes")
     _require_inside(targets, min(classes), "class")
     batches = Batches(rows.data_ptr(), targets.data_ptr(), sizes.data_ptr(), *rows.shape)
-    _call("fedme_dense_train", table, ctypes.byref(batches), trainees, ctypes.c_int64(len(models)), ctypes.byref(step))
+    yield _call("fedme_dense_train", table, ctypes.byref(batches), trainees, ctypes.c_int64(len(models)), ctypes.byref(step))
     samples = int(sizes.sum())
     return {role: each.loss / samples for role, each in zip(models, trainees, strict=True)}
 
 
-def _predict(model: Model, rows: Tensor, table: Tensor) -> Tensor:
+def _predict(model: Model, rows: Tensor, table: Tensor) -> Computing[Tensor]:
     rows = rows.contiguous()
     _require_inside(rows, len(table), "row")
     weights = model.with_params({name: value.contiguous() for name, value in model.params.items()})
     network = _network(weights, table)
     logits = table.new_empty((len(rows), network.shapes[network.depth - 1].outputs))
     pointers = ctypes.c_void_p(rows.data_ptr()), ctypes.c_int64(len(rows)), ctypes.byref(network)
-    _call("fedme_dense_predict", table, *pointers, ctypes.c_void_p(logits.data_ptr()))
+    yield _call("fedme_dense_predict", table, *pointers, ctypes.c_void_p(logits.data_ptr()))
     return logits
 
 
-def _call(name: str, table: Tensor, *more: object) -> None:
+def _call(name: str, table: Tensor, *more: object) -> Callable[[], None]:
     code = library()
     assert not isinstance(code, str)
     numbers = ctypes.c_int64(table.shape[1]), ctypes.c_int64(table.element_size())
-    if getattr(code, name)(ctypes.c_void_p(table.data_ptr()), *numbers, *more):
-        raise MemoryError("not enough memory for a client's models")
+
+    def call() -> None:
+        if getattr(code, name)(ctypes.c_void_p(table.data_ptr()), *numbers, *more):
+            raise MemoryError("not enough memory for a client's models")
+
+    return call
 
 
 def _own(params: Params) -> dict[str, Tensor]:
