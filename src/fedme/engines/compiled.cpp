@@ -186,14 +186,17 @@ struct Layer {
 
     template <int B>
     void forward_block(int64_t b) {
+        constexpr int O = 12 / B;  // twelve sums and what they are made of are what the registers hold
         int64_t o = 0;
+        for (; o + O <= out; o += O) dots<real, B, O>(&x[b], &weight.now[o * wide], wide, &outputs[b * high + o], high);
         for (; o + 2 <= out; o += 2) dots<real, B, 2>(&x[b], &weight.now[o * wide], wide, &outputs[b * high + o], high);
         for (; o < out; o++) dots<real, B, 1>(&x[b], &weight.now[o * wide], wide, &outputs[b * high + o], high);
     }
 
     void forward(int64_t samples) {
         int64_t b = 0;
-        for (; b + 5 <= samples; b += 5) forward_block<5>(b);
+        if (samples % 3 == 1 && samples > 3) forward_block<4>(b), b += 4;
+        for (; b + 3 <= samples; b += 3) forward_block<3>(b);
         for (; b + 2 <= samples; b += 2) forward_block<2>(b);
         for (; b < samples; b++) forward_block<1>(b);
         for (b = 0; b < samples; b++)
