@@ -45,6 +45,8 @@ def mix(a: Params, b: Params, share: float) -> dict[str, Tensor]:
 
 def norm(a: Params, lead: int = 0) -> Tensor:
     """The L2 norm of all of `a` together: one number, or one a client when a leading axis counts clients."""
+    if not lead:
+        return torch.stack(torch._foreach_norm(list(a.values()))).norm() if a else torch.zeros(())
     # A weight may be a single number, and a stack may have no client left.
     squares = [v.square().flatten(lead).sum(-1) if v.dim() > lead else v.square() for v in a.values()]
     return torch.stack(squares).sum(0).sqrt() if squares else torch.zeros(())
@@ -53,6 +55,8 @@ def norm(a: Params, lead: int = 0) -> Tensor:
 def clip(a: Params, limit: float, lead: int = 0) -> dict[str, Tensor]:
     """`a` shrunk, client by client, so that its norm is at most `limit`."""
     factor = (limit / (norm(a, lead) + 1e-6)).clamp(max=1.0)
+    if not lead and bool(factor == 1.0):
+        return dict(a)
     return {name: value * factor.reshape(factor.shape + (1,) * (value.dim() - lead)) for name, value in a.items()}
 
 

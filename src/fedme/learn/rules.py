@@ -43,7 +43,7 @@ class Sgd:
                 model = models[role]
                 step = self._step(gradient, grads[role], model, frozen.get(role))
                 if self.momentum:
-                    opt[role] = step = tree.add(tree.scale(opt[role], self.momentum), step)
+                    opt[role] = step = tree.add(step, opt[role], self.momentum)
                 models[role] = Model(model.arch, tree.add(model.params, step, -self.lr), buffers[role])
         return models, opt
 
