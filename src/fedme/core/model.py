@@ -95,6 +95,14 @@ def has_batchnorm(arch: Arch) -> bool:
     return any(isinstance(m, _BatchNorm) for m in template(arch, True).modules())
 
 
+@functools.lru_cache(maxsize=256)
+def has_ties(arch: Arch) -> bool:
+    """Whether a weight or a buffer of the network has several names."""
+    module = template(arch, True)
+    every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return len({id(tensor) for _, tensor in every}) < len(every)
+
+
 @dataclass(frozen=True)
 class Model:
     """An architecture with weights. `params` are trained; `buffers` are everything else (statistics, frozen weights)."""
@@ -133,7 +141,7 @@ class Model:
         seeds = {f"{layer}.seed": seed for layer, seed in (masks or {}).items()}
         weights = {**self.params, **self.buffers, **seeds}
         given = ((), dict(x)) if isinstance(x, Mapping) else ((x,), {})
-        logits = output_of(functional_call(module, weights, *given, tie_weights=True))
+        logits = output_of(functional_call(module, weights, *given, tie_weights=has_ties(self.arch)))
         if training and isinstance(self.buffers, dict):  # a module may assign a buffer instead of changing it in place
             self.buffers.update({name: weights[name].detach() for name in self.buffers})
         return logits
