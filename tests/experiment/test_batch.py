@@ -9,8 +9,8 @@ from fedme.experiment import summary
 from fedme.experiment.batch import Batch, Planned, finished, identity
 from fedme.experiment.config import load
 from fedme.experiment.files import RunError
+from fedme.experiment.loop import Interrupted
 from fedme.experiment.progress import Display
-from fedme.experiment.run import Interrupted
 
 TINY = ["rounds=3", "data.limit=90", "partition.name=iid", "partition.clients=3", "models.pool=['mlr']", "models.assign=mlr"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedme.cli.app import app, err, literal
 from fedme.core.typed import one_line
 from fedme.experiment.batch import MENDABLE
-from fedme.experiment.run import Interrupted
+from fedme.experiment.loop import Interrupted
 
 FAMILIES = ("runs", "sweep", "results", "audit", "models", "report", "lists", "reproduce", "demo", "deploy")  # as in the help
 for family in FAMILIES:

@@ -27,7 +27,7 @@ from fedme.engines.flower.envelope import Envelope
 from fedme.engines.inprocess import InProcess
 from fedme.experiment import privacy
 from fedme.experiment.config import ConfigError
-from fedme.experiment.run import save_models
+from fedme.experiment.loop import save_models
 from fedme.experiment.saved import folder_of
 from fedme.learn.accountant import Ledger
 

@@ -27,8 +27,8 @@ from fedme.experiment import checkpoint, newcomers, records, saved, sinks, summa
 from fedme.experiment.config import Experiment
 from fedme.experiment.files import RunError, locked
 from fedme.experiment.lineage import Lineage
+from fedme.experiment.loop import Loop
 from fedme.experiment.progress import Display
-from fedme.experiment.run import Loop
 from fedme.experiment.store import Store
 
 PAUSE = 0.3  # seconds between two looks for replies

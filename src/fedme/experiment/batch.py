@@ -26,6 +26,7 @@ from fedme.experiment import run, summary
 from fedme.experiment.checkpoint import digest
 from fedme.experiment.config import ConfigError, load, parse
 from fedme.experiment.files import RunError
+from fedme.experiment.loop import Interrupted
 from fedme.experiment.progress import Display
 
 MENDABLE = (ConfigError, RunError, TaskError, DataError, PartitionError, TypedError, zoo.ArchError, EngineError)
@@ -99,10 +100,10 @@ class Batch:
                             self._tell(outcome)
                     self.display.info = ", ".join(f"{hand.planned.name} {hand.at}" for hand in hands if hand.planned)
                     self.display.tick()
-        except (run.Interrupted, KeyboardInterrupt):
+        except (Interrupted, KeyboardInterrupt):
             for hand in hands:
                 hand.ask_to_stop()
-            raise run.Interrupted(f"stopped after {len(outcomes)} of {len(todo)} runs; the same command goes on") from None
+            raise Interrupted(f"stopped after {len(outcomes)} of {len(todo)} runs; the same command goes on") from None
         finally:
             for hand in hands:
                 hand.close()
@@ -227,7 +228,7 @@ class Telling(Display):
         try:
             self.line.send_bytes(_encoded({"at": f"{self.done}/{self.total}"}))
         except OSError:
-            raise run.Interrupted("nobody listens any more") from None
+            raise Interrupted("nobody listens any more") from None
 
 
 def _encoded(message: Mapping[str, Any]) -> bytes:
@@ -245,5 +246,5 @@ def _serve(line: Connection, after: Callable[[Path], None]) -> None:
             task = json.loads(line.recv_bytes())
             planned = Planned(task["name"], Path(task["folder"]), task["config"])
             line.send_bytes(_encoded({"error": attempt(planned, Telling(line), after)}))
-    except (EOFError, OSError, run.Interrupted, KeyboardInterrupt):
+    except (EOFError, OSError, Interrupted, KeyboardInterrupt):
         return  # the parent is gone, or asked to stop: everything finished is saved
