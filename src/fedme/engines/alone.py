@@ -46,14 +46,18 @@ def train(op: Train) -> Trained:
         gradient = PerExample(gradient.objective, gradient.seeds, op=op, mechanism=op.private)
     y = op.data.y.to(device)
     with own_randomness(op.key.at("dropout")):
-        for step, positions in enumerate(op.local.batches(len(op.data), op.key.at("batches"))):
-            augment = op.key.at("augment", step) if op.local.augment else None
-            x = _arranged(op.data.inputs(positions, augment)) if len(positions) else None
-            batch = Batch(x, y[positions], step)
-            models, opt = op.rule(gradient, models, opt, op.frozen, batch)  # type: ignore[assignment]
+        for step, x, positions in batches(op):
+            models, opt = op.rule(gradient, models, opt, op.frozen, Batch(x, y[positions], step))  # type: ignore[assignment]
     opt = {role: {name: value.contiguous() for name, value in state.items()} for role, state in opt.items()}
     done = {role: m.with_params({name: p.contiguous() for name, p in m.params.items()}) for role, m in models.items()}
     return Trained(done, opt, gradient.mean_losses())
+
+
+def batches(op: Train) -> Iterator[tuple[int, Any, Tensor]]:
+    """The number of every step, the inputs of its batch and where they stand in the data."""
+    for step, positions in enumerate(op.local.batches(len(op.data), op.key.at("batches"))):
+        augment = op.key.at("augment", step) if op.local.augment else None
+        yield step, _arranged(op.data.inputs(positions, augment)) if len(positions) else None, positions
 
 
 def evaluate(op: Evaluate) -> Score:
@@ -165,7 +169,7 @@ class Autograd:
         flat = [leaf for each in leaves.values() for leaf in each.values()]
         grads = iter(torch.autograd.grad(total, flat, allow_unused=True, materialize_grads=True))
         if draw == 0:
-            self._remember(losses, len(batch.y))
+            self.remember(losses, len(batch.y))
         return {role: {name: next(grads) for name in each} for role, each in leaves.items()}, buffers  # type: ignore[return-value]
 
     def _forward(self, role: Role, model: Model, batch: Batch, draw: int, first: int) -> Tensor:
@@ -173,7 +177,8 @@ class Autograd:
         masks = {layer: at_draw(seed, number) for layer, seed in self.seeds.get(role, {}).items()}
         return model(cast(batch.x, model), training=True, masks=masks, first=first)
 
-    def _remember(self, losses: Mapping[Role, Tensor], samples: int) -> None:
+    def remember(self, losses: Mapping[Role, Tensor], samples: int) -> None:
+        """Count the losses of a batch."""
         self.samples += samples
         for role, loss in losses.items():
             self.sums[role] = self.sums.get(role, loss.new_zeros(())) + loss.detach().sum()

@@ -13,7 +13,7 @@ import torch
 
 from fedme.core.client import Evaluate, Op, Predict, Train
 from fedme.core.model import Arch, template
-from fedme.engines import alone, compiled, vmapped
+from fedme.engines import alone, compiled, owned, vmapped
 from fedme.engines.dense import chain
 from fedme.engines.device import home, moved
 from fedme.engines.gather import Gather, sample
@@ -46,7 +46,7 @@ class Batched:
         before_fork: Callable[[], None] = lambda: None,
     ) -> None:
         self.tick, self.path, self.device = tick, path, torch.device(device)
-        self.one_by_one = one_by_one()
+        self.one_by_one = one_by_one(run=alone.run if path == "alone" else owned.run)
         self.gather = Gather(self.device)
         forks = path in ("auto", "workers") and device == "cpu"  # a forked process cannot use another device
         self.workers = Workers(workers, self._here, tick, before_fork) if forks and workers > 1 else None

@@ -16,14 +16,14 @@ from fedme.learn.accountant import Ledger
 from fedme.learn.privacy import Guard, privately
 
 
-def one_by_one(tick: Callable[[], None] = lambda: None) -> Execute:
+def one_by_one(tick: Callable[[], None] = lambda: None, run: Callable[[Op], Any] = alone.run) -> Execute:
     """Execute operations one after another; `tick` is called after each, for progress and for stopping."""
 
     def execute(operations: Sequence[Op]) -> list[tuple[Any, float]]:
         results = []
         for operation in operations:
             start = time.perf_counter()
-            results.append((alone.run(operation), time.perf_counter() - start))
+            results.append((run(operation), time.perf_counter() - start))
             tick()
         return results
 

@@ -41,13 +41,14 @@ class Sgd:
             grads, buffers = gradient(models, batch, draw)
             for role in turn:
                 model = models[role]
-                step = self._step(gradient, grads[role], model, frozen.get(role))
+                step = self.step(gradient, grads[role], model, frozen.get(role))
                 if self.momentum:
                     opt[role] = step = tree.add(step, opt[role], self.momentum)
                 models[role] = Model(model.arch, tree.add(model.params, step, -self.lr), buffers[role])
         return models, opt
 
-    def _step(self, gradient: Gradient, grad: Params, model: Model, anchor: Model | None) -> Params:
+    def step(self, gradient: Gradient, grad: Params, model: Model, anchor: Model | None) -> Params:
+        """What enters the momentum."""
         if self.prox and anchor is not None:
             grad = tree.add(grad, tree.sub(model.params, anchor.params), self.prox)
         if self.clip is not None:
