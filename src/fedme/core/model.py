@@ -60,7 +60,12 @@ class Arch:
     @property
     def parameters(self) -> int:
         """How many weights it has."""
-        return sum(p.numel() for p in template(self, training=False).parameters())
+        return _parameters(self)
+
+
+@functools.lru_cache(maxsize=256)
+def _parameters(arch: Arch) -> int:
+    return sum(p.numel() for p in template(arch, training=False).parameters())
 
 
 def template(arch: Arch, training: bool, statistics: bool = True) -> nn.Module:
