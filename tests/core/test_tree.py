@@ -147,3 +147,12 @@ def test_the_norm_of_a_stack_without_clients() -> None:
     empty = {"w": torch.zeros(0, 3, 2), "b": torch.zeros(0)}
     assert tree.norm(empty, lead=1).shape == (0,)
     assert {name: value.shape for name, value in tree.clip(empty, 1.0, lead=1).items()} == {"w": (0, 3, 2), "b": (0,)}
+
+
+def test_what_is_not_finite_is_found_and_large_numbers_are_not() -> None:
+    large = torch.full((9,), 3e38)
+    assert large.sum().isinf()
+    assert list(tree.not_finite({"a": large, "b": [1.0, torch.tensor(7)], "c": torch.zeros(0)})) == []
+    for wrong in (float("inf"), float("-inf"), float("nan")):
+        both = torch.tensor([1.0, wrong, -wrong])
+        assert list(tree.not_finite({"a": large, "b": [torch.zeros(3), both], "c": wrong})) == ["b[1]", "c"]

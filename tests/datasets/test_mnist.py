@@ -90,6 +90,13 @@ def test_damaged_gzip_is_refused(tmp_path, idx):
     path.write_bytes(b"not gzip")
     with pytest.raises(DataError, match="cannot be read"):
         read_idx(path, (28, 28))
+    whole = gzip.compress(idx(np.zeros((3, 28, 28))))
+    path.write_bytes(whole + b"more")
+    with pytest.raises(DataError, match="something follows its end"):
+        read_idx(path, (28, 28))
+    path.write_bytes(whole[:-8] + b"\1\2\3\4" + whole[-4:])
+    with pytest.raises(DataError, match="cannot be read"):  # its checksum is another one
+        read_idx(path, (28, 28))
 
 
 @settings(deadline=None, max_examples=150)

@@ -33,6 +33,8 @@ def _unpacking(packed: bytes) -> Callable[[int], bytes]:
         rest = stream.unconsumed_tail
         if len(found) < most and not stream.eof:  # the checksum at the end was not seen
             raise OSError("it ends too early")
+        if stream.unused_data.strip(b"\0"):
+            raise OSError("something follows its end")
         return found
 
     return read
