@@ -7,9 +7,10 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import do
 
 from fedme import report
-from fedme.experiment import records
+from fedme.experiment import records, summary
 from fedme.experiment.files import RunError
 from fedme.report import clusters, lineage
 from fedme.report.runs import families, read
@@ -185,3 +186,16 @@ def test_what_cannot_be_reported(runs, tmp_path):
     (twin / "labels.json").write_text("{")
     with pytest.raises(RunError, match="labels.json: cannot be read"):
         families([twin])
+
+
+def test_hostile_clients_are_in_no_mean(tmp_path):
+    folder = do(tmp_path / "attacked", "method=fedavg", "attack.clients=['2']", "attack.kind=not-a-number")
+    told = report.story(families([folder]))
+    means = [r for r in summary.read(folder)["results"] if (r["split"], r["selection"]) == ("test", "last round")]
+    personal = next(r for r in means if r["model"] == "personal" and r["stage"] == "round")
+    run = read(folder)
+    assert "2" in run.clients
+    assert set(run.last(("personal", "round", "test"))) == set(run.clients) - {"2"}
+    mean = statistics.fmean(score["accuracy"] for score in run.last(("personal", "round", "test")).values())
+    assert mean == pytest.approx(personal["accuracy"]["client_mean"])
+    assert "Hostile on purpose, and in none of the means: client 2." in json.dumps(told)

@@ -121,7 +121,7 @@ def trouble(result: Mapping[str, Any]) -> list[str]:
     """What went wrong with whom, one line each."""
     lines = []
     if hostile := result.get("hostile"):
-        lines.append(f"Hostile on purpose, and in none of the means of `fedme show`: client {', '.join(hostile)}.")
+        lines.append(f"Hostile on purpose, and in none of the means: client {', '.join(hostile)}.")
     for what in ("refused", "quarantined"):
         for client, told in result.get(what, {}).items():
             lines.append(
