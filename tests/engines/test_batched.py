@@ -227,6 +227,16 @@ def test_other_activations_and_no_bias(path):
         assert near(want.models["own"], got.models["own"])
 
 
+@pytest.mark.parametrize("path", ["auto", "stacked"])
+def test_an_activation_that_stands_in_several_places_acts_in_each(path):
+    def net():
+        tanh = nn.Tanh()
+        return nn.Sequential(nn.Linear(3, 5), tanh, nn.Linear(5, 6), tanh, nn.Linear(6, 4))
+
+    model, data = Model.init(Arch.named("one-tanh", net), Key(0), torch.float64), clients(SIZES)["1"].train
+    assert torch.allclose(Batched(path=path)([Predict(model, data)])[0][0], alone.run(Predict(model, data)), atol=1e-12)
+
+
 def test_far_fewer_torch_operations():
     from torch.utils._python_dispatch import TorchDispatchMode
 

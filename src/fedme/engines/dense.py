@@ -88,7 +88,7 @@ def _leaves(module: nn.Module, name: str) -> list[tuple[str, nn.Module | None]]:
     if type(module) is not nn.Sequential or _is_hooked(module):
         return [(name, None)]
     found: list[tuple[str, nn.Module | None]] = []
-    for child_name, child in module.named_children():
+    for child_name, child in module._modules.items():  # a module that stands in several places runs in each
         full = f"{name}.{child_name}" if name else child_name
         found += _leaves(child, full) if isinstance(child, nn.Sequential) else [(full, child)]
     return found
