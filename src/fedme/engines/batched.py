@@ -92,8 +92,8 @@ class Batched:
         """A group as it is, or dealt out to the workers if it is worth their while: the largest operation first."""
         # Who gives this process several threads wants its processors for them.
         hands = self.workers.count if self.workers is not None and torch.get_num_threads() == 1 else 1
-        dense = self._is_compiled(ops[0])  # on threads here, where nothing has to travel
-        if hands == 1 or dense or len(ops) < 2 * hands or not isinstance(ops[0], Train) or sum(map(effort, ops)) < LARGE:
+        threads = self._is_compiled(ops[0])  # here, where nothing has to travel
+        if hands == 1 or threads or len(ops) < 2 * hands or not isinstance(ops[0], Train) or sum(map(effort, ops)) < LARGE:
             return [members]
         order = [index for _, index in sorted(zip(map(effort, ops), members, strict=True), key=lambda pair: -pair[0])]
         return [order[hand::hands] for hand in range(hands)]
@@ -157,8 +157,11 @@ class Batched:
             if model.buffers:  # statistics, or weights that are not trained
                 return f"{model.arch.name} has buffers"
             network = chain(model.arch) if self.path != "vmap" else None
-            dense = network is not None and first.is_floating_point() and (network.flattens or first.dim() == 1)
-            if not dense and (reason := "it does not flatten its inputs" if network else vmapped.obstacle(model.arch, first)):
+            if network is not None and first.is_floating_point() and (network.flattens or first.dim() == 1):
+                continue
+            if network is None and first.is_floating_point() and self._is_compiled(op):
+                continue
+            if reason := "it does not flatten its inputs" if network else vmapped.obstacle(model.arch, first):
                 return reason
         return ""
 

@@ -1,263 +1,156 @@
-// The training of one client's dense networks, all its steps one after another while its weights stay in the processor's
-// cache; and their outputs.
+// The training of one client's networks, all its steps one after another while its weights stay in the processor's cache; and
+// their outputs.
 //
-// The arithmetic is that of engines/dense.py, engines/stacked.py and learn/*.py, which the tests compare it with.
-// A client is the work of one thread, so results depend neither on the number of threads nor on who else trains. Inputs of
-// layers are padded with zeros to whole vectors, so that no loop along them has a remainder.
+// The arithmetic is that of engines/alone.py and learn/*.py, which the tests compare it with. A client is the work of one
+// thread, so results depend neither on the number of threads nor on who else trains. What vectors run along is padded with
+// zeros to whole ones, so that no loop has a remainder.
 
-#if defined(__x86_64__)
-#pragma GCC target("avx2,fma")
-#endif
+#include "compiled_dense.hpp"
+#include "compiled_fields.hpp"
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <new>
-#include <vector>
+// What engines/compiled.py hands over, in the same order.
+struct Batches {
+    const int64_t *rows, *targets;  // steps x width: rows of the table, and classes
+    const int64_t *sizes;           // how many of a step's samples count
+    int64_t steps, width;
+};
+
+struct Given {  // a tensor, its momentum and its anchor; null where there is none. All are written to.
+    void *now, *speed, *anchor;
+};
+
+struct Role {
+    int64_t depth;
+    const Shape *shapes;   // of every layer
+    const Given *tensors;  // the weight and the bias of every layer
+    int64_t channels, height, width;  // of an input, for a network that begins with a convolution
+    double labels, peer;
+    double loss;  // the result
+};
+
+enum Way : int64_t { SGD, MOREAU, MUTUAL_MOREAU };  // the rules of learn/rules.py
+
+struct Step {
+    int64_t way, mutual;  // `mutual`: two roles learn from each other
+    int64_t inner;        // gradients on one batch, for the two Moreau rules
+    int64_t draws;        // how many numbers of dropout masks a step has
+    double rate, momentum, decay, pull;
+    double outer;  // the rate of the step after the inner ones
+    double limit;  // of a gradient's norm
+};
 
 namespace {
 
-constexpr int BYTES = 32;  // of a vector
-
-template <typename real>
-struct Vector {
-    typedef real type __attribute__((vector_size(BYTES), aligned(sizeof(real)), may_alias));
-};
-
-template <typename real>
-using vector = typename Vector<real>::type;
-
-template <typename real>
-constexpr int64_t LANES = BYTES / sizeof(real);
-
-template <typename real>
-inline vector<real> &at(real *place) {
-    return *reinterpret_cast<vector<real> *>(place);
-}
-
-template <typename real>
-inline const vector<real> &at(const real *place) {
-    return *reinterpret_cast<const vector<real> *>(place);
-}
-
-inline float total(vector<float> sum) {
-    typedef int32_t places __attribute__((vector_size(BYTES)));
-    sum += __builtin_shuffle(sum, places{4, 5, 6, 7, 0, 1, 2, 3});
-    sum += __builtin_shuffle(sum, places{2, 3, 0, 1, 6, 7, 4, 5});
-    sum += __builtin_shuffle(sum, places{1, 0, 3, 2, 5, 4, 7, 6});
-    return sum[0];
-}
-
-inline double total(vector<double> sum) {
-    typedef int64_t places __attribute__((vector_size(BYTES)));
-    sum += __builtin_shuffle(sum, places{2, 3, 0, 1});
-    sum += __builtin_shuffle(sum, places{1, 0, 3, 2});
-    return sum[0];
-}
-
-template <typename real>
-int64_t padded(int64_t width) {
-    return (width + LANES<real> - 1) / LANES<real> * LANES<real>;
-}
-
-// Numbers that begin where a line of the cache does: a vector across two lines takes two loads.
-template <typename real>
-struct Aligned {
-    typedef real value_type;
-    Aligned() = default;
-    template <typename other>
-    Aligned(const Aligned<other> &) {}
-    real *allocate(size_t count) { return static_cast<real *>(::operator new(count * sizeof(real), std::align_val_t(64))); }
-    void deallocate(real *place, size_t) { ::operator delete(place, std::align_val_t(64)); }
-    friend bool operator==(const Aligned &, const Aligned &) { return true; }
-    friend bool operator!=(const Aligned &, const Aligned &) { return false; }
-};
-
-template <typename real>
-using Numbers = std::vector<real, Aligned<real>>;
-
-enum Activation : int64_t { NONE, RELU, TANH, SIGMOID };  // the numbers that engines/compiled.py gives them
-
-template <typename real>
-real activated(int64_t kind, real z) {
-    switch (kind) {
-        case RELU: return z < 0 ? real(0) : z;  // what is not a number stays so
-        case TANH: return std::tanh(z);
-        case SIGMOID: return 1 / (1 + std::exp(-z));
-        default: return z;
-    }
-}
-
-template <typename real>
-real slope_below(int64_t kind, real output, real slope) {
-    switch (kind) {
-        case RELU: return slope * (output > 0);
-        case TANH: return slope * (1 - output * output);
-        case SIGMOID: return slope * output * (1 - output);
-        default: return slope;
-    }
-}
-
-// What a step does with a gradient g: v <- momentum v + g + decay w - pull anchor, w <- w - rate v.
-template <typename real>
-struct Rule {
-    real rate, momentum, decay, pull;  // `decay` has the proximal pull in it
-    bool plain() const { return !momentum && !decay; }
-};
-
-// One tensor of a network and what belongs to it; empty where the rule has no use for it.
-template <typename real>
-struct Weights {
-    Numbers<real> now, speed, anchor;
-
-    // The step that belongs to a gradient, for the vector at a place; the momentum is changed.
-    vector<real> step(const Rule<real> &rule, int64_t place, vector<real> gradient) {
-        if (rule.decay) gradient += rule.decay * at(&now[place]);
-        if (rule.pull) gradient -= rule.pull * at(&anchor[place]);
-        if (rule.momentum) at(&speed[place]) = gradient += rule.momentum * at(&speed[place]);
-        return gradient;
-    }
-};
-
-// outputs[b][o] = x[b] . w[o] for B samples and O outputs, whose sums stay in registers.
-template <typename real, int B, int O>
-__attribute__((noinline)) void dots(const real *const *x, const real *w, int64_t wide, real *outputs, int64_t high) {
-    const vector<real> zero = {};
-    const real *inputs[B];
-    vector<real> sums[B][O];
-    for (int b = 0; b < B; b++) {
-        inputs[b] = x[b];
-        for (int o = 0; o < O; o++) sums[b][o] = zero;
-    }
-    for (int64_t k = 0; k < wide; k += LANES<real>)
-        for (int b = 0; b < B; b++)
-            for (int o = 0; o < O; o++) sums[b][o] += at(inputs[b] + k) * at(w + o * wide + k);
-    for (int b = 0; b < B; b++)
-        for (int o = 0; o < O; o++) outputs[b * high + o] = total(sums[b][o]);
-}
-
-// One step of the weights of O outputs and K vectors of inputs; the gradient is the sum of slopes[b][o] * x[b]. A plain rule
-// has its slopes multiplied by -rate already, so that the sums start from the weights.
-template <typename real, bool PLAIN, int O, int K>
-inline __attribute__((always_inline)) void descend_block(const real *const *x, const real *slopes, int64_t high, int64_t samples,
-                                                         Weights<real> &weights, int64_t row, int64_t wide, int64_t first,
-                                                         const Rule<real> &rule) {
-    constexpr int64_t lanes = LANES<real>;
-    const vector<real> zero = {};
-    real *w = weights.now.data() + row * wide + first;
-    vector<real> sums[O][K];
-    for (int o = 0; o < O; o++)
-        for (int k = 0; k < K; k++) sums[o][k] = PLAIN ? at(w + o * wide + k * lanes) : zero;
-    for (int64_t b = 0; b < samples; b++)
-        for (int o = 0; o < O; o++)
-            for (int k = 0; k < K; k++) sums[o][k] += slopes[b * high + o] * at(x[b] + first + k * lanes);
-    for (int o = 0; o < O; o++)
-        for (int k = 0; k < K; k++) {
-            const int64_t place = o * wide + k * lanes;
-            if (PLAIN)
-                at(w + place) = sums[o][k];
-            else
-                at(w + place) -= rule.rate * weights.step(rule, row * wide + first + place, sums[o][k]);
-        }
-}
-
-template <typename real, bool PLAIN, int O>
-__attribute__((noinline)) void descend_rows(const real *const *x, const real *slopes, int64_t high, int64_t samples,
-                                            Weights<real> &weights, int64_t row, int64_t wide, const Rule<real> &rule) {
-    constexpr int64_t lanes = LANES<real>;
-    int64_t k = 0;
-    for (; k + 3 * lanes <= wide; k += 3 * lanes)
-        descend_block<real, PLAIN, O, 3>(x, slopes, high, samples, weights, row, wide, k, rule);
-    for (; k < wide; k += lanes) descend_block<real, PLAIN, O, 1>(x, slopes, high, samples, weights, row, wide, k, rule);
-}
-
-template <typename real>
-struct Layer {
-    int64_t in, out, wide, high;  // inputs and outputs, and the same padded
-    int64_t activation;
-    Weights<real> weight, bias;  // out x wide, and high; there may be no bias
-    Numbers<real> outputs;   // batch x high
-    Numbers<real> slopes;    // batch x high: of the loss, by what the layer computes before its activation
-    std::vector<const real *> x;  // its inputs: a pointer for each sample
-
-    Layer(int64_t in, int64_t out, int64_t activation, int64_t batch)
-        : in(in), out(out), wide(padded<real>(in)), high(padded<real>(out)), activation(activation), outputs(batch * high),
-          slopes(batch * high), x(batch) {}
-
-    template <int B>
-    void forward_block(int64_t b) {
-        constexpr int O = 12 / B;  // twelve sums and what they are made of are what the registers hold
-        int64_t o = 0;
-        for (; o + O <= out; o += O) dots<real, B, O>(&x[b], &weight.now[o * wide], wide, &outputs[b * high + o], high);
-        for (; o + 2 <= out; o += 2) dots<real, B, 2>(&x[b], &weight.now[o * wide], wide, &outputs[b * high + o], high);
-        for (; o < out; o++) dots<real, B, 1>(&x[b], &weight.now[o * wide], wide, &outputs[b * high + o], high);
-    }
-
-    void forward(int64_t samples) {
-        int64_t b = 0;
-        if (samples % 3 == 1 && samples > 3) forward_block<4>(b), b += 4;
-        for (; b + 3 <= samples; b += 3) forward_block<3>(b);
-        for (; b + 2 <= samples; b += 2) forward_block<2>(b);
-        for (; b < samples; b++) forward_block<1>(b);
-        for (b = 0; b < samples; b++)
-            for (int64_t o = 0; o < out; o++) {
-                real &z = outputs[b * high + o];
-                z = activated(activation, bias.now.empty() ? z : z + bias.now[o]);
-            }
-    }
-
-    template <bool PLAIN>
-    void descend(int64_t samples, const Rule<real> &rule) {
-        if (PLAIN)
-            for (int64_t i = 0; i < samples * high; i++) slopes[i] *= -rule.rate;
-        int64_t o = 0;
-        for (; o + 4 <= out; o += 4) descend_rows<real, PLAIN, 4>(x.data(), &slopes[o], high, samples, weight, o, wide, rule);
-        for (; o < out; o++) descend_rows<real, PLAIN, 1>(x.data(), &slopes[o], high, samples, weight, o, wide, rule);
-        for (o = 0; o < int64_t(bias.now.size()); o += LANES<real>) {
-            vector<real> gradient = at(&slopes[o]);
-            for (int64_t b = 1; b < samples; b++) gradient += at(&slopes[b * high + o]);
-            at(&bias.now[o]) += PLAIN ? gradient : -rule.rate * bias.step(rule, o, gradient);
-        }
-    }
-
-    // The slope of the loss by the inputs of the layer: below[b] = sum of slopes[b][o] * w[o].
-    template <int B>
-    void propagate_block(real *below, int64_t b0) const {
-        const vector<real> zero = {};
-        for (int64_t k = 0; k < wide; k += LANES<real>) {
-            vector<real> sums[B];
-            for (int b = 0; b < B; b++) sums[b] = zero;
-            for (int64_t o = 0; o < out; o++)
-                for (int b = 0; b < B; b++) sums[b] += slopes[(b0 + b) * high + o] * at(&weight.now[o * wide + k]);
-            for (int b = 0; b < B; b++) at(below + (b0 + b) * wide + k) = sums[b];
-        }
-    }
-
-    void propagate(Layer &below, int64_t samples) const {
-        int64_t b = 0;
-        for (; b + 5 <= samples; b += 5) propagate_block<5>(below.slopes.data(), b);
-        for (; b < samples; b++) propagate_block<1>(below.slopes.data(), b);
-        for (b = 0; b < samples; b++)
-            for (int64_t o = 0; o < below.out; o++) {
-                const int64_t place = b * below.high + o;
-                below.slopes[place] = slope_below(below.activation, below.outputs[place], below.slopes[place]);
-            }
-    }
-};
-
+// Planes, if it has convolutions, then dense layers.
 template <typename real>
 struct Network {
+    std::vector<Plane<real>> planes;
     std::vector<Layer<real>> layers;
-    real labels, peer;  // how much the labels count in its loss, and the other network
-    double loss = 0;    // the sum over all samples
+    Field image;          // what planes are given: a field whose channels are not padded
+    Numbers<real> images;  // batch x field
+    Numbers<real> below;   // batch x inputs of the first layer: slopes, on their way to the planes
+    real labels, peer;    // how much the labels count in its loss, and the other network
+    double loss = 0;      // the sum over all samples
     Numbers<real> p, log_p;  // batch x classes
 
-    void forward(const std::vector<const real *> &x, int64_t samples) {
+    Network(const Role &role, int64_t batch) : labels(real(role.labels)), peer(real(role.peer)) {
+        std::vector<int64_t> columns;
+        for (int64_t i = 0; i < role.depth; i++) {
+            const Shape &shape = role.shapes[i], *next = i + 1 < role.depth ? &shape + 1 : nullptr;
+            if (shape.kind == LINEAR) {
+                int64_t wide = padded<real>(shape.in);
+                if (layers.empty() && !planes.empty())
+                    columns = channels_first(planes.back().out), wide = planes.back().out.size();
+                else
+                    columns = in_rows(1, shape.in, wide).column;
+                Layer<real> &layer =
+                    layers.emplace_back(shape.out, wide, columns, shape.activation, Dropout{shape.p, uint64_t(shape.seed)}, batch);
+                take(role.tensors + 2 * i, layer);
+            } else {
+                if (planes.empty()) {
+                    image = {role.height, role.width, role.channels, role.channels, shape.above, shape.beside};
+                    images.resize(batch * image.size());
+                }
+                const Field in = planes.empty() ? image : planes.back().out;
+                Plane<real> &plane =
+                    planes.emplace_back(shape, in, next && next->kind != LINEAR ? next : nullptr, planes.empty(), batch);
+                if (planes.size() > 1) plane.connect(planes[planes.size() - 2].slope);
+                if (shape.kind == CONVOLUTION) {
+                    take(role.tensors + 2 * i, plane);
+                    plane.weight.gradient.resize(plane.weight.now.size());
+                    plane.bias.gradient.resize(plane.bias.now.size());
+                }
+            }
+        }
+        if (!planes.empty()) below.resize(batch * layers[0].wide);
+        p.resize(batch * layers.back().out);
+        log_p.resize(p.size());
+    }
+
+    // torch flattens channel by channel: where each of those numbers stands in a field.
+    static std::vector<int64_t> channels_first(const Field &field) {
+        std::vector<int64_t> found;
+        for (int64_t i = 0; i < field.channels; i++)
+            for (int64_t r = 0; r < field.rows; r++)
+                for (int64_t c = 0; c < field.columns; c++) found.push_back(field.place(r, c) + i);
+        return found;
+    }
+
+    template <typename Part>
+    static Layout of_bias(const Part &part) {
+        const int64_t count = part.layout.start.size();
+        return in_rows(1, count, padded<real>(count));
+    }
+
+    template <typename Part>
+    static void take(const Given *given, Part &part) {
+        const auto taken = [](const Layout &layout, const Given &from) {
+            return Weights<real>{layout.taken<real>(from.now), layout.taken<real>(from.speed), layout.taken<real>(from.anchor), {}};
+        };
+        part.weight = taken(part.layout, given[0]);
+        part.bias = taken(of_bias(part), given[1]);
+    }
+
+    template <typename Part>
+    static void give(const Given *given, const Part &part) {
+        const auto give = [](const Layout &layout, const Weights<real> &weights, const Given &to) {
+            layout.give(weights.now, to.now), layout.give(weights.speed, to.speed), layout.give(weights.anchor, to.anchor);
+        };
+        give(part.layout, part.weight, given[0]);
+        give(of_bias(part), part.bias, given[1]);
+    }
+
+    void give(Role &role) const {
+        for (size_t i = 0; i < planes.size(); i++)
+            if (planes[i].shape.kind == CONVOLUTION) give(role.tensors + 2 * i, planes[i]);
+        for (size_t i = 0; i < layers.size(); i++) give(role.tensors + 2 * (planes.size() + i), layers[i]);
+    }
+
+    std::vector<Weights<real> *> weights() {
+        std::vector<Weights<real> *> found;
+        for (auto &plane : planes) found.push_back(&plane.weight), found.push_back(&plane.bias);
+        for (auto &layer : layers) found.push_back(&layer.weight), found.push_back(&layer.bias);
+        return found;
+    }
+
+    const real *given(size_t plane, int64_t b, int64_t draw) const {
+        return plane ? planes[plane - 1].handed(b, draw) : &images[b * image.size()];
+    }
+
+    // `draw` numbers the masks of dropout.
+    void forward(const std::vector<const real *> &x, int64_t samples, int64_t draw) {
         std::copy_n(x.begin(), samples, layers[0].x.begin());
+        for (int64_t b = 0; b < samples && !planes.empty(); b++) {
+            const real *from = x[b];
+            for (int64_t i = 0; i < image.channels; i++)
+                for (int64_t r = 0; r < image.rows; r++)
+                    for (int64_t c = 0; c < image.columns; c++) images[b * image.size() + image.place(r, c) + i] = *from++;
+            for (size_t i = 0; i < planes.size(); i++) planes[i].forward(given(i, b, draw), b, draw);
+            layers[0].x[b] = planes.back().handed(b, draw);
+        }
         for (size_t i = 0; i < layers.size(); i++) {
-            layers[i].forward(samples);
-            if (i + 1 < layers.size())
-                for (int64_t b = 0; b < samples; b++) layers[i + 1].x[b] = &layers[i].outputs[b * layers[i].high];
+            layers[i].forward(samples, draw);
+            for (int64_t b = 0; b < samples && i + 1 < layers.size(); b++) layers[i + 1].x[b] = layers[i].handed(b, draw);
         }
     }
 
@@ -274,101 +167,65 @@ struct Network {
         }
     }
 
-    // The slope of the mean loss by the logits: (labels + peer) p - peer q - labels y.
-    void differentiate(const Network *other, const int64_t *y, int64_t samples) {
+    // The slope of the mean loss by the logits: (labels + peer) p - peer q - labels y. The loss itself may count, or not.
+    void differentiate(const Network *other, const int64_t *y, int64_t samples, bool counts) {
         Layer<real> &last = layers.back();
         const real share = real(1) / samples;
         for (int64_t b = 0; b < samples; b++) {
             const int64_t first = b * last.out;
-            loss -= labels * log_p[first + y[b]];
+            if (counts) loss -= labels * log_p[first + y[b]];
             for (int64_t c = 0; c < last.out; c++) {
                 const int64_t i = first + c;
                 real slope = labels * (p[i] - (c == y[b]));
                 if (other) {
                     slope += peer * (p[i] - other->p[i]);
-                    loss += peer * other->p[i] * (other->log_p[i] - log_p[i]);
+                    if (counts) loss += peer * other->p[i] * (other->log_p[i] - log_p[i]);
                 }
                 last.slopes[b * last.high + c] = slope * share;
             }
         }
     }
 
-    void backward(int64_t samples, const Rule<real> &rule) {
+    void backward(int64_t samples, int64_t draw, const Rule<real> &rule) {
         for (size_t i = layers.size(); i-- > 0;) {
-            if (i) layers[i].propagate(layers[i - 1], samples);
-            if (rule.plain())
-                layers[i].template descend<true>(samples, rule);
-            else
-                layers[i].template descend<false>(samples, rule);
+            if (i) layers[i].propagate(layers[i - 1].slopes.data(), samples), layers[i - 1].differentiate(samples);
+            if (!i && !planes.empty()) layers[i].propagate(below.data(), samples);
+            if (rule.clips()) {
+                for (Weights<real> *each : {&layers[i].weight, &layers[i].bias}) each->gradient.resize(each->now.size());
+                layers[i].template descend<KEEP>(samples, rule);
+            } else if (rule.plain()) {
+                layers[i].template descend<PLAIN>(samples, rule);
+            } else {
+                layers[i].template descend<RULE>(samples, rule);
+            }
         }
+        for (auto &plane : planes) plane.begin();
+        for (int64_t b = 0; b < samples && !planes.empty(); b++) {
+            Plane<real> &last = planes.back();
+            for (int64_t r = 0; r < last.out.rows; r++)
+                std::copy_n(&below[b * layers[0].wide + last.out.place(r, 0)], last.out.columns * last.out.deep,
+                            &last.slopes[last.slope.place(r, 0)]);
+            for (size_t i = planes.size(); i-- > 0;)
+                planes[i].backward(given(i, b, draw), b, i ? planes[i - 1].slopes.data() : nullptr);
+        }
+        if (rule.clips()) clip(rule);
+        for (Weights<real> *each : weights()) each->descend(rule);  // those whose gradients were kept
+    }
+
+    // The gradients of all weights together are shrunk to a norm, as `tree.clip` does it.
+    void clip(const Rule<real> &rule) {
+        double squares = 0;
+        for (Weights<real> *each : weights())
+            for (size_t i = 0; i < each->gradient.size(); i++) {
+                if (rule.inside) each->gradient[i] += rule.inside * (each->now[i] - each->anchor[i]);
+                squares += double(each->gradient[i]) * double(each->gradient[i]);
+            }
+        const double factor = rule.limit / (std::sqrt(squares) + 1e-6);
+        if (factor >= 1) return;
+        for (Weights<real> *each : weights())
+            for (real &slope : each->gradient) slope *= real(factor);
     }
 };
-
-template <typename real>
-Numbers<real> widened(const real *given, int64_t rows, int64_t from, int64_t to) {
-    Numbers<real> wide(given ? rows * to : 0);
-    for (int64_t row = 0; given && row < rows; row++) std::copy_n(given + row * from, from, &wide[row * to]);
-    return wide;
-}
-
-template <typename real>
-void narrowed(const Numbers<real> &wide, real *place, int64_t rows, int64_t from, int64_t to) {
-    for (int64_t row = 0; place && row < rows; row++) std::copy_n(&wide[row * to], from, place + row * from);
-}
-
-}  // namespace
-
-// What engines/compiled.py hands over, in the same order.
-struct Batches {
-    const int64_t *rows, *targets;  // steps x width: rows of the table, and classes
-    const int64_t *sizes;           // how many of a step's samples count
-    int64_t steps, width;
-};
-
-struct Given {  // a tensor, its momentum and its anchor; null where there is none. All are written to.
-    void *now, *speed, *anchor;
-};
-
-struct Shape {
-    int64_t in, out, activation;
-};
-
-struct Role {
-    int64_t depth;
-    const Shape *shapes;   // of every layer
-    const Given *tensors;  // the weight and the bias of every layer
-    double labels, peer;
-    double loss;  // the result
-};
-
-enum Kind : int64_t { SGD, MOREAU, MUTUAL_MOREAU };  // the rules of learn/rules.py
-
-struct Step {
-    int64_t kind, mutual;  // `mutual`: two roles learn from each other
-    int64_t inner;         // gradients on one batch, for the two Moreau rules
-    double rate, momentum, decay, pull;
-    double outer;  // the rate of the step after the inner ones
-};
-
-template <typename real>
-static Network<real> network_of(const Role &role, int64_t batch) {
-    Network<real> network;
-    network.labels = real(role.labels), network.peer = real(role.peer);
-    for (int64_t i = 0; i < role.depth; i++) {
-        const Shape &shape = role.shapes[i];
-        Layer<real> &layer = network.layers.emplace_back(shape.in, shape.out, shape.activation, batch);
-        const auto taken = [](const Given &given, int64_t rows, int64_t from, int64_t to) {
-            return Weights<real>{widened(static_cast<const real *>(given.now), rows, from, to),
-                                 widened(static_cast<const real *>(given.speed), rows, from, to),
-                                 widened(static_cast<const real *>(given.anchor), rows, from, to)};
-        };
-        layer.weight = taken(role.tensors[2 * i], layer.out, layer.in, layer.wide);
-        layer.bias = taken(role.tensors[2 * i + 1], 1, layer.out, layer.high);
-    }
-    network.p.resize(batch * network.layers.back().out);
-    network.log_p.resize(network.p.size());
-    return network;
-}
 
 // Samples of the table by their row numbers, padded if they have to be.
 template <typename real>
@@ -412,87 +269,70 @@ struct Course {
         return true;
     }
 
-    void descend(std::vector<Network<real>> &networks, bool mutual, const Rule<real> &rule) {
+    // `draw` counts the gradients on one batch; the loss of the first is what counts.
+    void descend(std::vector<Network<real>> &networks, const Step &step, int64_t draw, const Rule<real> &rule) {
+        const int64_t *y = batches.targets + (t - 1) * batches.width, number = (t - 1) * step.draws + draw;
         for (auto &network : networks) {
-            network.forward(*x, samples);
+            network.forward(*x, samples, number);
             network.softmax(samples);
         }
-        const int64_t *y = batches.targets + (t - 1) * batches.width;
-        for (size_t r = 0; r < networks.size(); r++) networks[r].differentiate(mutual ? &networks[1 - r] : nullptr, y, samples);
-        for (auto &network : networks) network.backward(samples, rule);
+        for (size_t r = 0; r < networks.size(); r++)
+            networks[r].differentiate(step.mutual ? &networks[1 - r] : nullptr, y, samples, draw == 0);
+        for (auto &network : networks) network.backward(samples, number, rule);
     }
 };
 
-// `work` with the corresponding tensors of two networks.
-template <typename real, typename Work>
-static void paired(Network<real> &a, Network<real> &b, const Work &work) {
-    for (size_t i = 0; i < a.layers.size(); i++) {
-        work(a.layers[i].weight, b.layers[i].weight);
-        work(a.layers[i].bias, b.layers[i].bias);
-    }
-}
-
 template <typename real>
-static void train(const real *table, int64_t features, const Batches &batches, Role *roles, int64_t count, const Step &step) {
-    const Rule<real> rule{real(step.rate), real(step.momentum), real(step.decay + step.pull), real(step.pull)};
+void train(const real *table, int64_t features, const Batches &batches, Role *roles, int64_t count, const Step &step) {
+    Rule<real> rule{real(step.rate), real(step.momentum), real(step.decay + step.pull), real(step.pull), real(step.limit)};
+    if (rule.clips()) rule.decay = real(step.decay), rule.pull = 0, rule.inside = real(step.pull);
     const Rule<real> after{real(step.outer), 0, rule.decay, rule.pull};
     const real outer = real(step.outer);
     std::vector<Network<real>> networks;
-    for (int64_t r = 0; r < count; r++) networks.push_back(network_of<real>(roles[r], batches.width));
-    std::vector<Network<real>> copies = step.kind == MUTUAL_MOREAU ? networks : std::vector<Network<real>>();
+    for (int64_t r = 0; r < count; r++) networks.emplace_back(roles[r], batches.width);
+    std::vector<Network<real>> copies = step.way == MUTUAL_MOREAU ? networks : std::vector<Network<real>>();
     Course<real> course(table, features, batches);
     while (course.next()) {
-        if (step.kind == SGD) course.descend(networks, step.mutual, rule);
-        if (step.kind == MOREAU) {
-            double loss = 0;  // that of the first gradient on a batch counts
-            for (int64_t k = 0; k < step.inner; k++) {
-                course.descend(networks, step.mutual, rule);
-                if (!k) loss = networks[0].loss;
-            }
-            networks[0].loss = loss;
-            paired(networks[0], networks[0], [outer](Weights<real> &theta, Weights<real> &) {
-                for (size_t i = 0; i < theta.now.size(); i++) theta.anchor[i] -= outer * (theta.anchor[i] - theta.now[i]);
-            });
+        if (step.way == SGD) course.descend(networks, step, 0, rule);
+        if (step.way == MOREAU) {
+            for (int64_t k = 0; k < step.inner; k++) course.descend(networks, step, k, rule);
+            for (Weights<real> *theta : networks[0].weights())
+                for (size_t i = 0; i < theta->now.size(); i++) theta->anchor[i] -= outer * (theta->anchor[i] - theta->now[i]);
         }
-        if (step.kind == MUTUAL_MOREAU) {
-            for (int64_t r = 0; r < count; r++)
-                paired(copies[r], networks[r], [](Weights<real> &copy, Weights<real> &now) { copy.now = now.now; });
-            for (int64_t k = 0; k < step.inner; k++) course.descend(copies, true, rule);
-            for (int64_t r = 0; r < count; r++)
-                paired(copies[r], networks[r], [](Weights<real> &copy, Weights<real> &now) { now.anchor = copy.now; });
-            course.descend(networks, true, after);  // gradients at the pair as it was before the inner steps
+        if (step.way == MUTUAL_MOREAU) {
+            const auto paired = [&](const auto &work) {
+                for (int64_t r = 0; r < count; r++) {
+                    const auto copy = copies[r].weights(), now = networks[r].weights();
+                    for (size_t i = 0; i < now.size(); i++) work(*copy[i], *now[i]);
+                }
+            };
+            paired([](Weights<real> &copy, Weights<real> &now) { copy.now = now.now; });
+            for (int64_t k = 0; k < step.inner; k++) course.descend(copies, step, k, rule);
+            paired([](Weights<real> &copy, Weights<real> &now) { now.anchor = copy.now; });
+            course.descend(networks, step, step.inner, after);  // gradients at the pair as it was before the inner steps
         }
     }
     for (int64_t r = 0; r < count; r++) {
-        roles[r].loss = networks[r].loss;
-        for (int64_t i = 0; i < roles[r].depth; i++) {
-            const Layer<real> &layer = networks[r].layers[i];
-            const auto given = [](const Given &place, const Weights<real> &weights, int64_t rows, int64_t from, int64_t to) {
-                narrowed(weights.now, static_cast<real *>(place.now), rows, from, to);
-                narrowed(weights.speed, static_cast<real *>(place.speed), rows, from, to);
-                narrowed(weights.anchor, static_cast<real *>(place.anchor), rows, from, to);
-            };
-            given(roles[r].tensors[2 * i], layer.weight, layer.out, layer.in, layer.wide);
-            given(roles[r].tensors[2 * i + 1], layer.bias, 1, layer.out, layer.high);
-        }
+        roles[r].loss = networks[r].loss + (copies.empty() ? 0 : copies[r].loss);
+        networks[r].give(roles[r]);
     }
 }
 
 template <typename real>
-static void predict(const real *table, int64_t features, const int64_t *rows, int64_t count, const Role &role, real *logits) {
-    constexpr int64_t BATCH = 100;
-    Network<real> network = network_of<real>(role, BATCH);
+void predict(const real *table, int64_t features, const int64_t *rows, int64_t count, const Role &role, real *logits) {
+    const int64_t batch = std::min<int64_t>(count, role.shapes[0].kind == LINEAR ? 100 : 20);
+    Network<real> network(role, batch);
     const Layer<real> &last = network.layers.back();
-    Inputs<real> inputs(table, features, BATCH);
-    for (int64_t done = 0; done < count; done += BATCH) {
-        const int64_t samples = std::min(BATCH, count - done);
-        network.forward(inputs.of(rows + done, samples), samples);
+    Inputs<real> inputs(table, features, batch);
+    for (int64_t done = 0; done < count; done += batch) {
+        const int64_t samples = std::min(batch, count - done);
+        network.forward(inputs.of(rows + done, samples), samples, NO_DRAW);
         for (int64_t b = 0; b < samples; b++) std::copy_n(&last.outputs[b * last.high], last.out, logits + (done + b) * last.out);
     }
 }
 
 template <typename Work>
-static int finished(const Work &work) {
+int finished(const Work &work) {
     try {
         work();
         return 0;
@@ -501,8 +341,10 @@ static int finished(const Work &work) {
     }
 }
 
+}  // namespace
+
 // Both return 0 if it went well, 1 if there was not enough memory. `bytes` are those of one number.
-extern "C" int fedme_dense_train(const void *table, int64_t features, int64_t bytes, const Batches *batches, Role *roles, int64_t count,
+extern "C" int fedme_train(const void *table, int64_t features, int64_t bytes, const Batches *batches, Role *roles, int64_t count,
                                const Step *step) {
     return finished([&] {
         if (bytes == sizeof(float))
@@ -512,7 +354,7 @@ extern "C" int fedme_dense_train(const void *table, int64_t features, int64_t by
     });
 }
 
-extern "C" int fedme_dense_predict(const void *table, int64_t features, int64_t bytes, const int64_t *rows, int64_t count,
+extern "C" int fedme_predict(const void *table, int64_t features, int64_t bytes, const int64_t *rows, int64_t count,
                                    const Role *role, void *logits) {
     return finished([&] {
         if (bytes == sizeof(float))
@@ -523,7 +365,7 @@ extern "C" int fedme_dense_predict(const void *table, int64_t features, int64_t 
 }
 
 // Whether this processor has the instructions the code above is made of.
-extern "C" int fedme_dense_runs_here() {
+extern "C" int fedme_runs_here() {
 #if defined(__x86_64__)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #else

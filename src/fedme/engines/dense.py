@@ -63,8 +63,8 @@ def chain(arch: Arch) -> Chain | None:
     network = template(arch, True)
     layers: list[Layer] = []
     flattens = False
-    for name, module in _leaves(network, ""):
-        if module is None or _is_hooked(module):
+    for name, module in leaves(network):
+        if module is None or is_hooked(module):
             return None
         kind = type(module)
         if isinstance(module, nn.Flatten) and module.start_dim == 1 and module.end_dim == -1:
@@ -83,18 +83,19 @@ def chain(arch: Arch) -> Chain | None:
     return Chain(tuple(layers), flattens) if own and layers and isinstance(layers[-1], Linear) else None
 
 
-def _leaves(module: nn.Module, name: str) -> list[tuple[str, nn.Module | None]]:
+def leaves(module: nn.Module, name: str = "") -> list[tuple[str, nn.Module | None]]:
     """The modules of nested sequences in the order they run; None for anything that is not a plain sequence."""
-    if type(module) is not nn.Sequential or _is_hooked(module):
+    if type(module) is not nn.Sequential or is_hooked(module):
         return [(name, None)]
     found: list[tuple[str, nn.Module | None]] = []
     for child_name, child in module._modules.items():  # a module that stands in several places runs in each
         full = f"{name}.{child_name}" if name else child_name
-        found += _leaves(child, full) if isinstance(child, nn.Sequential) else [(full, child)]
+        found += leaves(child, full) if isinstance(child, nn.Sequential) else [(full, child)]
     return found
 
 
-def _is_hooked(module: nn.Module) -> bool:
+def is_hooked(module: nn.Module) -> bool:
+    """Whether calling the module does more than its forward."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(hooks) or is_parametrized(module)
 
