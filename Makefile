@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 
 install: $(READY)
 
-$(BASE): pyproject.toml constraints.txt src/fedme/engines/compiled.cpp
+$(BASE): pyproject.toml constraints.txt $(wildcard src/fedme/engines/compiled*.?pp)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "FedMe needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .

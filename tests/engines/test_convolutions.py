@@ -201,6 +201,26 @@ def test_results_do_not_depend_on_threads_or_company():
     assert all(same(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_every_operation_ticks_when_it_is_done_and_a_tick_may_stop_the_rest(workers):
+    ticks = []
+
+    def tick():
+        ticks.append(1)
+        if len(ticks) == 7:
+            raise KeyboardInterrupt
+
+    batched = Batched(tick, workers=workers)
+    try:
+        batched(trainings())
+        assert len(ticks) == 5
+        with pytest.raises(KeyboardInterrupt):
+            batched(trainings())
+        assert len(ticks) == 7
+    finally:
+        batched.close()
+
+
 def test_weights_in_any_order_of_memory_and_left_as_they_are():
     (op,) = trainings(1)
     model = op.models["own"]

@@ -16,7 +16,7 @@ from fedme.core.model import Arch, template
 from fedme.engines import alone, compiled, owned, vmapped
 from fedme.engines.dense import chain
 from fedme.engines.device import home, moved
-from fedme.engines.gather import Gather, sample
+from fedme.engines.gather import Fetch, Gather, sample
 from fedme.engines.inprocess import one_by_one
 from fedme.engines.schedule import schedule
 from fedme.engines.stacked import train_sgd
@@ -46,7 +46,6 @@ class Batched:
         before_fork: Callable[[], None] = lambda: None,
     ) -> None:
         self.tick, self.path, self.device = tick, path, torch.device(device)
-        self.one_by_one = one_by_one(run=alone.run if path == "alone" else owned.run)
         self.gather = Gather(self.device)
         forks = path in ("auto", "workers") and device == "cpu"  # a forked process cannot use another device
         self.workers = Workers(workers, self._here, tick, before_fork) if forks and workers > 1 else None
@@ -80,9 +79,7 @@ class Batched:
             for piece, each in zip(far, done, strict=True):
                 results.update(zip(piece, each, strict=True))
         for piece in near:
-            results.update(zip(piece, self._here([operations[index] for index in piece]), strict=True))
-            for _ in piece:
-                self.tick()
+            results.update(zip(piece, self._here([operations[index] for index in piece], self.tick), strict=True))
         for pieces, where in ((near, "alone"), (far, "in workers")):
             for index in (index for piece in pieces for index in piece):
                 self._took(operations[index], reasons[index], where)
@@ -102,12 +99,12 @@ class Batched:
         """How many compiled operations run at once: the worker processes wait meanwhile."""
         return max(torch.get_num_threads(), self.workers.count if self.workers is not None else 1)
 
-    def _here(self, ops: Sequence[Op]) -> list[tuple[Any, float]]:
+    def _here(self, ops: Sequence[Op], tick: Callable[[], None] = lambda: None) -> list[tuple[Any, float]]:
         """Run operations of one group in this process."""
         if self._obstacle(ops[0]):
-            return list(self.one_by_one(ops))
+            return list(one_by_one(tick, alone.run if self.path == "alone" else owned.run)(ops))
         start = time.perf_counter()
-        values = self._together(list(ops))
+        values = self._together(list(ops), tick)
         spent = time.perf_counter() - start
         weights = [len(op.data) for op in ops]
         return [(value, spent * weight / sum(weights)) for value, weight in zip(values, weights, strict=True)]
@@ -165,22 +162,26 @@ class Batched:
                 return reason
         return ""
 
-    def _together(self, ops: list[Op]) -> list[Any]:
+    def _together(self, ops: list[Op], tick: Callable[[], None]) -> list[Any]:
         first = ops[0]
-        if isinstance(first, Train):
-            return self._train([op for op in ops if isinstance(op, Train)])
+        model = next(iter(first.models.values())) if isinstance(first, Train) else first.model
+        fetch = self.gather.fetch(first.data, model.dtype)
+        trainings = [op for op in ops if isinstance(op, Train)]
         looks = [op for op in ops if not isinstance(op, Train)]
-        fetch = self.gather.fetch(first.data, first.model.dtype)
+        if self._is_compiled(first) and trainings:
+            return list(compiled.train_compiled(trainings, fetch, self._threads(), tick))
         if self._is_compiled(first):
-            return compiled.look_compiled(looks, fetch, _shown, self._threads())
-        logits = predict_stacked([(op.model, op.data) for op in looks], fetch, self._is_dense(first))
-        return [_shown(op, z) for op, z in zip(looks, logits, strict=True)]
+            return compiled.look_compiled(looks, fetch, _shown, self._threads(), tick)
+        if trainings:
+            results = self._train(trainings, fetch, model.dtype)
+        else:
+            logits = predict_stacked([(op.model, op.data) for op in looks], fetch, self._is_dense(first))
+            results = [_shown(op, z) for op, z in zip(looks, logits, strict=True)]
+        for _ in ops:
+            tick()
+        return results
 
-    def _train(self, ops: list[Train]) -> list[Any]:
-        dtype = next(iter(ops[0].models.values())).dtype
-        fetch = self.gather.fetch(ops[0].data, dtype)
-        if self._is_compiled(ops[0]):
-            return list(compiled.train_compiled(ops, fetch, self._threads()))
+    def _train(self, ops: list[Train], fetch: Fetch, dtype: torch.dtype) -> list[Any]:
         order, plan = schedule(ops, dtype)
         in_order = [ops[index] for index in order]
         plan = plan.to(self.device)

@@ -126,21 +126,25 @@ def _obstacle_of_training(op: Train) -> str:
     return "" if known and (isinstance(loss, Mutual) or type(rule) is not MutualMoreau) else "its loss is another one"
 
 
-def train_compiled(ops: Sequence[Train], fetch: Fetch, threads: int) -> list[Trained]:
-    """Train operations none of which has an obstacle."""
+def train_compiled(ops: Sequence[Train], fetch: Fetch, threads: int, tick: Callable[[], None]) -> list[Trained]:
+    """Train operations none of which has an obstacle; `tick` is called on this thread, once for each that is done."""
     ways = {Sgd: _sgd, Moreau: _moreau, MutualMoreau: _mutual_moreau}
-    return _each(ops, lambda op: ways[type(op.rule)](op, fetch), threads)
+    return _each(ops, lambda op: ways[type(op.rule)](op, fetch), threads, tick)
 
 
 def look_compiled(
-    ops: Sequence[Evaluate | Predict], fetch: Fetch, shown: Callable[[Evaluate | Predict, Tensor], T], threads: int
+    ops: Sequence[Evaluate | Predict],
+    fetch: Fetch,
+    shown: Callable[[Evaluate | Predict, Tensor], T],
+    threads: int,
+    tick: Callable[[], None],
 ) -> list[T]:
     """What `shown` makes of the logits of the models of operations none of which has an obstacle."""
-    logits = _each(ops, lambda op: _predict(op.model, op.data.rows, fetch), threads)
+    logits = _each(ops, lambda op: _predict(op.model, op.data.rows, fetch), threads, tick)
     return [shown(op, z) for op, z in zip(ops, logits, strict=True)]
 
 
-def _each(ops: Sequence[Kind], begun: Callable[[Kind], Computing[T]], threads: int) -> list[T]:
+def _each(ops: Sequence[Kind], begun: Callable[[Kind], Computing[T]], threads: int, tick: Callable[[], None]) -> list[T]:
     """Run every operation, the longest first.
 
     Only the compiled code runs on several threads: those that run Python would wait for each other most of the time.
@@ -148,22 +152,36 @@ def _each(ops: Sequence[Kind], begun: Callable[[Kind], Computing[T]], threads: i
     computing = [begun(op) for op in ops]
     waiting = [(effort(op), next(each)) for op, each in zip(ops, computing, strict=True)]
     waiting.sort(key=lambda pair: pair[0])
+    done: list[None] = []  # one for each operation, until it is told of
 
-    def work() -> None:
+    def work(tell: Callable[[], None] = lambda: None) -> None:
         try:
-            while waiting:
-                waiting.pop()[1]()
-        except IndexError:  # another thread took the last one
-            pass
+            while (call := _last(waiting)) is not None:
+                call()
+                done.append(None)
+                tell()
         finally:
             waiting.clear()  # who fails, or is stopped, stops the others
 
+    def tell() -> None:
+        while done:
+            done.pop()
+            tick()
+
     with ThreadPoolExecutor(max(threads - 1, 1)) as pool:
         others = [pool.submit(work) for _ in range(min(threads, len(ops)) - 1)]
-        work()
+        work(tell)
         for other in others:
             other.result()
+    tell()
     return [_finished(each) for each in computing]
+
+
+def _last(waiting: list[tuple[float, Callable[[], None]]]) -> Callable[[], None] | None:
+    try:
+        return waiting.pop()[1]
+    except IndexError:  # another thread may have taken it between a look and this
+        return None
 
 
 def _finished(computing: Computing[T]) -> T:

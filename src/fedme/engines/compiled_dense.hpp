@@ -82,30 +82,30 @@ struct Layer {
         layout.column = columns;
     }
 
-    template <int B>
-    void forward_block(int64_t b) {
-        constexpr int O = 12 / B;  // twelve sums and what they are made of are what the registers hold
-        int64_t o = 0;
-        for (; o + O <= out; o += O) dots<real, B, O>(&x[b], &weight.now[o * wide], wide, &outputs[b * high + o], high);
-        for (; o + 2 <= out; o += 2) dots<real, B, 2>(&x[b], &weight.now[o * wide], wide, &outputs[b * high + o], high);
-        for (; o < out; o++) dots<real, B, 1>(&x[b], &weight.now[o * wide], wide, &outputs[b * high + o], high);
+    // A few outputs for all samples: the weights of those are in the cache then, however many there are.
+    template <int O>
+    void forward_rows(int64_t samples, int64_t o) {
+        const real *w = &weight.now[o * wide];
+        int64_t b = 0;
+        for (; (samples - b) % 3 && samples - b > 1; b += 2) dots<real, 2, O>(&x[b], w, wide, &outputs[b * high + o], high);
+        for (; b + 3 <= samples; b += 3) dots<real, 3, O>(&x[b], w, wide, &outputs[b * high + o], high);
+        for (; b < samples; b++) dots<real, 1, O>(&x[b], w, wide, &outputs[b * high + o], high);
     }
 
     void forward(int64_t samples, int64_t draw) {
-        int64_t b = 0;
-        if (samples % 3 == 1 && samples > 3) forward_block<4>(b), b += 4;
-        for (; b + 3 <= samples; b += 3) forward_block<3>(b);
-        for (; b + 2 <= samples; b += 2) forward_block<2>(b);
-        for (; b < samples; b++) forward_block<1>(b);
+        int64_t b, o = 0;
+        for (; o + 4 <= out; o += 4) forward_rows<4>(samples, o);  // by three samples: what the registers hold
+        for (; o + 2 <= out; o += 2) forward_rows<2>(samples, o);
+        for (; o < out; o++) forward_rows<1>(samples, o);
         for (b = 0; b < samples; b++)
-            for (int64_t o = 0; o < out; o++) {
+            for (o = 0; o < out; o++) {
                 real &z = outputs[b * high + o];
                 z = activated(activation, bias.now.empty() ? z : z + bias.now[o]);
             }
         if (!dropout.p || draw == NO_DRAW) return;
         const auto chance = dropout.mask<real>(draw);
         for (b = 0; b < samples; b++)
-            for (int64_t o = 0; o < out; o++) mask[b * high + o] = chance.at(uint32_t(b * out + o));
+            for (o = 0; o < out; o++) mask[b * high + o] = chance.at(uint32_t(b * out + o));
         for (int64_t i = 0; i < samples * high; i++) dropped[i] = outputs[i] * mask[i];
     }
 

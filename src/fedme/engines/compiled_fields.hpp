@@ -19,28 +19,44 @@ struct Field {
     int64_t line() const { return (columns + 2 * left) * deep; }
     int64_t size() const { return (rows + 2 * top) * line(); }
     int64_t place(int64_t r, int64_t c) const { return (r + top) * line() + (c + left) * deep; }
-
-    // The places of all positions, shifted, in a field that counts its border.
-    std::vector<int64_t> places(int64_t r0, int64_t c0, int64_t high, int64_t wide) const {
-        std::vector<int64_t> found;
-        for (int64_t r = 0; r < high; r++)
-            for (int64_t c = 0; c < wide; c++) found.push_back((r0 + r) * line() + (c0 + c) * deep);
-        return found;
-    }
 };
 
 struct Run {  // numbers that stand side by side in a window
     int64_t first, count;
 };
 
-inline std::vector<Run> window(const Field &field, int64_t high, int64_t wide) {
+// Rows `first` to `last` of a window.
+inline std::vector<Run> window(const Field &field, int64_t first, int64_t last, int64_t wide) {
     std::vector<Run> runs;
     const bool whole = field.deep == field.channels;
-    for (int64_t r = 0; r < high; r++) {
+    for (int64_t r = first; r < last; r++) {
         if (whole) runs.push_back({r * field.line(), wide * field.deep});
         for (int64_t c = 0; c < wide && !whole; c++) runs.push_back({r * field.line() + c * field.deep, field.channels});
     }
     return runs;
+}
+
+// Positions whose windows lie in the border with the same rows, which need not be looked at.
+struct Group {
+    int64_t first, last;  // the other rows of a window
+    std::vector<Run> runs;
+    std::vector<int64_t> from, to;  // where the windows begin, and where the results belong
+};
+
+// The windows of a field, the first of which begins at (r0, c0), counted with the border, and their results in another field.
+inline std::vector<Group> grouped(const Field &x, int64_t r0, int64_t c0, int64_t high, int64_t wide, const Field &y) {
+    std::vector<Group> groups;
+    for (int64_t r = 0; r < y.rows; r++) {
+        const int64_t first = std::clamp<int64_t>(x.top - r0 - r, 0, high);
+        const int64_t last = std::clamp<int64_t>(x.top + x.rows - r0 - r, first, high);
+        if (groups.empty() || groups.back().first != first || groups.back().last != last)
+            groups.push_back({first, last, window(x, first, last, wide), {}, {}});
+        for (int64_t c = 0; c < y.columns; c++) {
+            groups.back().from.push_back((r0 + r) * x.line() + (c0 + c) * x.deep);
+            groups.back().to.push_back(y.place(r, c));
+        }
+    }
+    return groups;
 }
 
 // Weights of `inputs` numbers of a window and `outputs` channels, and where each stands.
@@ -91,25 +107,27 @@ inline void correlate_rest(int64_t count, const real *x, const int64_t *from, re
 }
 
 template <typename real, int P, int V>
-inline void correlate_panel(const real *x, const std::vector<int64_t> &from, real *y, const std::vector<int64_t> &to, const real *w,
-                            const std::vector<Run> &runs, const real *start, bool relu) {
-    const int64_t count = from.size();
+inline void correlate_panel(const real *x, real *y, const real *w, const Group &group, const real *start, bool relu) {
+    const int64_t count = group.from.size(), *from = group.from.data(), *to = group.to.data();
     int64_t p = 0;
-    for (; p + P <= count; p += P) correlate_block<real, P, V>(x, &from[p], y, &to[p], w, runs, start, relu);
-    correlate_rest<real, P - 1, V>(count - p, x, from.data() + p, y, to.data() + p, w, runs, start, relu);
+    for (; p + P <= count; p += P) correlate_block<real, P, V>(x, from + p, y, to + p, w, group.runs, start, relu);
+    correlate_rest<real, P - 1, V>(count - p, x, from + p, y, to + p, w, group.runs, start, relu);
 }
 
 // A field of outputs: the sums stay in registers, as many as those hold.
 template <typename real>
-void correlate(const real *x, const std::vector<int64_t> &from, real *y, const std::vector<int64_t> &to, const real *w,
-               const Panels<real> &panels, const std::vector<Run> &runs, const real *start, bool relu) {
+void correlate(const real *x, real *y, const real *w, const Panels<real> &panels, const std::vector<Group> &groups, int64_t row,
+               const real *start, bool relu) {  // `row`: inputs in a row of a window
     for (int64_t v = 0; v < panels.vectors(); v += 2) {
-        const int64_t first = v * LANES<real>;
-        const real *own = start ? start + first : nullptr, *weights = w + panels.start(v / 2);
-        if (v + 1 < panels.vectors())
-            correlate_panel<real, 6, 2>(x, from, y + first, to, weights, runs, own, relu);
-        else
-            correlate_panel<real, 8, 1>(x, from, y + first, to, weights, runs, own, relu);
+        const int64_t first = v * LANES<real>, vectors = std::min<int64_t>(2, panels.vectors() - v);
+        const real *own = start ? start + first : nullptr;
+        for (const Group &group : groups) {
+            const real *weights = w + panels.start(v / 2) + group.first * row * vectors * LANES<real>;
+            if (vectors == 2)
+                correlate_panel<real, 6, 2>(x, y + first, weights, group, own, relu);
+            else
+                correlate_panel<real, 8, 1>(x, y + first, weights, group, own, relu);
+        }
     }
 }
 
@@ -186,11 +204,11 @@ struct Plane {
     bool lowest;         // nobody wants the slopes below it
     Panels<real> panels, turned_panels;
     std::vector<int64_t> offsets;  // of every input in a window
-    std::vector<int64_t> from, to, slope_from, below_to, turns;
-    std::vector<Run> runs, slope_runs;
+    std::vector<Group> windows, slope_windows;
+    std::vector<int64_t> turns;  // where the weights stand that slopes go back through
     Layout layout;
     Weights<real> weight, bias;
-    Numbers<real> turned;                 // the weights that slopes go back through
+    Numbers<real> turned;                 // weights, for slopes on their way back
     Numbers<real> outputs, mask, dropped;  // batch x field
     Numbers<real> slopes;                 // one field
     std::vector<whole> winners;           // batch x field: which number of a window was the largest
@@ -220,11 +238,9 @@ struct Plane {
             slope.left = std::max<int64_t>(0, shape.columns - 1 - shape.beside);
         }
         panels = {taps * shape.in, shape.out};
-        runs = window(in, shape.rows, shape.columns);
-        for (const Run &run : runs)
+        windows = grouped(in, 0, 0, shape.rows, shape.columns, out);
+        for (const Run &run : window(in, 0, shape.rows, shape.columns))
             for (int64_t i = 0; i < run.count; i++) offsets.push_back(run.first + i);
-        from = in.places(0, 0, out.rows, out.columns);
-        to = out.places(out.top, out.left, out.rows, out.columns);
         layout.size = panels.size();
         for (int64_t o = 0; o < shape.out; o++) {
             layout.start.push_back(panels.place(0, o));
@@ -237,14 +253,12 @@ struct Plane {
     // What slopes need to go back into the fields of the layer below.
     void connect(const Field &field) {
         below = field;
-        below_to = below.places(below.top, below.left, below.rows, below.columns);
         if (shape.kind == POOL) return;
         const int64_t taps = shape.rows * shape.columns;
         turned_panels = {taps * shape.out, shape.in};
         turned.resize(turned_panels.size());
-        slope_runs = window(slope, shape.rows, shape.columns);
-        slope_from = slope.places(shape.above + slope.top - (shape.rows - 1), shape.beside + slope.left - (shape.columns - 1),
-                                  in.rows, in.columns);
+        slope_windows = grouped(slope, shape.above + slope.top - (shape.rows - 1), shape.beside + slope.left - (shape.columns - 1),
+                                shape.rows, shape.columns, below);
         turns.assign(turned.size(), -1);
         for (int64_t tap = 0; tap < taps; tap++)
             for (int64_t c = 0; c < shape.in; c++)
@@ -265,8 +279,8 @@ struct Plane {
         if (shape.kind == POOL)
             pool(x, b);
         else
-            correlate(x, from, y, to, weight.now.data(), panels, runs, bias.now.empty() ? nullptr : bias.now.data(),
-                      shape.activation == RELU);
+            correlate<real>(x, y, weight.now.data(), panels, windows, shape.columns * shape.in,
+                            bias.now.empty() ? nullptr : bias.now.data(), shape.activation == RELU);
         if (shape.activation != NONE && (shape.activation != RELU || shape.kind == POOL))
             for (int64_t r = 0; r < out.rows; r++)
                 for (int64_t c = 0; c < out.columns; c++) {
@@ -328,7 +342,9 @@ struct Plane {
             }
         if (shape.kind == POOL) return unpool(b, onward);
         gather(x);
-        if (onward) correlate<real>(slopes.data(), slope_from, onward, below_to, turned.data(), turned_panels, slope_runs, nullptr, false);
+        if (onward)
+            correlate<real>(slopes.data(), onward, turned.data(), turned_panels, slope_windows, shape.columns * shape.out, nullptr,
+                            false);
     }
 
     void gather(const real *x) {
@@ -358,7 +374,7 @@ struct Plane {
         constexpr int64_t lanes = LANES<real>;
         typedef whole numbers __attribute__((vector_size(BYTES), aligned(sizeof(whole)), may_alias));
         const vector<real> zero = {};
-        for (const int64_t place : below_to) std::fill_n(onward + place, below.deep, real(0));
+        for (int64_t r = 0; r < below.rows; r++) std::fill_n(onward + below.place(r, 0), below.columns * below.deep, real(0));
         for (int64_t r = 0; r < out.rows; r++)
             for (int64_t c = 0; c < out.columns; c++) {
                 real *corner = onward + below.place(r * shape.rows, c * shape.columns);
