@@ -201,6 +201,12 @@ def test_results_do_not_depend_on_threads_or_company():
     assert all(same(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
+def test_a_batch_of_all_samples_takes_no_more_memory_than_they_do():
+    (op,) = trainings(1)
+    whole, vast = (Batched()([replace(op, local=Local(2, batch))])[0][0].models["own"] for batch in (3, 2_000_000))
+    assert same(whole, vast)
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_every_operation_ticks_when_it_is_done_and_a_tick_may_stop_the_rest(workers):
     ticks = []

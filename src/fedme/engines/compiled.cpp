@@ -13,6 +13,8 @@ struct Batches {
     const int64_t *rows, *targets;  // steps x width: rows of the table, and classes
     const int64_t *sizes;           // how many of a step's samples count
     int64_t steps, width;
+
+    int64_t largest() const { return steps ? *std::max_element(sizes, sizes + steps) : 0; }
 };
 
 struct Given {  // a tensor, its momentum and its anchor; null where there is none. All are written to.
@@ -259,7 +261,7 @@ struct Course {
     int64_t t = 0, samples = 0;
 
     Course(const real *table, int64_t features, const Batches &batches)
-        : batches(batches), inputs(table, features, batches.width) {}
+        : batches(batches), inputs(table, features, batches.largest()) {}
 
     bool next() {
         if (t == batches.steps) return false;
@@ -289,7 +291,7 @@ void train(const real *table, int64_t features, const Batches &batches, Role *ro
     const Rule<real> after{real(step.outer), 0, rule.decay, rule.pull};
     const real outer = real(step.outer);
     std::vector<Network<real>> networks;
-    for (int64_t r = 0; r < count; r++) networks.emplace_back(roles[r], batches.width);
+    for (int64_t r = 0; r < count; r++) networks.emplace_back(roles[r], batches.largest());
     std::vector<Network<real>> copies = step.way == MUTUAL_MOREAU ? networks : std::vector<Network<real>>();
     Course<real> course(table, features, batches);
     while (course.next()) {
