@@ -345,7 +345,7 @@ def alive(pid):
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 def test_workers_of_a_killed_run_hold_nothing_and_end(tmp_path):
-    long = ["models.pool=[{name='cnn-small',channels=8}]", "train.epochs=5000", "engine.workers=2"]
+    long = ["models.pool=[{name='cnn-small',channels=8}]", "train.epochs=5000", "engine.workers=2", "engine.path=workers"]
     process = start(tmp_path / "cut", *long)
     deadline = time.monotonic() + 120
     while len(workers := children(process.pid)) < 2 and process.poll() is None and time.monotonic() < deadline:
