@@ -65,8 +65,8 @@ struct Network {
                     columns = channels_first(planes.back().out), wide = planes.back().out.size();
                 else
                     columns = in_rows(1, shape.in, wide).column;
-                Layer<real> &layer =
-                    layers.emplace_back(shape.out, wide, columns, shape.activation, Dropout{shape.p, uint64_t(shape.seed)}, batch);
+                const Dropout dropout{shape.p, uint64_t(shape.seed)};
+                Layer<real> &layer = layers.emplace_back(shape.out, wide, columns, shape.activation, dropout, batch);
                 take(role.tensors + 2 * i, layer);
             } else {
                 if (planes.empty()) {
@@ -107,7 +107,8 @@ struct Network {
     template <typename Part>
     static void take(const Given *given, Part &part) {
         const auto taken = [](const Layout &layout, const Given &from) {
-            return Weights<real>{layout.taken<real>(from.now), layout.taken<real>(from.speed), layout.taken<real>(from.anchor), {}};
+            return Weights<real>{layout.taken<real>(from.now), layout.taken<real>(from.speed), layout.taken<real>(from.anchor),
+                                 {}};
         };
         part.weight = taken(part.layout, given[0]);
         part.bias = taken(of_bias(part), given[1]);

@@ -75,7 +75,8 @@ struct Layer {
     std::vector<const real *> x;  // its inputs: a pointer for each sample
 
     // `columns` says where in a padded row each input stands.
-    Layer(int64_t out, int64_t wide, const std::vector<int64_t> &columns, int64_t activation, const Dropout &dropout, int64_t batch)
+    Layer(int64_t out, int64_t wide, const std::vector<int64_t> &columns, int64_t activation, const Dropout &dropout,
+          int64_t batch)
         : in(columns.size()), out(out), wide(wide), high(padded<real>(out)), activation(activation), dropout(dropout),
           layout(in_rows(out, in, wide)), outputs(batch * high), slopes(batch * high), mask(dropout.p ? batch * high : 0),
           dropped(mask.size()), x(batch) {

@@ -13,7 +13,7 @@ namespace {
 
 struct Field {
     int64_t rows, columns, channels;
-    int64_t deep;            // channels with their padding
+    int64_t deep;               // channels with their padding
     int64_t top = 0, left = 0;  // the border, on both sides
 
     int64_t line() const { return (columns + 2 * left) * deep; }
@@ -36,9 +36,9 @@ inline std::vector<Run> window(const Field &field, int64_t first, int64_t last, 
     return runs;
 }
 
-// Positions whose windows lie in the border with the same rows, which need not be looked at.
+// Positions whose windows have the same rows in the border, which need not be looked at.
 struct Group {
-    int64_t first, last;  // the other rows of a window
+    int64_t first, last;  // the rows of a window that are not
     std::vector<Run> runs;
     std::vector<int64_t> from, to;  // where the windows begin, and where the results belong
 };
@@ -180,6 +180,8 @@ inline void gather_panel(const Patch<real> &x, const std::vector<int64_t> &offse
     }
 }
 
+enum Kind : int64_t { LINEAR, CONVOLUTION, POOL };  // the numbers that engines/compiled.py gives them
+
 struct Shape {  // a layer, as engines/compiled.py describes it
     int64_t kind, in, out;
     int64_t rows, columns;  // of the window
@@ -188,8 +190,6 @@ struct Shape {  // a layer, as engines/compiled.py describes it
     double p;  // of dropout
     int64_t seed;
 };
-
-enum Kind : int64_t { LINEAR, CONVOLUTION, POOL };
 
 // A convolution, or the largest number of each window; with its activation and dropout.
 template <typename real>
@@ -257,8 +257,8 @@ struct Plane {
         const int64_t taps = shape.rows * shape.columns;
         turned_panels = {taps * shape.out, shape.in};
         turned.resize(turned_panels.size());
-        slope_windows = grouped(slope, shape.above + slope.top - (shape.rows - 1), shape.beside + slope.left - (shape.columns - 1),
-                                shape.rows, shape.columns, below);
+        const int64_t r0 = shape.above + slope.top - (shape.rows - 1), c0 = shape.beside + slope.left - (shape.columns - 1);
+        slope_windows = grouped(slope, r0, c0, shape.rows, shape.columns, below);
         turns.assign(turned.size(), -1);
         for (int64_t tap = 0; tap < taps; tap++)
             for (int64_t c = 0; c < shape.in; c++)
@@ -314,7 +314,8 @@ struct Plane {
                     vector<real> best = at(corner + i);
                     numbers winner = {};
                     for (int64_t tap = 1; tap < shape.rows * shape.columns; tap++) {
-                        const vector<real> other = at(corner + tap / shape.columns * in.line() + tap % shape.columns * in.deep + i);
+                        const int64_t r = tap / shape.columns, c = tap % shape.columns;
+                        const vector<real> other = at(corner + r * in.line() + c * in.deep + i);
                         const auto better = (other > best) | (other != other);  // what is not a number wins, as in torch
                         best = better ? other : best;
                         winner = better ? numbers{} + whole(tap) : winner;
@@ -342,9 +343,9 @@ struct Plane {
             }
         if (shape.kind == POOL) return unpool(b, onward);
         gather(x);
+        const int64_t row = shape.columns * shape.out;
         if (onward)
-            correlate<real>(slopes.data(), onward, turned.data(), turned_panels, slope_windows, shape.columns * shape.out, nullptr,
-                            false);
+            correlate<real>(slopes.data(), onward, turned.data(), turned_panels, slope_windows, row, nullptr, false);
     }
 
     void gather(const real *x) {
