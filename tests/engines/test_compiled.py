@@ -2,7 +2,9 @@
 
 import itertools
 import shutil
+import subprocess
 from dataclasses import replace
+from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
 import torch
@@ -29,6 +31,16 @@ def test_it_was_built_where_there_is_a_compiler():
     if shutil.which("g++") is None:
         pytest.skip("no C++ compiler here")
     assert not isinstance(compiled.library(), str), f"{compiled.library()}; `make install` builds it"
+
+
+def test_code_of_other_sources_is_left_alone(tmp_path, monkeypatch):
+    if shutil.which("g++") is None:
+        pytest.skip("no C++ compiler here")
+    (tmp_path / "empty.cpp").touch()
+    built = tmp_path / f"_compiled{EXTENSION_SUFFIXES[0]}"
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", built, tmp_path / "empty.cpp"], check=True)
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
+    assert "built from other sources" in compiled.library.__wrapped__()
 
 
 def network(widths: tuple[int, ...], activation: str, bias: bool, dropout: float = 0.0) -> nn.Module:

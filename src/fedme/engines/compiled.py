@@ -93,6 +93,8 @@ def library() -> ctypes.CDLL | str:
         code = ctypes.CDLL(str(found))
     except OSError as error:
         return f"it cannot be loaded: {error}"
+    if not hasattr(code, "fedme_runs_here"):
+        return "it was built from other sources than these; install fedme again"
     return code if code.fedme_runs_here() else "this processor lacks AVX2"
 
 
