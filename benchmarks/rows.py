@@ -133,7 +133,7 @@ def table(quick: bool = False) -> list[Row]:
         ),
         Row(
             "femnist-cnn2",
-            "FEMNIST CNN-2 training, 2 workers, share of the sgemm peak",
+            "FEMNIST CNN-2 training on 2 processors, share of the sgemm peak",
             femnist(quick),
             (Against("sgemm peak", 0.45, 0.60, "peak", same_result=False),),
             warm=1,
