@@ -2,9 +2,9 @@
 
     python benchmarks/bench.py [--quick] [--only NAME ...] [--no-peers] [--out DIR]
 
-Each side is a process of its own, one at a time; ours runs before and after the others, so that a machine that changes its
-speed is noticed. MNIST and FEMNIST are looked for in $FEDME_DATA. The first run installs the peers, each in an environment
-of its own under benchmarks/.venvs.
+Each side is a process of its own, one at a time; ours runs before and after the others, and so does each side of a comparison
+with ourselves (A B B A), so that a machine that changes its speed favours none. MNIST and FEMNIST are looked for in
+$FEDME_DATA. The first run installs the peers, each in an environment of its own under benchmarks/.venvs.
 """
 
 import argparse
@@ -53,13 +53,21 @@ def measure(row: Row, folder: Path, peers: bool, quick: bool) -> list[dict[str, 
     if isinstance(first, str):
         return [report.empty(row, against, f"our side failed: {first}") for against in row.against]
     answers = [attempt(theirs, against) for against in row.against]
-    second = attempt(ours, row.config, row.whole) if not quick else ""
-    if not isinstance(second, str):
-        first["seconds_per_round"] += second["seconds_per_round"]
+    if not quick:
+        for answer, against in zip(answers, row.against, strict=True):
+            if against.kind == "ours":
+                _extend(answer, attempt(theirs, against))
+        _extend(first, attempt(ours, row.config, row.whole))
     return [
         report.unanswered(row, against, first, answer) if isinstance(answer, str) else report.judge(row, against, first, answer)
         for against, answer in zip(row.against, answers, strict=True)
     ]
+
+
+def _extend(answer: dict[str, Any] | str, again: dict[str, Any] | str) -> None:
+    """Add the rounds of a second measurement, if there are two."""
+    if not isinstance(answer, str) and not isinstance(again, str):
+        answer["seconds_per_round"] += again["seconds_per_round"]
 
 
 def matrices(quick: bool) -> dict[str, int]:

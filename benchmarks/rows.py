@@ -110,7 +110,7 @@ def table(quick: bool = False) -> list[Row]:
         for name, pool in (("mlr", mlr), ("dnn", dnn)):
             own = Against("our FedAvg", 2.2, 1.8, "ours", fedavg[name], at_most=True, same_result=False)
             config = mnist(pool, quick, {"name": method})
-            rows.append(Row(f"{method}-{name}", f"{label} {name.upper()}, two models", config, (own,)))
+            rows.append(Row(f"{method}-{name}", f"{label} {name.upper()}, two models", config, (own,), rounds=21))
     mixed = mnist([f"dnn-{hidden}" for hidden in (50, 100, 150, 200)], quick, {"name": "fedme"})
     same = mnist(["dnn-125"], quick, {"name": "fedme"})
     images = mnist([{"name": "networks:cnn"}], quick)

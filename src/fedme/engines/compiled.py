@@ -4,13 +4,15 @@ A client's weights stay in the processor's cache for all its steps, and no Pytho
 be built, and for what it does not know, `stacked` and `alone` do the same.
 """
 
+import contextlib
 import ctypes
 import functools
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TypeVar, cast
 
 import torch
@@ -147,43 +149,56 @@ def look_compiled(
 
 
 def _each(ops: Sequence[Kind], begun: Callable[[Kind], Computing[T]], threads: int, tick: Callable[[], None]) -> list[T]:
-    """Run every operation, the longest first.
+    """Run every operation, the longest first. This thread prepares them, while the others compute what is ready already.
 
     Only the compiled code runs on several threads: those that run Python would wait for each other most of the time.
     """
-    computing = [begun(op) for op in ops]
-    waiting = [(effort(op), next(each)) for op, each in zip(ops, computing, strict=True)]
-    waiting.sort(key=lambda pair: pair[0])
+    computing: dict[int, Computing[T]] = {}
+    ready: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
     done: list[None] = []  # one for each operation, until it is told of
+    failed: list[None] = []  # who fails, or is stopped, stops the others
+    helpers = min(threads, len(ops)) - 1
 
     def work(tell: Callable[[], None] = lambda: None) -> None:
-        try:
-            while (call := _last(waiting)) is not None:
+        with _noted(failed):
+            while not failed and (call := ready.get()) is not None:
                 call()
                 done.append(None)
                 tell()
-        finally:
-            waiting.clear()  # who fails, or is stopped, stops the others
 
     def tell() -> None:
         while done:
             done.pop()
             tick()
 
-    with ThreadPoolExecutor(max(threads - 1, 1)) as pool:
-        others = [pool.submit(work) for _ in range(min(threads, len(ops)) - 1)]
+    def prepare() -> None:
+        with _noted(failed):
+            for index in sorted(range(len(ops)), key=lambda index: -effort(ops[index])):
+                computing[index] = begun(ops[index])
+                ready.put(next(computing[index]))
+                tell()
+
+    with ThreadPoolExecutor(max(helpers, 1)) as pool:
+        others = [pool.submit(work) for _ in range(helpers)]
+        try:
+            prepare()
+        finally:
+            for _ in range(helpers + 1):
+                ready.put(None)  # the end
         work(tell)
         for other in others:
             other.result()
     tell()
-    return [_finished(each) for each in computing]
+    return [_finished(computing[index]) for index in range(len(ops))]
 
 
-def _last(waiting: list[tuple[float, Callable[[], None]]]) -> Callable[[], None] | None:
+@contextlib.contextmanager
+def _noted(failed: list[None]) -> Iterator[None]:
     try:
-        return waiting.pop()[1]
-    except IndexError:  # another thread may have taken it between a look and this
-        return None
+        yield
+    except BaseException:
+        failed.append(None)
+        raise
 
 
 def _finished(computing: Computing[T]) -> T:
