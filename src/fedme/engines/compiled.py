@@ -4,16 +4,13 @@ A client's weights stay in the processor's cache for all its steps, and no Pytho
 be built, and for what it does not know, `stacked` and `alone` do the same.
 """
 
-import contextlib
 import ctypes
 import functools
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from queue import SimpleQueue
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,13 +23,11 @@ from fedme.core.tree import Params
 from fedme.engines.alone import DRAWS_A_STEP
 from fedme.engines.gather import Fetch
 from fedme.engines.layered import Layer, layers
-from fedme.engines.workers import effort
+from fedme.engines.threads import Computing, on_threads
 from fedme.learn.objectives import CrossEntropy, Mutual
 from fedme.learn.rules import Moreau, MutualMoreau, Sgd
 
 T = TypeVar("T")
-Computing = Generator[Callable[[], None], None, T]  # yields what is to be computed, on any thread
-Kind = TypeVar("Kind", Train, Evaluate | Predict)
 GIVEN = {Moreau: ("w",), MutualMoreau: ("theta",)}  # roles that get their weights from another
 KINDS = {"linear": 0, "convolution": 1, "pool": 2}
 NUMBERS: dict[type[nn.Module] | None, int] = {None: 0, nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3}
@@ -133,7 +128,7 @@ def _obstacle_of_training(op: Train) -> str:
 def train_compiled(ops: Sequence[Train], fetch: Fetch, threads: int, tick: Callable[[], None]) -> list[Trained]:
     """Train operations none of which has an obstacle; `tick` is called on this thread, once for each that is done."""
     ways = {Sgd: _sgd, Moreau: _moreau, MutualMoreau: _mutual_moreau}
-    return _each(ops, lambda op: ways[type(op.rule)](op, fetch), threads, tick)
+    return on_threads(ops, lambda op: ways[type(op.rule)](op, fetch), threads, tick)
 
 
 def look_compiled(
@@ -144,69 +139,8 @@ def look_compiled(
     tick: Callable[[], None],
 ) -> list[T]:
     """What `shown` makes of the logits of the models of operations none of which has an obstacle."""
-    logits = _each(ops, lambda op: _predict(op.model, op.data.rows, fetch), threads, tick)
+    logits = on_threads(ops, lambda op: _predict(op.model, op.data.rows, fetch), threads, tick)
     return [shown(op, z) for op, z in zip(ops, logits, strict=True)]
-
-
-def _each(ops: Sequence[Kind], begun: Callable[[Kind], Computing[T]], threads: int, tick: Callable[[], None]) -> list[T]:
-    """Run every operation, the longest first. This thread prepares them, while the others compute what is ready already.
-
-    Only the compiled code runs on several threads: those that run Python would wait for each other most of the time.
-    """
-    computing: dict[int, Computing[T]] = {}
-    ready: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-    done: list[None] = []  # one for each operation, until it is told of
-    failed: list[None] = []  # who fails, or is stopped, stops the others
-    helpers = min(threads, len(ops)) - 1
-
-    def work(tell: Callable[[], None] = lambda: None) -> None:
-        with _noted(failed):
-            while not failed and (call := ready.get()) is not None:
-                call()
-                done.append(None)
-                tell()
-
-    def tell() -> None:
-        while done:
-            done.pop()
-            tick()
-
-    def prepare() -> None:
-        with _noted(failed):
-            for index in sorted(range(len(ops)), key=lambda index: -effort(ops[index])):
-                computing[index] = begun(ops[index])
-                ready.put(next(computing[index]))
-                tell()
-
-    with ThreadPoolExecutor(max(helpers, 1)) as pool:
-        others = [pool.submit(work) for _ in range(helpers)]
-        try:
-            prepare()
-        finally:
-            for _ in range(helpers + 1):
-                ready.put(None)  # the end
-        work(tell)
-        for other in others:
-            other.result()
-    tell()
-    return [_finished(computing[index]) for index in range(len(ops))]
-
-
-@contextlib.contextmanager
-def _noted(failed: list[None]) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        failed.append(None)
-        raise
-
-
-def _finished(computing: Computing[T]) -> T:
-    try:
-        next(computing)
-    except StopIteration as end:
-        return cast(T, end.value)
-    raise AssertionError("an operation is computed once")
 
 
 def _sgd(op: Train, fetch: Fetch) -> Computing[Trained]:
