@@ -89,6 +89,24 @@ def test_close(left, right, says):
     assert found.says == says
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "says"),
+    [
+        ([60.4], [60], "holds"),
+        ([50], [60], "holds"),
+        ([61.5], [60], "not decided at this scale"),
+        ([63], [60], "does not hold"),
+        ([50, 51, 52], [60, 60, 60], "holds"),
+        ([60.1, 60.2, 60.1], [60, 60, 60], "holds"),
+        ([65.1, 65.2, 65.1], [60, 60, 60], "does not hold"),
+        ([60, 70, 50], [60, 60, 60], "not decided at this scale"),
+    ],
+)
+def test_no_better(left, right, says):
+    found = of_claim(claim("no better", tolerance=0.5), findings(a=[run(v) for v in left], b=[run(v) for v in right]))
+    assert found.says == says
+
+
 def test_sooner():
     quick, slow = run(70, 71, 72, 73, 74), run(50, 60, 65, 69, 70)
     assert of_claim(claim("sooner"), findings(a=[quick], b=[slow])).says == "holds"

@@ -14,7 +14,7 @@ DATA = importlib.resources.files("fedme") / "reproduce" / "data"
 PAPERS = ("fedme", "fedme-ja", "pfml", "fml")
 
 Scale = Literal["full", "small", "smoke"]
-Kind = Literal["greater", "close", "sooner", "between", "steady", "slower"]
+Kind = Literal["greater", "close", "no better", "sooner", "between", "steady", "slower"]
 
 
 @dataclass(frozen=True)

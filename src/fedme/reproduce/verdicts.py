@@ -4,6 +4,7 @@ A claim is decided by differences between runs with the same seeds. From three s
 with fewer, only if every seed says the same and by a wide margin.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -72,7 +73,8 @@ def of_claim(claim: Claim, findings: Findings) -> Verdict:
     if claim.kind in ("between", "steady"):
         comparisons = [_among(claim, findings)]
     else:
-        judge = {"greater": _greater, "close": _close, "sooner": _sooner, "slower": _slower}[claim.kind]
+        ways = {"greater": _greater, "close": _within, "no better": _within, "sooner": _sooner, "slower": _slower}
+        judge = ways[claim.kind]
         comparisons = [judge(claim, left, right, findings) for left, right in claim.pairs]
     return Verdict(claim, _together(claim, [each.decision for each in comparisons]), tuple(comparisons))
 
@@ -118,17 +120,19 @@ def _greater(claim: Claim, left: str, right: str, findings: Findings) -> Compari
     return Comparison(left, right, numbers, found.count, decision)
 
 
-def _close(claim: Claim, left: str, right: str, findings: Findings) -> Comparison:
+def _within(claim: Claim, left: str, right: str, findings: Findings) -> Comparison:
+    """Differences of at most the tolerance, either way or, for "no better", in favour of the left one."""
     found, numbers = _pair(left, right, findings)
     if found is None:
         return Comparison(left, right, "", 0, "not run")
-    near = claim.tolerance
+    most = claim.tolerance
+    least = -most if claim.kind == "close" else -math.inf
     if found.count >= SEEDS:
-        inside, outside = -near <= found.low and found.high <= near, found.low > near or found.high < -near
+        inside, outside = least <= found.low and found.high <= most, found.low > most or found.high < least
     else:
-        inside = all(abs(each) <= near for each in found.differences)
-        outside = all(each > near + MARGIN for each in found.differences) or all(
-            each < -near - MARGIN for each in found.differences
+        inside = all(least <= each <= most for each in found.differences)
+        outside = all(each > most + MARGIN for each in found.differences) or all(
+            each < least - MARGIN for each in found.differences
         )
     return Comparison(left, right, numbers, found.count, "yes" if inside else "no" if outside else "open")
 
