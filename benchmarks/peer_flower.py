@@ -48,6 +48,7 @@ def train(message: Message, context: Context) -> Message:
     network.load_state_dict(message.content["arrays"].to_torch_state_dict())
     x, y = client(config["data"], int(context.node_config["partition-id"]))
     optimiser = torch.optim.SGD(network.parameters(), lr=config["lr"])
+    torch.manual_seed(1000 * int(config["server-round"]) + int(context.node_config["partition-id"]))  # repeatable batches
     steps = samples = 0
     for inputs, labels in DataLoader(TensorDataset(x, y), batch_size=config["batch"], shuffle=True):
         optimiser.zero_grad()
