@@ -2,9 +2,9 @@
 
     python benchmarks/bench.py [--quick] [--only NAME ...] [--no-peers] [--out DIR]
 
-Each side is a process of its own, one at a time; ours runs before and after the others, and so does each side of a comparison
-with ourselves (A B B A), so that a machine that changes its speed favours none. MNIST and FEMNIST are looked for in
-$FEDME_DATA. The first run installs the peers, each in an environment of its own under benchmarks/.venvs.
+Each side is a process of its own, one at a time; ours runs before and after the others, so that a machine that changes its
+speed is noticed. Where both sides are ours, they play their rounds in turns. MNIST and FEMNIST are looked for in $FEDME_DATA.
+The first run installs the peers, each in an environment of its own under benchmarks/.venvs.
 """
 
 import argparse
@@ -25,14 +25,17 @@ from rows import BATCH, CORES, LR, Against, Row, table
 def measure(row: Row, folder: Path, peers: bool, quick: bool) -> list[dict[str, Any]]:
     """All comparisons of a row."""
 
-    def ours(config: Mapping[str, Any], whole: bool = False) -> dict[str, Any]:
-        job = {"work": row.work, "config": {**config, "rounds": row.total}, "warm": row.warm, "rounds": row.rounds}
-        job["afresh"] = row.afresh
-        return sides.run("whole.py" if whole else "ours.py", job)
+    def ours() -> dict[str, Any]:
+        def timed(config: Mapping[str, Any]) -> dict[str, Any]:
+            return {**config, "rounds": row.total}
+
+        job = {"work": row.work, "config": timed(row.config), "warm": row.warm, "rounds": row.rounds, "afresh": row.afresh}
+        job["beside"] = next((timed(each.config) for each in row.against if each.kind == "ours"), None)
+        return sides.run("whole.py" if row.whole else "ours.py", job)
 
     def theirs(against: Against) -> dict[str, Any]:
         if against.kind == "ours":
-            return ours(against.config)
+            return beside
         if against.kind == "peak":
             return sides.run("peak.py", {"work": row.work, **matrices(quick)})
         if not peers:
@@ -49,25 +52,20 @@ def measure(row: Row, folder: Path, peers: bool, quick: bool) -> list[dict[str, 
         except (sides.Failed, OSError) as error:
             return str(error)
 
-    first = attempt(ours, row.config, row.whole)
+    first = attempt(ours)
     if isinstance(first, str):
         return [report.empty(row, against, f"our side failed: {first}") for against in row.against]
+    beside = first["beside"]
     answers = [attempt(theirs, against) for against in row.against]
-    if not quick:
-        for answer, against in zip(answers, row.against, strict=True):
-            if against.kind == "ours":
-                _extend(answer, attempt(theirs, against))
-        _extend(first, attempt(ours, row.config, row.whole))
+    second = attempt(ours) if not quick else ""
+    if not isinstance(second, str):
+        for side, again in ((first, second), (beside, second["beside"])):
+            if side is not None:
+                side["seconds_per_round"] += again["seconds_per_round"]
     return [
         report.unanswered(row, against, first, answer) if isinstance(answer, str) else report.judge(row, against, first, answer)
         for against, answer in zip(row.against, answers, strict=True)
     ]
-
-
-def _extend(answer: dict[str, Any] | str, again: dict[str, Any] | str) -> None:
-    """Add the rounds of a second measurement, if there are two."""
-    if not isinstance(answer, str) and not isinstance(again, str):
-        answer["seconds_per_round"] += again["seconds_per_round"]
 
 
 def matrices(quick: bool) -> dict[str, int]:

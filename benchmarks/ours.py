@@ -1,5 +1,6 @@
 """Our side of a comparison: play rounds, time them, say what was done. Also counts the arithmetic of a round."""
 
+import contextlib
 import json
 import sys
 import time
@@ -23,21 +24,33 @@ def flop(arch: Arch, shape: tuple[int, ...]) -> int:
 
 
 def main() -> None:
-    """Do the job on the command line: a configuration, `warm` rounds that do not count, `rounds` that do."""
+    """Do the job on the command line: a configuration, `warm` rounds that do not count, `rounds` that do.
+
+    With another configuration `beside` it, both play in turns, so that a machine that changes its speed favours neither.
+    """
     job = json.loads(sys.argv[1])
-    with Session.of(job["config"]) as session:
-        first, count = session.server, session.counted()
+    with contextlib.ExitStack() as stack:
+        configs = [job["config"], *([job["beside"]] if job.get("beside") else [])]
+        sessions = [stack.enter_context(Session.of(each)) for each in configs]
+        firsts, counts = [each.server for each in sessions], [each.counted() for each in sessions]
         for _ in range(job["warm"] - 1):
-            session.play()
-        seconds = []
+            for session in sessions:
+                session.play()
+        seconds: list[list[float]] = [[] for _ in sessions]
         for _ in range(job["rounds"]):
-            session.server = first if job["afresh"] else session.server
-            began = time.perf_counter()
-            session.play()
-            seconds.append(time.perf_counter() - began)
-        paths, accuracy = session.batched.explain(), session.accuracy()
-    work = flop(session.task.shared, session.task.schema.shape) * count.samples
-    protocol.answer("fedme", job["work"], seconds, count.steps, count.samples, accuracy, flop=work, paths=paths)
+            for session, first, spent in zip(sessions, firsts, seconds, strict=True):
+                session.server = first if job["afresh"] else session.server
+                began = time.perf_counter()
+                session.play()
+                spent.append(time.perf_counter() - began)
+        sides = [
+            protocol.side(spent, count.steps, count.samples, session.accuracy())
+            for session, spent, count in zip(sessions, seconds, counts, strict=True)
+        ]
+        paths = sessions[0].batched.explain()
+    task = sessions[0].task
+    work = flop(task.shared, task.schema.shape) * counts[0].samples
+    protocol.tell("fedme", job["work"], sides[0], flop=work, paths=paths, beside=sides[1] if sides[1:] else None)
 
 
 if __name__ == "__main__":

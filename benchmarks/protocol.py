@@ -72,16 +72,19 @@ def read_weights(path: str) -> list[np.ndarray]:
 def answer(
     peer: str, work: str, seconds: Sequence[float], steps: int | None, samples: int | None, accuracy: float, **more: Any
 ) -> None:
-    """Say how it went: seconds of every timed round, steps and samples of one round if counted, accuracy after the last."""
-    content = {
-        "peer": peer,
-        "work": work,
-        "seconds_per_round": [round(each, 6) for each in seconds],
-        "steps": steps,
-        "samples": samples,
-        "accuracy": round(accuracy, 5),
-    }
-    print(MARK + json.dumps(content | more), flush=True)
+    """Say how it went."""
+    tell(peer, work, side(seconds, steps, samples, accuracy), **more)
+
+
+def side(seconds: Sequence[float], steps: int | None, samples: int | None, accuracy: float) -> dict[str, Any]:
+    """How it went: seconds of every timed round, steps and samples of one round if counted, accuracy after the last."""
+    rounds = [round(each, 6) for each in seconds]
+    return {"seconds_per_round": rounds, "steps": steps, "samples": samples, "accuracy": round(accuracy, 5)}
+
+
+def tell(peer: str, work: str, how: dict[str, Any], **more: Any) -> None:
+    """Print the line that counts."""
+    print(MARK + json.dumps({"peer": peer, "work": work} | how | more), flush=True)
 
 
 def heard(output: str) -> dict[str, Any] | None:

@@ -11,8 +11,23 @@ import protocol
 from rich.console import Console
 from session import parse
 
-from fedme.experiment import run, summary
+from fedme.engines.round import Played, play
+from fedme.experiment import loop, run, summary
 from fedme.experiment.progress import Display
+
+
+class Clock:
+    """The rounds of a run as they are, with a clock around each: their training, without what a run does besides."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def play(self, *args: Any, **kwargs: Any) -> Played:
+        """One round."""
+        began = time.perf_counter()
+        played = play(*args, **kwargs)
+        self.seconds += time.perf_counter() - began
+        return played
 
 
 class Watch(Display):
@@ -29,9 +44,10 @@ class Watch(Display):
 def main() -> None:
     """Do the job on the command line; a round's seconds are those of the whole run divided by its rounds.
 
-    `startup` is the part before the first round: reading data and dividing it.
+    `startup` is the part before the first round: reading data and dividing it. `beside` is the training of the same rounds.
     """
-    job = json.loads(sys.argv[1])
+    job, clock = json.loads(sys.argv[1]), Clock()
+    loop.play = clock.play
     with tempfile.TemporaryDirectory() as folder:
         experiment = parse(job["config"] | {"output": str(Path(folder) / "run")})
         with Watch(Console(stderr=True), quiet=True) as display:
@@ -40,8 +56,8 @@ def main() -> None:
             ended = time.perf_counter()
         accuracy = pooled_accuracy(summary.read(where)["results"])
     rounds = experiment.settings.rounds
-    seconds = [(ended - began) / rounds]
-    protocol.answer("fedme", job["work"], seconds, None, None, accuracy, startup=round(display.began - began, 4))
+    whole, training = (protocol.side([each / rounds], None, None, accuracy) for each in (ended - began, clock.seconds))
+    protocol.tell("fedme", job["work"], whole, startup=round(display.began - began, 4), beside=training)
 
 
 def pooled_accuracy(results: list[dict[str, Any]]) -> float:

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedme.core import tree
 from fedme.core.dropout import KeyedDropout
 from fedme.core.key import Key
-from fedme.core.model import Arch, Model, average, dropout_layers, has_batchnorm, template
+from fedme.core.model import Arch, Model, average, dropout_layers, has_batchnorm, not_finite, template
 
 
 def dense(inputs: int = 4, hidden: int = 5, classes: int = 3) -> nn.Sequential:
@@ -264,3 +265,16 @@ def test_gradients_reach_the_weights() -> None:
     params = {n: p.requires_grad_() for n, p in model.params.items()}
     loss = model.with_params(params)(torch.rand(3, 4)).square().sum()
     assert all(bool(g.any()) for g in torch.autograd.grad(loss, list(params.values())))
+
+
+def test_places_that_are_not_finite_are_named_in_models_too(monkeypatch):
+    good = Model.init(Arch(dense), Key(1))
+    name = next(iter(good.params))
+    bad = good.with_params({**good.params, name: torch.full_like(good.params[name], float("nan"))})
+    assert good.finite
+    assert not bad.finite
+    message = {"a": [good, bad], "b": float("inf"), "c": torch.zeros(2)}
+    assert list(not_finite(message)) == [f"a[1].params.{name}", "b"]
+    assert list(not_finite(bad)) == [f"params.{name}"]
+    monkeypatch.setattr(tree, "not_finite", None)  # a model that has looked at itself is not looked at again
+    assert list(not_finite(good)) == []

@@ -164,9 +164,9 @@ class Model:
         """The same architecture and weights with other buffers."""
         return Model(self.arch, self.params, buffers)
 
-    @property
+    @functools.cached_property
     def finite(self) -> bool:
-        """Whether all its numbers are numbers; training may diverge."""
+        """Whether all its numbers are numbers; training may diverge. Looked at once: models do not change."""
         return next(tree.not_finite((self.params, self.buffers)), None) is None
 
     @property
@@ -188,6 +188,13 @@ class Model:
         """An ordinary `nn.Module` with these weights, in evaluation mode."""
         module = self.arch.build(Key(0))
         return load(module.to(self.dtype), {**self.params, **self.buffers})
+
+
+def not_finite(message: Any) -> Iterator[str]:
+    """The places of a message that hold a number which is none; a model that has looked at itself is not looked at again."""
+    for at, leaf in tree.leaves(message, whole=(Model,)):
+        if not (isinstance(leaf, Model) and leaf.finite):
+            yield from tree.not_finite({at: leaf})
 
 
 def begin(module: nn.Module, layers: Iterable[str], first: int = 0) -> None:

@@ -21,7 +21,7 @@ from fedme.core.client import Score
 from fedme.core.kinds import KindName
 from fedme.core.method import Expecting, Report, Round, Task
 from fedme.core.metrics import Metrics
-from fedme.core.model import Arch, Model
+from fedme.core.model import Arch, Model, not_finite
 from fedme.core.typed import TypedError, build
 from fedme.core.wire import Plain, fitting
 from fedme.engines.client import AnyMethod, Scored
@@ -131,7 +131,7 @@ def _looks(tensor: Tensor) -> str:
 
 
 def _require_finite(value: Any) -> None:
-    for at in tree.not_finite(value):
+    for at in not_finite(value):
         raise TypedError(at, "is not finite")
 
 

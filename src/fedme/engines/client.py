@@ -8,8 +8,7 @@ from fedme.core.data import ClientData
 from fedme.core.key import Key
 from fedme.core.method import Method, Report, Round, Task
 from fedme.core.metrics import Metrics, measure
-from fedme.core.model import Model
-from fedme.core.tree import not_finite
+from fedme.core.model import Model, not_finite
 from fedme.learn.objectives import CrossEntropy
 from fedme.learn.training import Training
 
