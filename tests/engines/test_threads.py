@@ -1,6 +1,7 @@
 """Operations on several threads."""
 
 import threading
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -103,8 +104,8 @@ def test_who_is_stopped_leaves_the_rest(threads):
     ran = []
 
     def slow(op):
-        yield lambda: ran.append(len(op.data))
+        yield lambda: (ran.append(len(op.data)), time.sleep(0.01))
 
     with pytest.raises(KeyboardInterrupt):
         on_threads(looks(50), slow, threads, Told(stop=1))
-    assert 1 <= len(ran) <= 50 - (threads == 1) * 49
+    assert 1 <= len(ran) < 50
