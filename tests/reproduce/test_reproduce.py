@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedme.experiment import summary
-from fedme.reproduce import catalogue, curves, findings, measured, page
+from fedme.reproduce import catalogue, curves, findings, measured, page, report
 from fedme.reproduce.runs import Spot
 
 RESULTS = catalogue.results()
@@ -82,9 +82,20 @@ def test_rows_may_have_a_slash_of_their_own(fedme, smoke):
     assert [(row[""], row["column"]) for row in sheet["rows"]] == [("FedAvg w/ fine-tuning", "IID")]
     assert len(made(fedme, smoke, "fedme-table7", "--only", "FedAvg w/o fine-tuning/", "--no-runs")["rows"]) == 4
     assert len(made(fedme, smoke, "pfml-table3", "--only", "PM", "--no-runs")["rows"]) == 4
-    code, _, err = fedme("reproduce", "fml-figure3", "--scale", "smoke", "--runs", smoke, "--only", "a/b")
+
+
+def test_only_some_curves(fedme, tmp_path):
+    sheet = made(fedme, tmp_path, "fml-figure6", "--only", "alone/ten classes, LeNet5")
+    assert [(row["curve"], row["panel"]) for row in sheet["rows"]] == [("alone", "ten classes, LeNet5")]
+    assert [path.name for path in (tmp_path / "smoke").iterdir()] == ["fml-cifar10-tasks-local-s0"]
+    told = findings.gather(Spot(tmp_path, "smoke"))
+    whole = report.sheet(RESULTS["fml-figure6"], told)
+    # The run answers for the other client's curve too: the command names both, and nothing else.
+    words = "--only 'alone/ten classes, LeNet5' --only 'alone/the other task, CNN1'"
+    assert report.command(whole, 1) == f"fedme reproduce fml-figure6 --scale smoke --seeds 1 {words}"
+    code, _, err = fedme("reproduce", "fml-figure6", "--scale", "smoke", "--runs", tmp_path, "--only", "a/b")
     assert code == 2
-    assert "has curves" in err
+    assert "its curves are 'FML', 'alone', its panels 'ten classes, LeNet5'," in err.replace("\n", " ")
 
 
 def test_without_matplotlib_everything_else_is_there(fedme, smoke, monkeypatch):

@@ -27,7 +27,8 @@ def reproduce(
     ] = "small",
     seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, ...")] = 1,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="ROW/COLUMN", help="Only such cells; either may be left out.")
+        list[str] | None,
+        typer.Option(metavar="ROW/COLUMN", help="Only such cells, or CURVE/PANEL of a figure; either may be left out."),
     ] = None,
     root: Annotated[Path, typer.Option("--runs", help="Where the run directories are.")] = Path("runs/reproduce"),
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; one a processor by default, if that pays.")] = None,
@@ -70,19 +71,19 @@ def reproduce(
 
 
 def _chosen(result: Result, only: Sequence[str] | None) -> list[Cell] | None:
-    """The cells that `--only` names, as ROW/COLUMN, ROW/ or /COLUMN."""
+    """The cells that `--only` names, as ROW/COLUMN, ROW/ or /COLUMN; of a figure, its curves and panels."""
     if not only:
         return None
-    if not result.rows:
-        raise ConfigError(f"--only chooses cells of tables, but {result.name} has curves")
     found = []
     for word in only:
         row, slash, column = word.rpartition("/")  # rows may have a slash of their own
         row, column = (row, column) if slash else (word, "")
         mine = [cell for cell in result.cells if row in ("", cell.row) and column in ("", cell.column)]
         if not mine:
-            rows, columns = (", ".join(f"'{each.name}'" for each in part) for part in (result.rows, result.columns))
-            raise ConfigError(f"--only: {result.name} has no cell '{word}'; its rows are {rows}, its columns {columns}")
+            rows = ", ".join(dict.fromkeys(f"'{cell.row}'" for cell in result.cells))
+            columns = ", ".join(dict.fromkeys(f"'{cell.column}'" for cell in result.cells))
+            kinds = ("rows", "columns") if result.rows else ("curves", "panels")
+            raise ConfigError(f"--only: {result.name} has no '{word}'; its {kinds[0]} are {rows}, its {kinds[1]} {columns}")
         found += [cell for cell in mine if cell not in found]
     return found
 

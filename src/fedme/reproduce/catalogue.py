@@ -58,7 +58,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of the paper (or a place where it has none), and the run that answers it."""
+    """One number of the paper (or a place where it has none), or a curve in its panel; and the run that answers it."""
 
     row: str
     column: str
@@ -86,8 +86,9 @@ class Result:
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """Every place of the table, row by row."""
-        return tuple(cell for row in self.rows for cell in self._cells(row))
+        """Every place of the table, row by row, or every curve, panel by panel."""
+        curves = [Cell(each.name, panel.title, "", each.run, each.measure) for panel in self.panels for each in panel.series]
+        return (*(cell for row in self.rows for cell in self._cells(row)), *curves)
 
     def _cells(self, row: Row) -> list[Cell]:
         found = []
@@ -103,9 +104,8 @@ class Result:
     @property
     def runs(self) -> tuple[str, ...]:
         """The runs behind the result, each once, in order."""
-        curves = [series.run for panel in self.panels for series in panel.series]
         claimed = [run for claim in claims() if claim.results[0] == self.name for run in claim.runs]
-        return tuple(dict.fromkeys([cell.run for cell in self.cells] + curves + claimed))
+        return tuple(dict.fromkeys([cell.run for cell in self.cells] + claimed))
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,10 @@ def write(path: Path, root: Path) -> list[Path]:
         written.append(archive)
     parts = [HEAD.read_text(encoding="utf-8"), _claims(told), _known()]
     missing = []
-    for result in catalogue.results().values():
+    # Seconds depend on what else the machine did: they are not for a page.
+    for result in (each for each in catalogue.results().values() if each.unit != "seconds"):
         sheets = [report.sheet(result, told[scale]) for scale in SCALES]
-        shown = [each for each in sheets if each.finished and result.unit != "seconds"]
+        shown = [each for each in sheets if each.finished]
         if not shown:
             missing.append(f"`{result.name}`")
         for each in shown:
@@ -75,7 +76,6 @@ def _claims(told: dict[Scale, Findings]) -> str:
         "What the papers say, and what the runs say. The comparisons behind each verdict follow the table.\n",
     ]
     rows, details = [], []
-    # Seconds depend on what else the machine did: they are not for a page.
     for number, claim in enumerate((each for each in catalogue.claims() if each.kind != "slower"), 1):
         found = {scale: verdicts.of_claim(claim, told[scale]) for scale in SCALES}
         rows.append((str(number), claim.text, claim.source, *(found[scale].says for scale in SCALES)))
@@ -94,6 +94,7 @@ def _known() -> str:
 
 
 def _missing(names: Sequence[str]) -> str:
-    if not names:
-        return "Every table and figure has something finished.\n"
-    return f"## Not run\n\nNothing is finished for {', '.join(names)}. `fedme reproduce NAME` runs them.\n"
+    seconds = [f"`fedme reproduce {each.name}`" for each in catalogue.results().values() if each.unit == "seconds"]
+    told = [f"Nothing is finished for {', '.join(names)}. `fedme reproduce NAME` runs them.\n"] if names else []
+    told.append(f"Seconds depend on the machine and on what else it does: {', '.join(seconds)} prints those of yours.\n")
+    return "## Not on this page\n\n" + "\n".join(told)

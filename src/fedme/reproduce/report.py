@@ -42,7 +42,8 @@ class Sheet:
 
 def sheet(result: Result, findings: Findings, chosen: Sequence[Cell] | None = None) -> Sheet:
     """The table of a result; of chosen cells only, if they are given."""
-    header, rows = _table(result, findings, chosen) if result.rows else _ends(result, findings)
+    cells = result.cells if chosen is None else chosen
+    header, rows = _table(result, findings, cells) if result.rows else _ends(result, findings, cells)
     judged = findings.scale != "smoke"  # which only shows that everything runs
     told = [verdicts.of_claim(claim, findings) for claim in claims() if judged and result.name in claim.results]
     return Sheet(
@@ -68,8 +69,7 @@ def _shrunk(result: Result, findings: Findings) -> list[str]:
     return [f"{heading}; {'; '.join(told)}." if told else f"{heading}."]
 
 
-def _table(result: Result, findings: Findings, chosen: Sequence[Cell] | None) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    cells = result.cells if chosen is None else chosen
+def _table(result: Result, findings: Findings, cells: Sequence[Cell]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     unit = " %" if result.unit == "%" else ""
     header = ["", "column", f"paper{unit}", f"ours{unit}", "difference", "verdict", "seeds"]
     rows = [_line(cell, result, findings) for cell in cells]
@@ -117,16 +117,15 @@ def _number(value: float, result: Result, sign: str = "") -> str:
     return f"{value:{sign}.{digits}f}"
 
 
-def _ends(result: Result, findings: Findings) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def _ends(result: Result, findings: Findings, cells: Sequence[Cell]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Where the curves of a figure end."""
     rows: list[tuple[str, ...]] = []
-    for panel in result.panels:
-        for series in panel.series:
-            values = findings.values(series.run, series.measure)
-            first = next(iter(findings.runs.get(series.run, {}).values()), None)
-            last = max((t for curve in first.curves.values() for t in curve.rounds), default=0) + 1 if first else ""
-            rows.append((panel.title, series.name, _shown(values, result), str(last), str(len(values)) if values else ""))
-    return ("panel", "curve", "ours", "after rounds", "seeds"), rows
+    for cell in cells:
+        values = findings.values(cell.run, cell.measure)
+        first = next(iter(findings.runs.get(cell.run, {}).values()), None)
+        last = max((t for curve in first.curves.values() for t in curve.rounds), default=0) + 1 if first else ""
+        rows.append((cell.row, cell.column, _shown(values, result), str(last), str(len(values)) if values else ""))
+    return ("curve", "panel", "ours", "after rounds", "seeds"), rows
 
 
 def write(sheet: Sheet, folder: Path, styles: Sequence[str] = tuple(SUFFIXES)) -> list[Path]:
@@ -153,7 +152,7 @@ def markdown(sheet: Sheet) -> str:
 def command(sheet: Sheet, seeds: int) -> str:
     """The command that makes what is finished, and nothing else."""
     words = ["fedme", "reproduce", sheet.result.name, "--scale", sheet.scale, "--seeds", str(seeds)]
-    if sheet.result.rows and len(sheet.finished) < len(sheet.rows):
+    if len(sheet.finished) < len(sheet.rows):
         for column in dict.fromkeys(row[1] for row in sheet.finished):
             there = [row[0] for row in sheet.finished if row[1] == column]
             whole = len(there) == sum(row[1] == column for row in sheet.rows)

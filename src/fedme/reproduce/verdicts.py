@@ -168,7 +168,8 @@ def _slower(claim: Claim, left: str, right: str, findings: Findings) -> Comparis
         return Comparison(left, right, "", 0, "not run")
     yes = all(mine[seed] >= FACTOR * theirs[seed] for seed in common)
     no = all(theirs[seed] >= FACTOR * mine[seed] for seed in common)
-    numbers = f"{spread(list(mine.values()))[0]:.3f} against {spread(list(theirs.values()))[0]:.3f} s"
+    means = [spread([each[seed] for seed in common])[0] for each in (mine, theirs)]
+    numbers = f"{means[0]:.3f} against {means[1]:.3f} s"
     return Comparison(left, right, numbers, len(common), "yes" if yes else "no" if no else "open")
 
 
