@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from rich.console import Console
 
+from fedme.cli import app
 from fedme.experiment import config
 from fedme.methods import METHODS
 
@@ -118,6 +120,17 @@ def test_config_prints_a_file_that_runs(fedme):
     Path("own.toml").write_text(out)
     assert fedme("run", "own.toml", "-q", "output=own")[0] == 0
     assert fedme("config", "own.toml")[1] == out
+
+
+def test_every_command_argument_and_option_is_explained():
+    def walk(name, command):
+        assert command.help, name
+        for each in command.params:
+            assert each.help, f"{name}: {each.name}"
+        for child, inner in getattr(command, "commands", {}).items():
+            walk(f"{name} {child}", inner)
+
+    walk("fedme", typer.main.get_command(app))
 
 
 def test_version(fedme):

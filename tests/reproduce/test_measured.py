@@ -6,7 +6,7 @@ import math
 import pytest
 from rich.console import Console
 
-from fedme.experiment import summary
+from fedme.experiment import records, summary
 from fedme.experiment.batch import Batch, Planned
 from fedme.experiment.config import load
 from fedme.experiment.progress import Display
@@ -36,6 +36,18 @@ def test_agrees_with_the_summary(folder):
     best = lines["personal", "round", "test", "best round by validation"]["accuracy"]
     assert value(found, "own", "validation") == pytest.approx(100 * best["client_mean"], abs=1e-3)
     assert [t for t, _ in points(found, "own")] == [1, 3]
+    counts = [
+        row["samples"] for row in records.read(folder) if (row["stage"], row["split"], row["round"]) == ("round", "test", 3)
+    ]
+    curve = found.curves["personal round test"]
+    assert curve.samples == sum(counts)
+    assert curve.worth == pytest.approx(9 / sum(1 / count for count in counts), abs=0.1)
+    assert [found.curves[f"client {i}"].samples for i in range(3)] == counts
+
+
+def test_what_a_mean_over_clients_is_worth():
+    assert measured.worth([50, 50, 50]) == 150
+    assert measured.worth([1, 1000]) == pytest.approx(4, abs=0.01)  # the client with one sample decides
 
 
 def test_clients_losses_choices_and_seconds(folder):

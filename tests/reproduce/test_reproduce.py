@@ -92,7 +92,7 @@ def test_only_some_curves(fedme, tmp_path):
     whole = report.sheet(RESULTS["fml-figure6"], told)
     # The run answers for the other client's curve too: the command names both, and nothing else.
     words = "--only 'alone/ten classes, LeNet5' --only 'alone/the other task, CNN1'"
-    assert report.command(whole, 1) == f"fedme reproduce fml-figure6 --scale smoke --seeds 1 {words}"
+    assert report.commands(whole) == [f"fedme reproduce fml-figure6 --scale smoke --seeds 1 {words}"]
     code, _, err = fedme("reproduce", "fml-figure6", "--scale", "smoke", "--runs", tmp_path, "--only", "a/b")
     assert code == 2
     assert "its curves are 'FML', 'alone', its panels 'ten classes, LeNet5'," in err.replace("\n", " ")
@@ -137,9 +137,9 @@ def test_results_of_other_settings_do_not_count(fedme, tmp_path):
     made(fedme, tmp_path, "pfml-table3", "--only", "/MLR, lambda 20")
     spot = Spot(tmp_path, "smoke")
     path = spot.folder("pfml-synthetic-mlr/pfml-u5", 0) / measured.NAME
-    assert findings.gather(spot).seeds("pfml-synthetic-mlr/pfml-u5") == (0,)
+    assert list(findings.gather(spot).runs["pfml-synthetic-mlr/pfml-u5"]) == [0]
     path.write_text(path.read_text().replace('"lam": 20.0', '"lam": 21.0'))
-    assert findings.gather(spot).seeds("pfml-synthetic-mlr/pfml-u5") == ()
+    assert "pfml-synthetic-mlr/pfml-u5" not in findings.gather(spot).runs
 
 
 def test_data_that_is_missing_keeps_only_its_own_cells(fedme, tmp_path, monkeypatch):

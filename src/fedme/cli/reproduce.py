@@ -56,7 +56,7 @@ def reproduce(
     told = findings.gather(spot)
     sheets = [report.sheet(result, told, chosen[result.name]) for result in wanted]
     for each in sheets:
-        files = report.write(each, root / "tables")
+        files = report.write(report.sheet(each.result, told), root / "tables")  # the whole result, whatever was chosen now
         files += curves.draw(each.result, told, root / "tables") if curves.possible() else []
         if not as_json:
             _print(each, style, files)
@@ -101,7 +101,7 @@ def _run(
     for result in wanted:
         picked = chosen[result.name]
         names |= dict.fromkeys(result.runs if picked is None else (cell.run for cell in picked))
-    minutes = sum(catalogue.family_of(run).minutes[spot.scale] for run in names) * len(seeds)
+    minutes = catalogue.minutes(names, spot.scale) * len(seeds)
     at_once = runs.jobs_for(minutes, len(names) * len(seeds), jobs)
     plans = runs.planned(list(names), spot, seeds, at_once)
     with Display(err, quiet) as display:
@@ -146,7 +146,7 @@ def _list(style: Format, as_json: bool) -> None:
     header = ("name", "source", "about", "runs", "full", "small", "smoke")
     rows = []
     for result in catalogue.results().values():
-        costs = [catalogue.cost(catalogue.minutes(result, scale) / cores) for scale in ("full", "small", "smoke")]
+        costs = [catalogue.cost(catalogue.minutes(result.runs, scale) / cores) for scale in ("full", "small", "smoke")]
         rows.append((result.name, result.source, result.title, str(len(result.runs)), *costs))
     if as_json:
         print(json.dumps([dict(zip(header, row, strict=True)) for row in rows], indent=2))

@@ -3,7 +3,7 @@
 import functools
 import importlib.resources
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ DATA = importlib.resources.files("fedme") / "reproduce" / "data"
 PAPERS = ("fedme", "fedme-ja", "pfml", "fml")
 
 Scale = Literal["full", "small", "smoke"]
-Kind = Literal["greater", "close", "no better", "sooner", "between", "steady", "slower"]
+Kind = Literal["greater", "close", "no better", "sooner", "no later", "between", "steady", "slower"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,8 @@ class Result:
     rows: tuple[Row, ...] = ()
     panels: tuple[Panel, ...] = ()
     best_on_test: bool = False  # the paper reports the best round on test data: a column of its own
+    settled: bool = False  # models swing from round to round: a column for the mean of the last evaluations
+    order: Literal["columns", "rows"] = "columns"  # in which the order of numbers is compared with the paper's
     plot: Literal["", "rows"] = ""  # draw the columns over the rows
 
     @property
@@ -221,9 +223,9 @@ def find(names: Sequence[str]) -> list[Result]:
     return [table[name] for name in dict.fromkeys(names)]
 
 
-def minutes(result: Result, scale: Scale, seeds: int = 1) -> float:
-    """About how long a result takes on one processor."""
-    return seeds * sum(family_of(run).minutes[scale] for run in result.runs if not run.endswith("/data"))
+def minutes(runs: Iterable[str], scale: Scale) -> float:
+    """About how long runs take on one processor; to look at data takes next to nothing."""
+    return sum(family_of(run).minutes[scale] for run in runs if not run.endswith("/data"))
 
 
 def cost(minutes: float) -> str:

@@ -2,11 +2,14 @@
 
 A measure is one of: "GM", "PM" (accuracy of the global and the personal models, pooled over test samples), "own" (of the
 personal models, mean over clients), "tuned" (the same after fine-tuning), "own val" (on validation data), "client 0",
-"clients 0,1" (of single clients), "loss ROLE" (training loss), "chosen 1" (clients that begin with an architecture), "seconds
-client", "seconds server" (a round), "train total", "test max" ... (sizes of clients).
+"clients 0,1" (of single clients), "GM settled" (mean of the last evaluations instead of the last one), "loss ROLE" (training
+loss), "chosen 1" (clients that begin with an architecture), "seconds client", "seconds server" (a round), "train total", "test
+max" ... (sizes of clients).
 """
 
 import json
+import math
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,8 +24,11 @@ from fedme.reproduce.catalogue import Scale
 from fedme.reproduce.measured import Curve, Measured
 from fedme.reproduce.runs import Spot, experiment
 
-Pick = Literal["last", "validation", "test"]  # which round: the last, the best by validation, the best on test data
+# Which round: the last, the mean of the last few, the best by validation, the best on test data.
+Pick = Literal["last", "settled", "validation", "test"]
 Mean = Literal["mean", "pooled"]
+
+SETTLED = 5  # evaluations behind a mean of the last ones: how many is not chosen by results
 
 ACCURACIES: Mapping[str, tuple[str, Mean]] = {
     "GM": ("global round test", "pooled"),
@@ -45,13 +51,11 @@ class Findings:
         found = {seed: value(each, measure, pick, other) for seed, each in self.runs.get(run, {}).items()}
         return {seed: number for seed, number in sorted(found.items()) if number is not None}
 
-    def seeds(self, run: str) -> tuple[int, ...]:
-        """The seeds that are finished."""
-        return tuple(sorted(self.runs.get(run, {})))
-
 
 def value(run: Measured, measure: str, pick: Pick = "last", other: bool = False) -> float | None:
     """One number of one run."""
+    if measure.endswith(" settled"):
+        measure, pick = measure.removesuffix(" settled"), "settled"
     kind, _, rest = measure.partition(" ")
     if kind == "chosen":
         return float(run.chosen[int(rest) - 1]) if run.chosen else None
@@ -65,6 +69,8 @@ def value(run: Measured, measure: str, pick: Pick = "last", other: bool = False)
     if pick == "validation":
         best = _best_by_validation(run, measure)
         return dict(line).get(best) if best is not None else None
+    if pick == "settled":
+        return statistics.fmean(number for _, number in line[-SETTLED:]) if len(line) >= 2 * SETTLED else None
     return max(number for _, number in line) if pick == "test" else line[-1][1]
 
 
@@ -82,6 +88,24 @@ def points(run: Measured, measure: str, other: bool = False) -> Iterator[tuple[i
         curves = [run.curves[f"client {each}"] for each in rest.split(",") if f"client {each}" in run.curves]
         for i, t in enumerate(curves[0].rounds if curves else ()):
             yield t, 100 * sum(curve.mean[i] for curve in curves) / len(curves)
+
+
+def error(run: Measured, measure: str) -> float:
+    """The standard error of an accuracy in points, by the test samples behind it; 0 where they are not known."""
+    number, count = value(run, measure), _samples(run, measure.removesuffix(" settled"))
+    return math.sqrt(max(number * (100 - number), 0.0) / count) if number is not None and count else 0.0
+
+
+def _samples(run: Measured, measure: str) -> float:
+    kind, _, rest = measure.partition(" ")
+    if measure in ACCURACIES:
+        name, mean = ACCURACIES[measure]
+        curve = run.curves.get(name, Curve((), ()))
+        return curve.worth if mean == "mean" else curve.samples
+    if kind not in ("client", "clients"):
+        return 0.0
+    counts = [run.curves[f"client {each}"].samples for each in rest.split(",") if f"client {each}" in run.curves]
+    return measured.worth(counts) if counts and all(counts) else 0.0
 
 
 def _best_by_validation(run: Measured, measure: str) -> int | None:

@@ -29,6 +29,8 @@ class Curve:
     rounds: tuple[int, ...]
     mean: tuple[float, ...]  # over clients
     pooled: tuple[float, ...] = ()  # over samples
+    samples: float = 0.0  # behind a pooled accuracy, in the last round; 0: not an accuracy
+    worth: float = 0.0  # samples that would make a pooled accuracy as sure as the mean over clients is
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,15 @@ def _accuracies(by_round: Mapping[int, Sequence[Mapping[str, Any]]]) -> Curve:
     rounds = sorted(by_round)
     means = [statistics.fmean([_number(row["accuracy"]) for row in by_round[t]]) for t in rounds]
     pooled = [sum(row["correct"] for row in by_round[t]) / sum(row["samples"] for row in by_round[t]) for t in rounds]
-    return Curve(tuple(rounds), tuple(map(_rounded, means)), tuple(map(_rounded, pooled)))
+    counts = [row["samples"] for row in by_round[rounds[-1]]]
+    return Curve(
+        tuple(rounds), tuple(map(_rounded, means)), tuple(map(_rounded, pooled)), sum(counts), _rounded(worth(counts), 1)
+    )
+
+
+def worth(counts: Sequence[float]) -> float:
+    """A mean over clients with these many samples varies as an accuracy over so many: few samples of one client count much."""
+    return len(counts) ** 2 / sum(1 / count for count in counts)
 
 
 def _of_clients(by_round: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, Curve]:
@@ -138,9 +148,10 @@ def _of_clients(by_round: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str
         return {}
     found = {}
     for name in names:
-        values = {t: [_number(row["accuracy"]) for row in rows if row["client"] == name] for t, rows in by_round.items()}
-        kept = sorted(t for t in values if values[t])
-        found[f"client {name}"] = Curve(tuple(kept), tuple(_rounded(values[t][0]) for t in kept))
+        mine = {t: row for t, rows in sorted(by_round.items()) for row in rows if row["client"] == name}
+        values = tuple(_rounded(_number(row["accuracy"])) for row in mine.values())
+        count = list(mine.values())[-1]["samples"]
+        found[f"client {name}"] = Curve(tuple(mine), values, (), count, count)
     return found
 
 

@@ -43,18 +43,17 @@ def write(path: Path, root: Path) -> list[Path]:
             files = report.write(each, folder, ("csv", "latex"))
             files += curves.draw(result, told[each.scale], folder)
             written += files
-        parts += [_section(shown, folder, told)] if shown else []
+        parts += [_section(shown, folder)] if shown else []
     parts.append(_missing(missing))
     write_text(path, "\n".join(parts))
     return [*written, path]
 
 
-def _section(sheets: Sequence[Sheet], folder: Path, told: dict[Scale, Findings]) -> str:
+def _section(sheets: Sequence[Sheet], folder: Path) -> str:
     result = sheets[0].result
     parts = [f"## {result.source}: {result.title}\n"]
     for each in sheets:
-        seeds = max((len(told[each.scale].seeds(run)) for run in result.runs), default=1)
-        parts.append(f"```\n{report.command(each, seeds)}\n```\n")
+        parts.append("\n".join(["```", *report.commands(each), "```\n"]))
         parts.append(f"{each.notes[0]}\n")
         if (folder / f"{result.name}-{each.scale}.png").exists():
             parts.append(f"![{result.title}]({folder.name}/{result.name}-{each.scale}.png)\n")

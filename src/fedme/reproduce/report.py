@@ -1,7 +1,7 @@
 """Tables: the paper's number, ours, the difference and a verdict, a line for every cell; as Markdown, CSV or LaTeX."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from fedme.experiment.summary import spread
 from fedme.experiment.tables import text
 from fedme.reproduce import verdicts
 from fedme.reproduce.catalogue import Cell, Result, Scale, claims, family_of
-from fedme.reproduce.findings import ACCURACIES, Findings, Pick
+from fedme.reproduce.findings import ACCURACIES, SETTLED, Findings, Pick
 from fedme.reproduce.runs import scale_of
 from fedme.reproduce.verdicts import Verdict
 
@@ -73,23 +73,37 @@ def _table(result: Result, findings: Findings, cells: Sequence[Cell]) -> tuple[t
     unit = " %" if result.unit == "%" else ""
     header = ["", "column", f"paper{unit}", f"ours{unit}", "difference", "verdict", "seeds"]
     rows = [_line(cell, result, findings) for cell in cells]
-    extra = _extra(result, findings)
-    for name, pick, other in extra:
-        values = [_shown(findings.values(cell.run, cell.measure, pick, other), result) for cell in cells]
+    for name, beside in _extra(result, findings):
+        values = [_shown(beside(cell), result) for cell in cells]
         if any(values):
             header.append(name)
             rows = [[*row, value] for row, value in zip(rows, values, strict=True)]
     return tuple(header), [tuple(row) for row in rows]
 
 
-def _extra(result: Result, findings: Findings) -> list[tuple[str, Pick, bool]]:
+Beside = Callable[[Cell], dict[int, float]]
+
+
+def _extra(result: Result, findings: Findings) -> list[tuple[str, Beside]]:
     """Columns beside the main number, which is always of the last round."""
     if result.unit != "%":
         return []
+
+    def picked(pick: Pick) -> Beside:
+        return lambda cell: findings.values(cell.run, cell.measure, pick)
+
     kinds = {ACCURACIES[cell.measure][1] for cell in result.cells if cell.measure in ACCURACIES}
     other = "client mean %" if kinds == {"pooled"} else "pooled %"
-    found: list[tuple[str, Pick, bool]] = [(other, "last", True), ("best round by validation %", "validation", False)]
-    return [*found, ("best round on test data % (the paper's rule)", "test", False)] if result.best_on_test else found
+    found: list[tuple[str, Beside]] = [(other, lambda cell: findings.values(cell.run, cell.measure, other=True))]
+    shown = {(cell.run, cell.measure) for cell in result.cells}
+    if not any((run, "own") in shown for run, measure in shown if measure == "tuned"):  # it has no rows of its own
+        found.append(("before fine-tuning %", lambda cell: findings.values(cell.run, "own") if cell.measure == "tuned" else {}))
+    found.append(("best round by validation %", picked("validation")))
+    if result.settled:
+        found.append((f"mean of the last {SETTLED} evaluations %", picked("settled")))
+    if result.best_on_test:
+        found.append(("best round on test data % (the paper's rule)", picked("test")))
+    return found
 
 
 def _line(cell: Cell, result: Result, findings: Findings) -> list[str]:
@@ -149,12 +163,18 @@ def markdown(sheet: Sheet) -> str:
     return "\n".join(parts)
 
 
-def command(sheet: Sheet, seeds: int) -> str:
-    """The command that makes what is finished, and nothing else."""
-    words = ["fedme", "reproduce", sheet.result.name, "--scale", sheet.scale, "--seeds", str(seeds)]
-    if len(sheet.finished) < len(sheet.rows):
-        for column in dict.fromkeys(row[1] for row in sheet.finished):
-            there = [row[0] for row in sheet.finished if row[1] == column]
+def commands(sheet: Sheet) -> list[str]:
+    """The commands that make what is finished, and nothing else: one for every number of seeds."""
+    seeds = sheet.header.index("seeds")
+    counts = sorted({row[seeds] for row in sheet.finished}, key=int, reverse=True)
+    return [_command(sheet, count, [row for row in sheet.finished if row[seeds] == count]) for count in counts]
+
+
+def _command(sheet: Sheet, seeds: str, rows: Sequence[tuple[str, ...]]) -> str:
+    words = ["fedme", "reproduce", sheet.result.name, "--scale", sheet.scale, "--seeds", seeds]
+    if len(rows) < len(sheet.rows):
+        for column in dict.fromkeys(row[1] for row in rows):
+            there = [row[0] for row in rows if row[1] == column]
             whole = len(there) == sum(row[1] == column for row in sheet.rows)
             words += [word for row in ([""] if whole else there) for word in ("--only", f"{row}/{column}")]
     return shlex.join(words)
