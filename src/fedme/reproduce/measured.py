@@ -1,6 +1,6 @@
 """What a run measured, small enough to keep: curves over the evaluated rounds, choices of architectures, seconds, sizes.
 
-`take` reads a run directory once, when the run has finished, and leaves `measured.json` there.
+`take` reads a run directory once, when the run has finished, and leaves `measurements.json` there.
 """
 
 import json
@@ -17,7 +17,7 @@ from fedme.experiment import assemble, records, summary
 from fedme.experiment.config import load, parse
 from fedme.experiment.files import write_json
 
-NAME = "measured.json"
+NAME = "measurements.json"  # another name whenever there is more in it: what older versions left is taken again
 FEW = 5  # clients up to which every one has a curve of its own
 DIGITS = 6
 

@@ -91,13 +91,11 @@ def _together(claim: Claim, decisions: Sequence[Decision]) -> str:
     run = [each for each in decisions if each != "not run"]
     if not run:
         return "not run"
-    total = len(decisions)
-    enough = total / 2 if claim.need == "most" else total - 1
-    against = run.count("no") >= total / 2 if claim.need == "most" else "no" in run
-    word = "does not hold" if against else "holds" if run.count("yes") > enough else "not decided at this scale"
-    if len(run) == total:
-        return word
-    return f"{word} ({len(run)} of {total} comparisons run{', which hold' if set(run) == {'yes'} else ''})"
+    half, yes, no = len(decisions) / 2, run.count("yes"), run.count("no")
+    against = no >= half if claim.need == "most" else no > 0
+    holds = yes > half and (claim.need == "most" or yes == len(run))
+    word = "does not hold" if against else "holds" if holds else "not decided at this scale"
+    return word if len(run) == len(decisions) else f"{word} ({len(run)} of {len(decisions)} comparisons run)"
 
 
 def _values(side: str, findings: Findings) -> dict[int, float]:
