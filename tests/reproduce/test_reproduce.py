@@ -17,7 +17,6 @@ from fedme.reproduce import catalogue, curves, findings, measured, page, report
 from fedme.reproduce.runs import Spot
 
 RESULTS = catalogue.results()
-QUICK = ("fedme-table2", "fedme-table3", "fedme-ja-figure2", "pfml-table3", "fml-figure6")
 
 
 def made(fedme, root, name, *words):
@@ -26,10 +25,17 @@ def made(fedme, root, name, *words):
     return json.loads(out)[0]
 
 
-def check(fedme, smoke, name):
+def test_every_result_at_smoke_scale(fedme, smoke):
+    code, out, err = fedme("reproduce", "all", "--scale", "smoke", "--runs", smoke, "--quiet", "--json", "--jobs", "1")
+    assert code == 0, err
+    sheets = json.loads(out)
+    assert [sheet["name"] for sheet in sheets] == list(RESULTS)
+    for sheet in sheets:
+        check(sheet, RESULTS[sheet["name"]], smoke / "tables")
+
+
+def check(sheet, result, tables):
     """Right rows, right columns, a number in every place, files in every format."""
-    result = RESULTS[name]
-    sheet = made(fedme, smoke, name)
     if result.rows:
         assert [(row[""], row["column"]) for row in sheet["rows"]] == [(cell.row, cell.column) for cell in result.cells]
         assert {row["column"] for row in sheet["rows"]} == {column.name for column in result.columns}
@@ -40,21 +46,10 @@ def check(fedme, smoke, name):
     assert all(re.fullmatch(r"\d+(\.\d+)?", row[ours]) for row in sheet["rows"]), sheet["rows"]
     assert "shows that it runs, nothing else" in sheet["notes"][0]
     drawn = {"png", "pdf"} if result.panels or result.plot else set()
-    suffixes = {path.suffix[1:] for path in (smoke / "tables").glob(f"{name}-smoke.*")}
+    suffixes = {path.suffix[1:] for path in tables.glob(f"{result.name}-smoke.*")}
     assert suffixes == {"md", "csv", "tex"} | drawn
-    table = list(csv.reader(io.StringIO((smoke / "tables" / f"{name}-smoke.csv").read_text())))
+    table = list(csv.reader(io.StringIO((tables / f"{result.name}-smoke.csv").read_text())))
     assert len(table) == 1 + len(sheet["rows"])
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_a_result_at_smoke_scale(fedme, smoke, name):
-    check(fedme, smoke, name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in RESULTS if name not in QUICK])
-def test_every_other_result_at_smoke_scale(fedme, smoke, name):
-    check(fedme, smoke, name)
 
 
 def test_list_shows_every_result_and_its_cost(fedme):
