@@ -167,7 +167,9 @@ def test_between_and_steady():
 )
 def test_few_seeds_must_differ_by_more_than_chance(kind, left, right, samples, says):
     few = findings(a=[run(left, samples=samples)], b=[run(right, samples=samples)])
-    assert of_claim(claim(kind, tolerance=0.5), few).says == says
+    found = of_claim(claim(kind, tolerance=0.5), few)
+    assert found.says == says
+    assert ", two standard errors " in found.comparisons[0].numbers
 
 
 def test_the_error_of_an_accuracy():

@@ -17,7 +17,7 @@ from fedme.reproduce.stats import Paired, paired
 EQUAL = 0.005  # numbers that are printed alike
 SEEDS = 3  # from which on an interval decides
 MARGIN = 2.0  # points that fewer seeds must differ by, at least
-NOISE = 2.0  # standard errors that they must differ by too
+NOISE = 2.0  # standard errors of a difference that they must differ by too
 STEADY = 5  # seeds from which on deviations are compared
 GOALS = (0.95, 1.0)  # of what a run ends with, that the other must reach sooner: a noisy curve passes one by chance
 SHARE = 0.1  # of the rounds, that one must be sooner by
@@ -128,9 +128,11 @@ def _pair(left: str, right: str, findings: Findings) -> _Pair | None:
         return None
     common = sorted(mine.keys() & theirs.keys())
     means = [spread([each[seed] for seed in common])[0] for each in (mine, theirs)]
-    interval = f", 95 % interval {found.low:+.2f} to {found.high:+.2f}" if found.count >= SEEDS else ""
     chance = tuple(NOISE * math.hypot(*(_error(side, seed, findings) for side in (left, right))) for seed in common)
-    return _Pair(found, chance, f"{means[0]:.2f} against {means[1]:.2f}: {found.mean:+.2f}{interval}")
+    doubt = f", two standard errors {max(chance):.2f}" if any(chance) else ""
+    if found.count >= SEEDS:
+        doubt = f", 95 % interval {found.low:+.2f} to {found.high:+.2f}"
+    return _Pair(found, chance, f"{means[0]:.2f} against {means[1]:.2f}: {found.mean:+.2f}{doubt}")
 
 
 def _error(side: str, seed: int, findings: Findings) -> float:
