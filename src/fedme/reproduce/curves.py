@@ -62,15 +62,16 @@ def _figure(result: Result, findings: Findings, panels: Sequence[Panel | str], f
 
 
 def _panel(axes: Any, panel: Panel, findings: Findings) -> None:
-    for series in panel.series:
+    for number, series in enumerate(panel.series):
         lines = [dict(points(each, series.measure)) for each in findings.runs.get(series.run, {}).values()]
         shared = sorted(set.intersection(*(set(line) for line in lines))) if lines else []
         if shared:
             means = [spread([line[t] for line in lines])[0] for t in shared]
-            (drawn,) = axes.plot([t + 1 for t in shared], means, label=series.name, linewidth=1.4)
+            color = f"C{number}"  # the same in every panel, whatever is missing
+            axes.plot([t + 1 for t in shared], means, label=series.name, linewidth=1.4, color=color)
             if len(lines) > 1:
                 low, high = ([pick(line[t] for line in lines) for t in shared] for pick in (min, max))
-                axes.fill_between([t + 1 for t in shared], low, high, color=drawn.get_color(), alpha=0.15)
+                axes.fill_between([t + 1 for t in shared], low, high, color=color, alpha=0.15)
     axes.set(title=panel.title, xlabel="round", ylabel=panel.y)
     axes.legend(fontsize="small")
 
