@@ -35,6 +35,8 @@ def test_page(page, tmp_path, monkeypatch, capsys):
             assert title, f"{page.name}: a block of {kind} without a title"
             (tmp_path / title).write_text(text)
             if kind == "python":
+                # A reader's file of such a name would be imported in the place of Python's own.
+                assert Path(title).stem not in sys.stdlib_module_names, f"{page.name}: {title}"
                 sys.modules.pop(Path(title).stem, None)
                 try:
                     runpy.run_path(title)
