@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 
 install: $(READY)
 
-$(BASE): pyproject.toml constraints.txt $(wildcard src/fedme/engines/compiled*.?pp)
+$(BASE): pyproject.toml constraints.txt $(wildcard src/fedme/execution/compiled*.?pp)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "FedMe needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
@@ -55,10 +55,10 @@ bench-memory: $(READY)
 	$(BIN)/python benchmarks/memory.py
 
 reliability: $(READY) # what docs/reliability.md promises, tried; 2 idle processors need less than half an hour
-	PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m reliability
+	PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m fedme_reliability
 
 fuzz: $(READY) # damaged configurations, data files, checkpoints, messages and site files: a part of `make reliability`
-	PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m reliability fuzz
+	PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m fedme_reliability fuzz
 
 clean:
 	rm -rf $(VENV) benchmarks/.venvs benchmarks/results build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,9 +17,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import report
 import sides
 from rows import BATCH, CORES, LR, Against, Row, table
+
+import report
 
 
 def measure(row: Row, folder: Path, peers: bool, quick: bool) -> list[dict[str, Any]]:

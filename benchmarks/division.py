@@ -14,7 +14,7 @@ import torch
 
 from fedme.core.key import Key
 from fedme.datasets import PARTITIONS
-from fedme.datasets.partition import Natural, Pool, Shares
+from fedme.datasets.partitioners import Natural, Pool, Shares
 
 
 def sizes(clients: int, least: int, most: int, steps: int, batch: int) -> list[int]:

@@ -10,8 +10,8 @@ import statistics
 import fedme
 from fedme.core.key import Key
 from fedme.datasets.digits import Digits
-from fedme.datasets.federation import DataOptions, federate
-from fedme.datasets.partition import Dirichlet
+from fedme.datasets.federated_dataset import DataOptions, federate
+from fedme.datasets.partitioners import Dirichlet
 
 NETWORKS = ("mlr", "dnn-16", "dnn-64", "dnn-64-32")
 CLIENTS, HELD_OUT = 24, 8

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-import networks
 import peer_flower as module  # what Ray is handed must come from a module: workers then keep the data between messages
 import protocol
 import torch
@@ -16,6 +15,8 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
+
+import networks
 
 ACTORS = 2
 client_app = ClientApp()

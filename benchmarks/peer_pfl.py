@@ -6,7 +6,6 @@ One thread: a plain PyTorch loop over networks this small is no faster with two.
 import time
 from typing import Any
 
-import networks
 import numpy as np
 import protocol
 import torch
@@ -22,6 +21,8 @@ from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
+
+import networks
 
 
 class Network(nn.Module):

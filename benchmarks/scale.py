@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import protocol
-import report
 import sides
 import torch
 from session import Session, parse
 
+import report
 from fedme.core.data import Arrays, ClientData, Schema, Split
 from fedme.core.key import Key
 from fedme.datasets import Dataset, Federation, Partition, Parts

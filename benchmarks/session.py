@@ -8,14 +8,15 @@ from typing import Any
 
 import division
 
-from fedme.core.client import Op, Train
+from fedme.config import experiment
+from fedme.config.experiment import Experiment
 from fedme.core.key import Key
 from fedme.core.method import Round, Task
+from fedme.core.operations import Op, Train
 from fedme.datasets import Federation
-from fedme.engines.inprocess import InProcess
-from fedme.engines.round import play
-from fedme.experiment import assemble, config
-from fedme.experiment.config import Experiment
+from fedme.federation.in_process import InProcess
+from fedme.federation.round import play
+from fedme.running import assembly
 
 sys.path.insert(0, str(Path(__file__).parent))  # `networks:cnn` is found wherever the benchmark is started
 
@@ -42,8 +43,8 @@ class Session:
     def __init__(self, experiment: Experiment, federation: Federation) -> None:
         self.experiment, self.federation = experiment, federation
         self.root, self.method = Key(experiment.settings.seed), experiment.method
-        self.batched = assemble.executor(experiment.settings.engine)
-        self.task: Task = assemble.prepare(experiment, federation, self.batched).task
+        self.batched = assembly.executor(experiment.settings.engine)
+        self.task: Task = assembly.prepare(experiment, federation, self.batched).task
         self.engine = InProcess(self.method, self.task, federation.clients, self.root, self.batched)
         self.server = self.method.init_server(self.task, self.root.at("init"))
         self.t = 0
@@ -52,7 +53,7 @@ class Session:
     def of(cls, raw: Mapping[str, Any]) -> "Session":
         """The session that plain data describes."""
         experiment = parse(raw)
-        return cls(experiment, assemble.gather(experiment))
+        return cls(experiment, assembly.gather(experiment))
 
     def __enter__(self) -> "Session":
         return self
@@ -96,4 +97,4 @@ class Session:
 def parse(raw: Mapping[str, Any]) -> Experiment:
     """The experiment that plain data describes; the divisions of the benchmark are known in it."""
     division.register()
-    return config.parse(raw, "benchmark")
+    return experiment.parse(raw, "benchmark")

@@ -11,9 +11,10 @@ import protocol
 from rich.console import Console
 from session import parse
 
-from fedme.engines.round import Played, play
-from fedme.experiment import loop, run, summary
-from fedme.experiment.progress import Display
+from fedme.federation.round import Played, play
+from fedme.results import summary
+from fedme.running import round_loop, run
+from fedme.running.progress import Display
 
 
 class Clock:
@@ -47,7 +48,7 @@ def main() -> None:
     `startup` is the part before the first round: reading data and dividing it. `beside` is the training of the same rounds.
     """
     job, clock = json.loads(sys.argv[1]), Clock()
-    loop.play = clock.play
+    round_loop.play = clock.play
     with tempfile.TemporaryDirectory() as folder:
         experiment = parse(job["config"] | {"output": str(Path(folder) / "run")})
         with Watch(Console(stderr=True), quiet=True) as display:

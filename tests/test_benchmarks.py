@@ -13,7 +13,7 @@ import torch
 from fedme.core.data import Arrays, Schema
 from fedme.core.key import Key
 from fedme.datasets import DataOptions, Dataset, federate
-from fedme.datasets.partition import PARTITIONS, Pool
+from fedme.datasets.partitioners import PARTITIONS, Pool
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -96,7 +96,7 @@ def test_natural_clients_have_whole_batches():
     division = module("division")
     experiment = module("session").parse(module("rows").synthetic(quick=True))
     assert isinstance(experiment.partition, division.WholeBatches)
-    federation = module("session").assemble.gather(experiment)
+    federation = module("session").assembly.gather(experiment)
     assert len(federation.clients) == 5
     assert all(len(data.train) % 10 == 0 and len(data.test) for data in federation.clients.values())
 

@@ -21,7 +21,7 @@ def blocks(page):
 
 
 OPTIONAL = ("transformers", "flwr_datasets")  # of development: without them their examples are skipped, the rest is run
-ELSEWHERE = ("deploy.md",)  # real processes: tests/flower/test_tutorial.py runs it
+ELSEWHERE = ("deploy.md",)  # real processes: tests/deployment/test_tutorial.py runs it
 HERE = [page for page in PAGES if page.name not in ELSEWHERE]
 
 

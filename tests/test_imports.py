@@ -11,37 +11,31 @@ ROOT = Path(fedme.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 NAMES = [str(path.relative_to(ROOT)) for path in FILES]
 
-# What each part may use, besides itself.
-ALLOWED = {
-    "core": set(),
-    "learn": {"core"},
-    "methods": {"core", "learn"},
-    "engines": {"core", "learn", "methods"},
-    "datasets": {"core"},
-    "zoo": {"core"},
-    "experiment": {"core", "learn", "methods", "engines", "datasets", "zoo", "(version)"},
-    "report": {"core", "experiment", "audit", "(version)"},
-    "reproduce": {"core", "experiment"},
-    "audit": {"core", "learn", "engines", "experiment"},
-    "deploy": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment", "(version)"},
-    "cli": {
-        "core",
-        "learn",
-        "methods",
-        "engines",
-        "datasets",
-        "zoo",
-        "experiment",
-        "report",
-        "reproduce",
-        "audit",
-        "deploy",
-        "(version)",
-    },
-    "api": {"core", "learn", "methods", "engines", "datasets", "zoo", "experiment", "report"},
-    "__main__": {"cli"},
-    "__init__": {"api", "core", "learn", "methods", "engines", "datasets", "zoo", "experiment"},
-}
+# What each room may use, besides itself: everything before it in this order, but `datasets` and `networks` only `core`.
+ORDER = [
+    "core",
+    "datasets",
+    "networks",
+    "learning",
+    "methods",
+    "execution",
+    "federation",
+    "config",
+    "results",
+    "artifacts",
+    "running",
+    "auditing",
+    "report",
+    "reproduction",
+    "deployment",
+    "api",
+    "cli",
+    "__init__",
+    "__main__",
+]
+ALLOWED = {room: {*ORDER[:rank], "(version)"} for rank, room in enumerate(ORDER)}
+ALLOWED |= {"core": set(), "datasets": {"core"}, "networks": {"core"}, "learning": {"core"}, "methods": {"core", "learning"}}
+ALLOWED |= {"execution": {"core", "learning"}, "federation": {"core", "learning", "execution"}}
 
 
 def part(path: Path) -> str:
@@ -99,7 +93,7 @@ def test_a_method_stays_short(path):
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_flower_is_imported_in_one_place(path):
-    inside = path.relative_to(ROOT).parts[:2] == ("engines", "flower")
+    inside = path.relative_to(ROOT).parts[:2] == ("federation", "flower")
     assert inside or not {name.split(".")[0] for name in modules(parsed(path), path)} & {"flwr", "ray"}
 
 
@@ -121,7 +115,7 @@ FORBIDDEN_NAMES = {
 def test_nothing_is_unpickled_or_evaluated(path):
     tree = parsed(path)
     assert not {name.split(".")[0] for name in modules(tree, path)} & FORBIDDEN_MODULES
-    reads_npz = str(path.relative_to(ROOT)) == "datasets/files.py"
+    reads_npz = str(path.relative_to(ROOT)) == "datasets/data_files.py"
     assert not set(called(tree)) & (FORBIDDEN_NAMES - {"np.load"} if reads_npz else FORBIDDEN_NAMES)
     keywords = [node for node in ast.walk(tree) if isinstance(node, ast.keyword)]
     dangerous = [node for node in keywords if node.arg in ("allow_pickle", "weights_only")]
@@ -133,13 +127,13 @@ IMPORTING = {
     "__init__.py": "a table in the file",
     "api/result.py": "a constant",
     "cli/__init__.py": "a list in the file",
-    "cli/deploy.py": "a constant",
-    "datasets/files.py": "constants: packages that are optional",
-    "engines/flower/__init__.py": "constants: modules of that package",
-    "experiment/config.py": "local configuration: functions and methods of one's own",
-    "experiment/sinks.py": "a table in the file",
-    "reproduce/curves.py": "a constant",
-    "zoo/resolve.py": "local configuration: networks of one's own, and only where the caller says `imports`",
+    "cli/deploy_commands.py": "a constant",
+    "datasets/data_files.py": "constants: packages that are optional",
+    "federation/flower/__init__.py": "constants: modules of that package",
+    "config/experiment.py": "local configuration: functions and methods of one's own",
+    "results/loggers.py": "a table in the file",
+    "reproduction/figures.py": "a constant",
+    "networks/lookup.py": "local configuration: networks of one's own, and only where the caller says `imports`",
 }
 IMPORTERS = {"import_module", "find_spec", "spec_from_file_location", "exec_module", "load_module", "reload", "locate"}
 
@@ -162,8 +156,8 @@ def test_importing_by_name_is_done_in_few_places():
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_literals_are_read_in_one_place_and_processes_exchange_bytes(path):
     names = called(parsed(path))
-    assert "ast.literal_eval" not in names or str(path.relative_to(ROOT)) == "zoo/resolve.py"
-    if str(path.relative_to(ROOT)) == "engines/workers.py":  # a process and those it forked itself
+    assert "ast.literal_eval" not in names or str(path.relative_to(ROOT)) == "networks/lookup.py"
+    if str(path.relative_to(ROOT)) == "execution/worker_processes.py":  # a process and those it forked itself
         names = [name for name in names if not name.endswith("line.recv")]
     assert not [name for name in names if name.endswith((".recv", ".read_array", ".load_library", ".jit.load", ".unsafe_load"))]
 
@@ -190,7 +184,7 @@ def test_no_global_source_of_randomness(path):
     for node in seeding:  # a generator of one's own, or the global one between saving and restoring it
         owner = ast.unparse(node.value)
         assert owner == "torch.Generator()" or (
-            owner == "torch.default_generator" and str(path.relative_to(ROOT)) in ("core/model.py", "engines/alone.py")
+            owner == "torch.default_generator" and str(path.relative_to(ROOT)) in ("core/model.py", "execution/reference.py")
         )
     draws = (
         "torch.rand",

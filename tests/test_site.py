@@ -11,9 +11,9 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from fedme.experiment.config import presets
+from fedme.config.experiment import presets
 from fedme.methods import METHODS
-from fedme.report.browser import INSTALL, Browser, find
+from fedme.report.chromium import INSTALL, Browser, find
 
 ROOT = Path(__file__).parent.parent
 
@@ -86,7 +86,7 @@ def test_the_reference_has_every_setting_command_and_name(site):
     assert "evaluate_every" in settings
     commands = (site / "reference" / "commands.html").read_text()
     assert all(f"fedme {name}" in commands for name in ("run", "resume", "report", "watch", "data show"))
-    assert "fedme.experiment.saved.load_model" in (site / "reference" / "python.html").read_text()
+    assert "fedme.artifacts.saved_models.load_model" in (site / "reference" / "python.html").read_text()
 
 
 @pytest.mark.skipif(find() is None, reason=INSTALL)

@@ -8,18 +8,18 @@ from typing import Any
 import typer
 
 import fedme
-from fedme import zoo
+from fedme import networks
 from fedme.cli.app import app
+from fedme.config.experiment import presets
+from fedme.config.setting_help import settings_of
+from fedme.config.settings import EngineOptions, FinetuneOptions, ModelOptions, PrivacyOptions, Settings
 from fedme.datasets import DATASETS
-from fedme.datasets.federation import DataOptions
-from fedme.datasets.partition import PARTITIONS
-from fedme.engines.attack import Attack
-from fedme.engines.faults import Faults
-from fedme.experiment.config import presets
-from fedme.experiment.explain import settings_of
-from fedme.experiment.settings import EngineOptions, FinetuneOptions, ModelOptions, PrivacyOptions, Settings
-from fedme.learn.defence import Defence
-from fedme.learn.training import Training
+from fedme.datasets.federated_dataset import DataOptions
+from fedme.datasets.partitioners import PARTITIONS
+from fedme.federation.failures import Faults
+from fedme.federation.malicious_clients import Attack
+from fedme.learning.local_training import Training
+from fedme.learning.robust_aggregation import Defence
 from fedme.methods import METHODS
 
 TABLES = {
@@ -65,8 +65,8 @@ def settings() -> str:
             rows = settings_of(kind)
             body = _table(("key", "default", "about"), rows) if rows else "No settings of its own.\n"
             text += f'### {table}.name = "{name}"\n\n{_first(kind)}\n\n{body}\n'
-    networks = _table(("name", "about", "source", "options"), zoo.describe())
-    text += f"## Networks\n\nNames for `models.pool` and `models.shared`.\n\n{networks}\n"
+    table = _table(("name", "about", "source", "options"), networks.describe())
+    text += f"## Networks\n\nNames for `models.pool` and `models.shared`.\n\n{table}\n"
     return text + f"## Presets\n\n{_table(('name', 'about'), presets().items())}\n"
 
 
@@ -99,9 +99,9 @@ def python() -> str:
     text = "# Python\n\n## Public names\n\nAs `fedme.NAME`.\n\n"
     text += "".join(f"::: {fedme._HOMES[name]}.{name}\n\n" for name in fedme.__all__)
     text += "## For methods and criteria of one's own\n\n"
-    for name in ("core.method.Method", "core.method.Task", "core.method.Report", "learn.criteria.Candidate"):
+    for name in ("core.method.Method", "core.method.Task", "core.method.Report", "methods.fedme.adoption.Candidate"):
         text += f"::: fedme.{name}\n\n"
-    return text + "## Reports\n\n::: fedme.report.write\n\n::: fedme.report.pictures.take\n"
+    return text + "## Reports\n\n::: fedme.report.write\n\n::: fedme.report.chart_files.take\n"
 
 
 def index() -> str:

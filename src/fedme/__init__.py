@@ -6,11 +6,11 @@ if TYPE_CHECKING:
     from fedme.api.client import Client
     from fedme.api.methods import FML, PFML, Centralized, FedAvg, FedMD, FedMe, FedProx, HypCluster, Local, Mapper, PFedMe
     from fedme.api.result import Result, load_run
+    from fedme.artifacts.personal_model import Personal
+    from fedme.artifacts.saved_models import load_model
     from fedme.core.key import Key
     from fedme.core.model import Arch, Model
-    from fedme.experiment.personal import Personal
-    from fedme.experiment.saved import load_model
-    from fedme.zoo import register
+    from fedme.networks import register
 
 __version__ = "0.1.0"
 
@@ -53,11 +53,11 @@ _HOMES = {
     "Mapper": "fedme.api.methods",
     "Model": "fedme.core.model",
     "PFedMe": "fedme.api.methods",
-    "Personal": "fedme.experiment.personal",
+    "Personal": "fedme.artifacts.personal_model",
     "Result": "fedme.api.result",
-    "load_model": "fedme.experiment.saved",
+    "load_model": "fedme.artifacts.saved_models",
     "load_run": "fedme.api.result",
-    "register": "fedme.zoo",
+    "register": "fedme.networks",
 }
 
 

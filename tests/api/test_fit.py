@@ -3,7 +3,6 @@
 import functools
 import gc
 import sys
-from pathlib import Path
 
 import numpy as np
 import pandas
@@ -14,17 +13,16 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedme
+from fedme.config.experiment import ConfigError, load
+from fedme.core.atomic_files import RunError, read_tensors
 from fedme.core.key import Key
 from fedme.core.typed import TypedError
-from fedme.datasets.errors import DataError
-from fedme.experiment import records, run
-from fedme.experiment.config import ConfigError, load
-from fedme.experiment.files import RunError, read_tensors
-from fedme.experiment.progress import Display
+from fedme.datasets.data_errors import DataError
 from fedme.methods import METHODS
-
-sys.path.insert(0, str(Path(__file__).parent))
-from nets_of_people import MyNet, Normed, Reader
+from fedme.results import records
+from fedme.running import run
+from fedme.running.progress import Display
+from fedme_test_people_networks import MyNet, Normed, Reader
 
 SILENT = functools.partial(Display, Console(quiet=True), quiet=True)
 QUICK = {"rounds": 2, "train": {"epochs": 1}}
@@ -88,7 +86,8 @@ def test_frames_files_and_tensors_give_the_same_models(tmp_path):
         output = tmp_path / way
         if way == "toml":
             tables = "".join(
-                f'[clients.{i}]\ndata = "{i}.csv"\nmodel = {{name = "nets_of_people:MyNet", width = 5}}\n' for i in range(2)
+                f'[clients.{i}]\ndata = "{i}.csv"\nmodel = {{name = "fedme_test_people_networks:MyNet", width = 5}}\n'
+                for i in range(2)
             )
             text = f'rounds = 2\n[train]\nepochs = 1\n[data]\nlabel = "result"\n{tables}'
             (tmp_path / "x.toml").write_text(text)
@@ -119,7 +118,7 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedme.experiment.progress.Display.tick", stop)
+        patch.setattr("fedme.running.progress.Display.tick", stop)
         with pytest.raises(KeyboardInterrupt):
             fedme.FedMe(rounds=3).fit(clients("dnn-8"), output=tmp_path / "cut", quiet=True)
     assert not (tmp_path / "cut" / "summary.json").exists()
@@ -142,7 +141,7 @@ def test_dictionaries_of_symbols_for_a_transformer():
         here.append(fedme.Client(str(i), train=(inputs, (ids[:, 0] > 5).long()), model=fedme.Arch(Reader, width=8)))
     result = fedme.FedMe(**QUICK).fit(here, quiet=True)
     assert result["0"].predict(inputs).shape == (24,)
-    assert result["0"].about["arch"] == "nets_of_people:Reader"
+    assert result["0"].about["arch"] == "fedme_test_people_networks:Reader"
 
 
 def test_a_network_of_a_function_trains_in_workers_too():

@@ -111,8 +111,9 @@ def test_networks_of_timm(tmp_path):
 
 def test_partitions_of_flower_datasets():
     partitioner = pytest.importorskip("flwr_datasets.partitioner", reason="pip install flwr-datasets")
-    import datasets
     from sklearn.datasets import load_digits
+
+    import datasets
 
     digits = load_digits()
     features = datasets.Features(

@@ -1,7 +1,6 @@
 """Numbers to predict and several labels at once, from samples to reports: Python, files, exports, newcomers."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +14,14 @@ from torch import nn
 import fedme
 from fedme import report
 from fedme.api.learner import Learner
+from fedme.config.experiment import ConfigError
+from fedme.core.atomic_files import RunError
 from fedme.core.key import Key
 from fedme.core.metrics import measure
-from fedme.experiment import records, summary, views
-from fedme.experiment.config import ConfigError
-from fedme.experiment.files import RunError
 from fedme.methods import METHODS
-from fedme.report.runs import families
-
-sys.path.insert(0, str(Path(__file__).parent))
-from nets_of_people import MyNet
+from fedme.report.run_data import families
+from fedme.results import records, summary, views
+from fedme_test_people_networks import MyNet
 
 KINDS = ("regression", "multi-label")
 QUICK = {"rounds": 3, "train": {"epochs": 1}}

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedme.core.serialization import pack
 from fedme.core.typed import TypedError, build, nearest
-from fedme.core.wire import pack
-from fedme.learn.training import Training
-from fedme.methods.fedme import FedMe
+from fedme.learning.local_training import Training
+from fedme.methods.fedme.fedme import FedMe
 from fedme.methods.fml import FML
 
 

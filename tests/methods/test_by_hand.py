@@ -7,16 +7,15 @@ CE: (p - y) / B, KL(q || p): (p - q) / B. A linear layer's gradients are dz^T x 
 import numpy as np
 import pytest
 import torch
-from support import CLASSES, LINEAR, clients, federate, split, task
 
 from fedme.core.key import Key
 from fedme.core.method import Plan, Round
 from fedme.core.model import Model
-from fedme.learn.training import Training
+from fedme.learning.local_training import Training
 from fedme.methods.centralized import Centralized
 from fedme.methods.fedavg import FedAvg
 from fedme.methods.fedmd import FedMD
-from fedme.methods.fedme import FedMe
+from fedme.methods.fedme.fedme import FedMe
 from fedme.methods.fedprox import FedProx
 from fedme.methods.fml import FML
 from fedme.methods.hypcluster import HypCluster
@@ -24,6 +23,7 @@ from fedme.methods.local import Local
 from fedme.methods.mapper import Mapper
 from fedme.methods.pfedme import PFedMe
 from fedme.methods.pfml import PFML
+from fedme_test_support import CLASSES, LINEAR, clients, federate, split, task
 
 ONE = Training(epochs=1, batch=1000, lr=0.1)  # one step on the whole training part
 INIT = Key(0).at("init")

@@ -6,17 +6,16 @@ written down; validation losses are given, so that the choices are the paper's.
 
 import pytest
 import torch
-from support import LINEAR, clients, same, task
 
-from fedme.core.client import Evaluate, Score, Train, Trained
 from fedme.core.data import ClientData
 from fedme.core.key import Key
 from fedme.core.method import Member, Plan, Round, Task
 from fedme.core.model import Model
-from fedme.engines.drive import drive
-from fedme.learn import cluster
-from fedme.methods import fedme
-from fedme.methods.fedme import FedMe, Server
+from fedme.core.operations import Evaluate, Score, Train, Trained
+from fedme.execution.lockstep import drive
+from fedme.methods.fedme import clustering, fedme
+from fedme.methods.fedme.fedme import FedMe, Server
+from fedme_test_support import LINEAR, clients, same, task
 
 CLIENTS = ["1", "2", "3", "4", "5"]
 EXCHANGE = [
@@ -48,7 +47,7 @@ def test_running_example(monkeypatch, setting):
     method = FedMe(clusters={0: 1, 1: 2})
     server = Server({c: model(int(c)) for c in CLIENTS})
     asked = []
-    monkeypatch.setattr(cluster, "similar", lambda outputs, count, key: [CLUSTERS[1][c] for c in CLIENTS])
+    monkeypatch.setattr(clustering, "similar", lambda outputs, count, key: [CLUSTERS[1][c] for c in CLIENTS])
 
     for t in range(2):
 

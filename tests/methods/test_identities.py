@@ -4,7 +4,26 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import (
+
+from fedme.core.data import Arrays, ClientData, Split
+from fedme.core.key import Key
+from fedme.core.method import Plan, Round, TaskError
+from fedme.core.model import Arch
+from fedme.federation.round import play
+from fedme.learning.local_training import Training
+from fedme.methods import METHODS, fedmd
+from fedme.methods.centralized import Centralized
+from fedme.methods.fedavg import FedAvg
+from fedme.methods.fedmd import FedMD
+from fedme.methods.fedme.fedme import FedMe
+from fedme.methods.fedprox import FedProx
+from fedme.methods.fml import FML
+from fedme.methods.hypcluster import HypCluster
+from fedme.methods.local import Local
+from fedme.methods.mapper import Mapper
+from fedme.methods.pfedme import PFedMe
+from fedme.methods.pfml import PFML
+from fedme_test_support import (
     ARCHS,
     CLASSES,
     DENSE,
@@ -20,25 +39,6 @@ from support import (
     split,
     task,
 )
-
-from fedme.core.data import Arrays, ClientData, Split
-from fedme.core.key import Key
-from fedme.core.method import Plan, Round, TaskError
-from fedme.core.model import Arch
-from fedme.engines.round import play
-from fedme.learn.training import Training
-from fedme.methods import METHODS, fedmd
-from fedme.methods.centralized import Centralized
-from fedme.methods.fedavg import FedAvg
-from fedme.methods.fedmd import FedMD
-from fedme.methods.fedme import FedMe
-from fedme.methods.fedprox import FedProx
-from fedme.methods.fml import FML
-from fedme.methods.hypcluster import HypCluster
-from fedme.methods.local import Local
-from fedme.methods.mapper import Mapper
-from fedme.methods.pfedme import PFedMe
-from fedme.methods.pfml import PFML
 
 TRAIN = Training(epochs=2, batch=3, lr=0.1, momentum=0.9, weight_decay=1e-3)
 

@@ -3,9 +3,9 @@ import io
 import pytest
 from rich.console import Console
 
-from fedme.experiment import run
-from fedme.experiment.config import load
-from fedme.experiment.progress import Display
+from fedme.config.experiment import load
+from fedme.running import run
+from fedme.running.progress import Display
 
 TINY = [
     "rounds=4",

@@ -10,12 +10,12 @@ import torch
 
 import fedme
 from fedme import report
+from fedme.core.atomic_files import CHECK, sealed, write_json
 from fedme.core.key import Key
-from fedme.experiment import records
-from fedme.experiment.files import CHECK, sealed, write_json
-from fedme.report import pictures
-from fedme.report.browser import INSTALL, Browser, find
-from fedme.report.runs import families
+from fedme.report import chart_files
+from fedme.report.chromium import INSTALL, Browser, find
+from fedme.report.run_data import families
+from fedme.results import records
 
 pytestmark = pytest.mark.skipif(find() is None, reason=INSTALL)
 CHARTS = ["rounds", "bytes", "clients", "gain", "labels", "exchange", "loans", "lineage", "shares", "clusters"]
@@ -198,7 +198,7 @@ def test_print_has_the_charts_and_no_controls(shown):
 
 
 def test_every_chart_becomes_three_pictures(page, tmp_path):
-    made = pictures.take(page, tmp_path / "pictures")
+    made = chart_files.take(page, tmp_path / "pictures")
     assert sorted(path.name for path in made) == sorted(f"{chart}.{kind}" for chart in CHARTS for kind in ("svg", "png", "pdf"))
     for path in made:
         content = path.read_bytes()

@@ -7,13 +7,13 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import do
 
 from fedme import report
-from fedme.experiment import records, summary
-from fedme.experiment.files import RunError
-from fedme.report import clusters, lineage
-from fedme.report.runs import families, read
+from fedme.core.atomic_files import RunError
+from fedme.report import cluster_view, lineage_view
+from fedme.report.run_data import families, read
+from fedme.results import records, summary
+from fedme_test_runs import do
 
 
 @pytest.fixture(scope="module")
@@ -78,16 +78,16 @@ def test_architectures_follow_what_was_evaluated_and_begin_with_the_first(story,
 
 def test_architectures_between_evaluations_are_known_from_adoptions(runs, tmp_path):
     """With every other evaluation left out, what is told of adoptions leads to the same."""
-    whole = lineage.architectures(read(runs[0]))
+    whole = lineage_view.architectures(read(runs[0]))
     copy = shutil.copytree(runs[0], tmp_path / "sparse")
     kept = [row for row in records.read(copy) if row["stage"] not in ("round", "finetuned") or row["round"] == 3]
     (copy / records.NAME).write_text("".join(json.dumps(row) + "\n" for row in kept))
-    assert lineage.architectures(read(copy)) == whole
+    assert lineage_view.architectures(read(copy)) == whole
 
 
 def test_adopting_takes_over_the_line_of_the_lender(runs):
     run = read(runs[0])
-    began = lineage.origins(run)
+    began = lineage_view.origins(run)
     for t in run.rounds:
         for client in run.clients:
             notes = run.notes[t][client]
@@ -100,7 +100,7 @@ rounds_of_clusters = st.lists(st.dictionaries(st.sampled_from("abcdef"), st.inte
 
 @given(rounds_of_clusters)
 def test_renumbering_keeps_the_groups(rounds):
-    for before, after in zip(rounds, clusters.renumbered(rounds), strict=True):
+    for before, after in zip(rounds, cluster_view.renumbered(rounds), strict=True):
         assert before.keys() == after.keys()
         assert all((before[a] == before[b]) == (after[a] == after[b]) for a in before for b in before)
 
@@ -108,7 +108,7 @@ def test_renumbering_keeps_the_groups(rounds):
 def test_renumbering_undoes_a_swap():
     first = {"a": 0, "b": 0, "c": 1}
     swapped = {"a": 1, "b": 1, "c": 0}
-    assert clusters.renumbered([first, swapped]) == [first, first]
+    assert cluster_view.renumbered([first, swapped]) == [first, first]
 
 
 def test_clusters_of_models_that_the_server_keeps_are_not_renumbered(story):

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fedme.experiment import records
-from fedme.experiment.files import RunError
-from fedme.report.braille import plot
+from fedme.core.atomic_files import RunError
+from fedme.report.terminal_plot import plot
 from fedme.report.watch import Followed, watch
+from fedme.results import records
 
 
 def console(terminal=False):

@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import nn
 
+from fedme.config.settings import Spec
 from fedme.core.data import ClientId
 from fedme.core.model import Arch
 from fedme.core.typed import TypedError
-from fedme.datasets.files import Label
-from fedme.datasets.given import raw
-from fedme.datasets.own import Piece
-from fedme.experiment.settings import Spec
-from fedme.zoo import Entry, Here, instance, named, own
+from fedme.datasets.data_files import Label
+from fedme.datasets.python_objects import raw
+from fedme.datasets.user_data import Piece
+from fedme.networks import Entry, Here, instance, named, own
 
 Network = Arch | nn.Module | type[nn.Module] | Spec
 

@@ -10,17 +10,18 @@ from rich.console import Console
 
 from fedme.api.client import Client, Networks
 from fedme.api.result import Result
+from fedme.config.experiment import ConfigError, Experiment, Supplied, parse
+from fedme.config.hints import hints
+from fedme.config.identity import digest
+from fedme.config.settings import Settings, Spec
+from fedme.core.atomic_files import RunError
 from fedme.core.typed import TypedError, nearest
-from fedme.datasets.given import raw
-from fedme.datasets.own import fingerprint
-from fedme.experiment import run, summary
-from fedme.experiment.checkpoint import digest
-from fedme.experiment.config import ConfigError, Experiment, Supplied, parse
-from fedme.experiment.files import RunError
-from fedme.experiment.hints import hints
-from fedme.experiment.progress import Display
-from fedme.experiment.settings import Settings, Spec
+from fedme.datasets.python_objects import raw
+from fedme.datasets.user_data import fingerprint
 from fedme.methods import METHODS
+from fedme.results import summary
+from fedme.running import run
+from fedme.running.progress import Display
 
 ELSEWHERE = ("method", "clients", "output", "partition")  # parts of an experiment that are no keywords here
 TOP = {field.name for field in dataclasses.fields(Settings)} - set(ELSEWHERE)

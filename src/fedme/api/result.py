@@ -11,16 +11,18 @@ from typing import Any
 from rich.console import Console
 
 from fedme.api.client import Client
+from fedme.artifacts import personal_model, saved_models, unseen_clients
+from fedme.artifacts.personal_model import Personal
+from fedme.config.experiment import Experiment, load, parse
+from fedme.core.atomic_files import RunError
 from fedme.core.data import ClientId
 from fedme.core.metrics import MEASURES, Measure
-from fedme.experiment import newcomers, personal, records, run, saved
-from fedme.experiment.config import Experiment, load, parse
-from fedme.experiment.files import RunError
-from fedme.experiment.personal import Personal
-from fedme.experiment.progress import Display
-from fedme.experiment.summary import CONFIG
-from fedme.experiment.tables import Format, render, wide
-from fedme.zoo import Entry
+from fedme.networks import Entry
+from fedme.results import records
+from fedme.results.summary import CONFIG
+from fedme.results.tables import Format, render, wide
+from fedme.running import run
+from fedme.running.progress import Display
 
 
 class Result(Mapping[ClientId, Personal]):
@@ -29,7 +31,7 @@ class Result(Mapping[ClientId, Personal]):
     def __init__(self, folder: Path | str, experiment: Experiment | None = None, passing: bool = False) -> None:
         self.folder = Path(folder)
         self.experiment = experiment or load(self.folder / CONFIG)[0]
-        self._clients = personal.clients_of(self.folder)
+        self._clients = personal_model.clients_of(self.folder)
         if not self._clients:
             raise RunError(f"{self.folder}: there are no saved models; a run saves them at its end")
         if passing:
@@ -51,12 +53,14 @@ class Result(Mapping[ClientId, Personal]):
         """A client's personal model; ``name="finetuned"`` is the one after fine-tuning, if there was any."""
         if client not in self._clients:
             raise KeyError(f"there is no client '{client}'; they are {', '.join(self._clients[:10])}")
-        return Personal(personal.find(self.folder, client), name, imports=True, more=self._more)
+        return Personal(personal_model.find(self.folder, client), name, imports=True, more=self._more)
 
     @property
     def measure(self) -> Measure:
         """What counts: accuracy, or with numbers to predict the RMSE."""
-        return MEASURES[saved.schema_of(saved.describe(personal.find(self.folder, self._clients[0]))).kind][0]
+        return MEASURES[saved_models.schema_of(saved_models.describe(personal_model.find(self.folder, self._clients[0]))).kind][
+            0
+        ]
 
     @property
     def _more(self) -> Mapping[str, Entry] | None:
@@ -116,7 +120,7 @@ class Result(Mapping[ClientId, Personal]):
 
         ``result.model(client.id)`` is the same as it came, before fine-tuning.
         """
-        newcomers.join(
+        unseen_clients.join(
             self.folder,
             self.experiment,
             client.id,
@@ -126,7 +130,7 @@ class Result(Mapping[ClientId, Personal]):
             imports=True,
             more=self._more,
         )
-        self._clients = personal.clients_of(self.folder)
+        self._clients = personal_model.clients_of(self.folder)
         return self.model(client.id, "finetuned")
 
     def report(self, path: Path | str) -> Path:

@@ -6,10 +6,21 @@ from pathlib import Path
 
 from fedme.cli.app import app, err, literal
 from fedme.core.typed import one_line
-from fedme.experiment.batch import MENDABLE
-from fedme.experiment.loop import Interrupted
+from fedme.running.round_loop import Interrupted
+from fedme.running.run_queue import MENDABLE
 
-FAMILIES = ("runs", "sweep", "results", "audit", "models", "report", "lists", "reproduce", "demo", "deploy")  # as in the help
+FAMILIES = (
+    "run_commands",
+    "sweep_command",
+    "result_commands",
+    "audit_command",
+    "model_commands",
+    "report_commands",
+    "list_commands",
+    "reproduce_command",
+    "demo_command",
+    "deploy_commands",
+)  # as in the help
 for family in FAMILIES:
     importlib.import_module(f"fedme.cli.{family}")
 

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 import fedme
-from fedme.experiment.tables import Format, wide
+from fedme.results.tables import Format, wide
 
 app = typer.Typer(
     help="Personalised federated learning where every client keeps its own model, of its own architecture.",

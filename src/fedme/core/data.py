@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedme.core.key import Key
-from fedme.core.kinds import KindName
+from fedme.core.task_types import KindName
 
 ClientId = str
 Inputs = Any  # a tensor, or a dictionary of tensors with a common first axis
@@ -22,7 +22,7 @@ class Source(Protocol):
 
     @property
     def labels(self) -> Tensor:
-        """What is to be predicted of every sample; its type says what that is (`core/kinds.py`)."""
+        """What is to be predicted of every sample; its type says what that is (`core/task_types.py`)."""
         ...
 
     def inputs(self, rows: Tensor, augment: Key | None = None) -> Inputs:

@@ -16,10 +16,10 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 
-from fedme.core.client import Models, Role, Score, Steps
 from fedme.core.data import ClientData, ClientId, Schema, Split
 from fedme.core.key import Key
 from fedme.core.model import Arch
+from fedme.core.operations import Models, Role, Score, Steps
 
 POOL: ClientId = "(pool)"  # the one trainer of methods that pool all data
 

@@ -1,7 +1,7 @@
 """How good predictions are: every number that is reported of a model on a split, from its outputs and the targets.
 
 A client often lacks classes, so each number says which classes it is a mean over, and is None where it has no meaning. What is
-measured depends on what is predicted (`core/kinds.py`): `MEASURES` lists it, the one that counts first.
+measured depends on what is predicted (`core/task_types.py`): `MEASURES` lists it, the one that counts first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedme.core.kinds import KINDS, KindName, name_of
+from fedme.core.task_types import KINDS, KindName, name_of
 
 Array = NDArray[Any]
 

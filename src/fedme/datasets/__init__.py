@@ -1,20 +1,20 @@
 """Data sets in their publishers' own formats, and ways to divide them among clients."""
 
-from fedme.datasets.allotment import Partition, Parts
 from fedme.datasets.cifar import Cifar10, Cifar100
+from fedme.datasets.data_errors import DataError, PartitionError
 from fedme.datasets.dataset import Dataset
 from fedme.datasets.digits import Digits
 from fedme.datasets.download import root
-from fedme.datasets.errors import DataError, PartitionError
-from fedme.datasets.federation import DataOptions, Federation, federate
+from fedme.datasets.federated_dataset import DataOptions, Federation, federate
 from fedme.datasets.femnist import Femnist
-from fedme.datasets.images import Images
 from fedme.datasets.mnist import Emnist, FashionMnist, Mnist
-from fedme.datasets.own import Clients, Given
-from fedme.datasets.partition import PARTITIONS, Partitioner
+from fedme.datasets.partition_result import Partition, Parts
+from fedme.datasets.partitioners import PARTITIONS, Partitioner
 from fedme.datasets.shakespeare import Shakespeare
-from fedme.datasets.sites import Sites
+from fedme.datasets.site_files import Sites
 from fedme.datasets.synthetic import Synthetic
+from fedme.datasets.synthetic_images import Images
+from fedme.datasets.user_data import Clients, Given
 
 DATASETS: dict[str, type] = {
     "synthetic": Synthetic,

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fedme.core.data import Arrays, CropFlip, Scaling, Schema
+from fedme.datasets.data_errors import DataError, check_choice
 from fedme.datasets.dataset import Dataset
 from fedme.datasets.download import Archive, obtain
-from fedme.datasets.errors import DataError, check_choice
 
 ColourScaling = Literal["standard", "half"]
 Labels = Literal["fine", "coarse"]

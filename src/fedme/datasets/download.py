@@ -20,7 +20,7 @@ import requests
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fedme.datasets.errors import DataError
+from fedme.datasets.data_errors import DataError
 
 TIMEOUT = (10, 60)  # seconds to connect, and without a byte
 CHUNK = 1 << 16

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from fedme.core.data import Arrays, ClientId, Scaling, Schema
+from fedme.datasets.data_errors import DataError
 from fedme.datasets.dataset import Dataset
-from fedme.datasets.errors import DataError
 from fedme.datasets.leaf import User, find_files, read_users
 
 CLASSES = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"

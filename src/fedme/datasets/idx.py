@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedme.datasets.errors import DataError
+from fedme.datasets.data_errors import DataError
 
 MOST_ITEMS = 2_000_000  # more than twice the largest data set in this format: a damaged count must not fill the memory
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedme.datasets.errors import DataError
+from fedme.datasets.data_errors import DataError
 
 
 @dataclass(frozen=True)

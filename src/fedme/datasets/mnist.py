@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from fedme.core.data import Arrays, Scaling, Schema
+from fedme.datasets.data_errors import DataError, check_choice
 from fedme.datasets.dataset import Dataset
 from fedme.datasets.download import Archive, File, Remote, obtain
-from fedme.datasets.errors import DataError, check_choice
 from fedme.datasets.idx import read_idx
 
 GreyScaling = Literal["unit", "standard", "per-pixel"]

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from fedme.core.data import ClientId, Schema
+from fedme.datasets.data_errors import DataError
 from fedme.datasets.dataset import Dataset
-from fedme.datasets.errors import DataError
 from fedme.datasets.leaf import User, find_files, read_users
-from fedme.datasets.windows import Windows
+from fedme.datasets.text_windows import Windows
 
 CHARACTERS = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"  # order is the code
 VOCABULARY = ("<pad>", *CHARACTERS, "<bos>", "<eos>", "<oov>")

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from fedme.core.data import Arrays, Schema
+from fedme.datasets.data_errors import DataError
 from fedme.datasets.dataset import Dataset
-from fedme.datasets.errors import DataError
 
 FEATURES = 60
 CLASSES = 10

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedme.core.kinds import KindName, name_of
+from fedme.core.task_types import KindName, name_of
 from fedme.core.typed import nearest
-from fedme.datasets.errors import DataError
-from fedme.datasets.raw import Raw, class_names
+from fedme.datasets.data_errors import DataError
+from fedme.datasets.raw_samples import Raw, class_names
 
 TaskName = Literal["auto", "classification", "multi-label", "regression"]
 KNOWN = "the model knows no others"

@@ -5,7 +5,7 @@ from typing import Any
 from fedme.methods.centralized import Centralized
 from fedme.methods.fedavg import FedAvg
 from fedme.methods.fedmd import FedMD
-from fedme.methods.fedme import FedMe
+from fedme.methods.fedme.fedme import FedMe
 from fedme.methods.fedprox import FedProx
 from fedme.methods.fml import FML
 from fedme.methods.hypcluster import HypCluster

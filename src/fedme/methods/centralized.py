@@ -10,12 +10,12 @@ authors' code.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedme.core.client import Models, Steps, at_once
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import POOL, Plan, Report, Round, Task
 from fedme.core.model import Model
-from fedme.learn.training import Training, require
+from fedme.core.operations import Models, Steps, at_once
+from fedme.learning.local_training import Training, require
 from fedme.methods.local import State, local_round, require_validation
 
 

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedme.core.client import Models, Steps, at_once, train
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Nothing, Plan, Report, Round, Task
 from fedme.core.model import Model, average
-from fedme.learn.defence import OPEN, Defence
-from fedme.learn.objectives import CrossEntropy
-from fedme.learn.training import Training
+from fedme.core.operations import Models, Steps, at_once, train
+from fedme.learning.local_training import Training
+from fedme.learning.objectives import CrossEntropy
+from fedme.learning.robust_aggregation import OPEN, Defence
 
 
 @dataclass(frozen=True)

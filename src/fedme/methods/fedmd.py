@@ -15,14 +15,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedme.core.client import Local, Models, Steps, at_once, predict, train
 from fedme.core.data import ClientData, ClientId, Split
 from fedme.core.key import Key
 from fedme.core.method import Plan, Report, Round, Task, TaskError
 from fedme.core.model import Model
-from fedme.learn.defence import OPEN, Defence
-from fedme.learn.objectives import CrossEntropy, Imitate
-from fedme.learn.training import Training, require
+from fedme.core.operations import Local, Models, Steps, at_once, predict, train
+from fedme.learning.local_training import Training, require
+from fedme.learning.objectives import CrossEntropy, Imitate
+from fedme.learning.robust_aggregation import OPEN, Defence
 
 
 @dataclass(frozen=True)

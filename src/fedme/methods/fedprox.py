@@ -8,7 +8,7 @@ Deviations: no simulated stragglers; the pull enters the gradient before clippin
 
 from dataclasses import dataclass
 
-from fedme.learn.training import require
+from fedme.learning.local_training import require
 from fedme.methods.fedavg import FedAvg
 
 

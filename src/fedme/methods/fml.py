@@ -15,16 +15,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedme.core.client import Models, OptState, Steps, at_once, train
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Plan, Report, Round, Task
 from fedme.core.model import Arch, Model
-from fedme.learn.defence import OPEN, Defence
-from fedme.learn.objectives import Mutual
-from fedme.learn.part import Part, cut, fork, merge, require_same_part, rest
-from fedme.learn.schedule import ramp
-from fedme.learn.training import Training, require
+from fedme.core.operations import Models, OptState, Steps, at_once, train
+from fedme.learning.local_training import Training, require
+from fedme.learning.objectives import Mutual
+from fedme.learning.partial_model import Part, cut, fork, merge, require_same_part, rest
+from fedme.learning.robust_aggregation import OPEN, Defence
+from fedme.learning.schedules import ramp
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ accuracy; a true argmin, where the released notebook takes the last model that b
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedme.core.client import Models, Score, Steps, at_once, evaluate, together, train
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Nothing, Plan, Report, Round, Task
 from fedme.core.model import Model, average
+from fedme.core.operations import Models, Score, Steps, at_once, evaluate, together, train
 from fedme.core.typed import TypedError
-from fedme.learn.defence import OPEN, Defence
-from fedme.learn.objectives import CrossEntropy
-from fedme.learn.training import Training, require
+from fedme.learning.local_training import Training, require
+from fedme.learning.objectives import CrossEntropy
+from fedme.learning.robust_aggregation import OPEN, Defence
 
 
 @dataclass(frozen=True)

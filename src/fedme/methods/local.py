@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fedme.core.client import Models, OptState, Steps, at_once, evaluate, train
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Nothing, Plan, Report, Round, Task, TaskError
 from fedme.core.model import Model
-from fedme.learn.objectives import CrossEntropy
-from fedme.learn.training import Training, require
+from fedme.core.operations import Models, OptState, Steps, at_once, evaluate, train
+from fedme.learning.local_training import Training, require
+from fedme.learning.objectives import CrossEntropy
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from fedme.core import tree
-from fedme.core.client import Models, Score, Steps, at_once, evaluate, together, train
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Plan, Report, Round, Task
 from fedme.core.model import Model, average
-from fedme.learn.defence import OPEN, Defence
-from fedme.learn.objectives import CrossEntropy
-from fedme.learn.training import Training, require
+from fedme.core.operations import Models, Score, Steps, at_once, evaluate, together, train
+from fedme.learning.local_training import Training, require
+from fedme.learning.objectives import CrossEntropy
+from fedme.learning.robust_aggregation import OPEN, Defence
 from fedme.methods.fedavg import Shared, Up
 
 

@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedme.core import tree
-from fedme.core.client import Models, Steps, at_once, train
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Plan, Report, Round, Task
 from fedme.core.model import Model, average
-from fedme.learn.defence import OPEN, Defence
-from fedme.learn.rules import Moreau
-from fedme.learn.training import Training, require
+from fedme.core.operations import Models, Steps, at_once, train
+from fedme.learning.local_training import Training, require
+from fedme.learning.optimizers import Moreau
+from fedme.learning.robust_aggregation import OPEN, Defence
 from fedme.methods.fedavg import Shared, Up
 
 

@@ -4,14 +4,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedme.experiment.files import RunError, write_text
-from fedme.report import clients, clusters, curves, exchange, labels, lineage, page, privacy, setup, words
-from fedme.report.runs import Family, families
+from fedme.core.atomic_files import RunError, write_text
+from fedme.report import (
+    client_view,
+    cluster_view,
+    curve_view,
+    exchange_view,
+    html,
+    label_view,
+    lineage_view,
+    privacy_view,
+    setup_view,
+    summary_text,
+)
+from fedme.report.run_data import Family, families
 
 
 def write(folders: Sequence[Path], target: Path) -> None:
     """Write the report of one or several runs; those that differ only in their seed are one line with a band."""
-    text = page.render(story(families(folders)))
+    text = html.render(story(families(folders)))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_text(target, text)
@@ -27,8 +38,8 @@ def story(families: Sequence[Family]) -> dict[str, Any]:
     return {
         "title": title,
         "families": [{"label": family.label, "method": family.method} for family in families],
-        "words": words.view(families),
-        "curves": curves.view(families),
+        "words": summary_text.view(families),
+        "curves": curve_view.view(families),
         "runs": [
             {
                 "family": owner,
@@ -36,14 +47,14 @@ def story(families: Sequence[Family]) -> dict[str, Any]:
                 "folder": str(run.folder),
                 "clients": list(run.clients),
                 "rounds": len(run.rounds),
-                **clients.view(run, runs),
-                "labels": labels.view(run),
-                "exchange": exchange.view(run),
-                "lineage": lineage.view(run),
-                "clusters": clusters.view(run),
-                "privacy": privacy.view(run),
+                **client_view.view(run, runs),
+                "labels": label_view.view(run),
+                "exchange": exchange_view.view(run),
+                "lineage": lineage_view.view(run),
+                "clusters": cluster_view.view(run),
+                "privacy": privacy_view.view(run),
             }
             for owner, run in zip(owners, runs, strict=True)
         ],
-        "setup": setup.view(families),
+        "setup": setup_view.view(families),
     }

@@ -12,10 +12,10 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from fedme.core.atomic_files import RunError
 from fedme.core.metrics import MEASURES, kind_of_row
-from fedme.experiment import records, summary
-from fedme.experiment.files import RunError
-from fedme.report.braille import plot
+from fedme.report.terminal_plot import plot
+from fedme.results import records, summary
 
 LOSSES = "training loss"
 HEIGHT = 12  # rows of a plot

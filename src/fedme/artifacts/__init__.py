@@ -1,0 +1,1 @@
+"""Saved models in use: loading, predicting, exporting, serving unseen clients."""

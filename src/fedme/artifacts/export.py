@@ -1,0 +1,179 @@
+"""Saved models for other programs: ONNX, torch.export, safetensors. They take samples as numbers and scale them."""
+
+import inspect
+import logging
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedme.core.atomic_files import RunError, replacing
+from fedme.core.data import Inputs
+from fedme.core.model import output_of
+from fedme.datasets.data_files import needed
+from fedme.datasets.preprocessing import DTYPES, Form, Preparation
+
+Target = Literal["onnx", "torch-export", "safetensors"]
+SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}
+
+
+class Deployed(nn.Module):
+    """A network that takes samples as they were given and answers with a tensor, numbers in their own unit.
+
+    It scales one tensor; several, passed by name, are not scaled.
+    """
+
+    scale_factor: Tensor
+    scale_mean: Tensor
+    scale_std: Tensor
+    target_mean: Tensor
+    target_std: Tensor
+
+    def __init__(self, network: nn.Module, preparation: Preparation, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.network, self.dtype = network, dtype
+        self.scales, self.answers = preparation.scale is not None, preparation.targets is not None
+        if preparation.scale is not None:
+            scaling = preparation.scale.scaling()
+            self.register_buffer("scale_factor", torch.tensor(scaling.factor, dtype=torch.float32))
+            self.register_buffer("scale_mean", scaling.mean)
+            self.register_buffer("scale_std", scaling.std)
+        if preparation.targets is not None:
+            scaling = preparation.targets.scaling()
+            self.register_buffer("target_mean", scaling.mean)
+            self.register_buffer("target_std", scaling.std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits, or numbers."""
+        if self.scales:
+            x = ((x.to(torch.float32) * self.scale_factor - self.scale_mean) / self.scale_std).to(self.dtype)
+        return self.answer(self.network(x))
+
+    def answer(self, found: Any) -> Tensor:
+        """What the network gave, as a tensor and in its own unit."""
+        z = output_of(found)
+        return z * self.target_std.to(z.dtype) + self.target_mean.to(z.dtype) if self.answers else z
+
+
+def deployable(network: nn.Module, preparation: Preparation) -> nn.Module:
+    """The network itself if nothing is to be done before and after it."""
+    dtype = next((p.dtype for p in network.parameters()), torch.float32)
+    sample = example(preparation, dtype)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        scaled = preparation.scale.scaling()(sample).to(dtype) if preparation.scale and isinstance(sample, Tensor) else sample
+        found = network.eval()(**scaled) if isinstance(scaled, Mapping) else network.eval()(scaled)
+    if preparation.scale is None and preparation.targets is None and isinstance(found, Tensor):
+        return network
+    return _taking(list(sample) if isinstance(sample, Mapping) else [])(network, preparation, dtype).eval()
+
+
+def _taking(names: Sequence[str]) -> type[Deployed]:
+    """The class whose forward takes inputs of these names; exporters look at its signature."""
+    if not names:
+        return Deployed
+
+    def forward(self: Deployed, **named: Tensor) -> Tensor:
+        return self.answer(self.network(**named))
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in ("self", *names)])  # type: ignore[attr-defined]
+    return type("Deployed", (Deployed,), {"forward": forward})
+
+
+def example(preparation: Preparation, dtype: torch.dtype) -> Inputs:
+    """Two samples of zeros."""
+
+    def zeros(form: Form) -> Tensor:
+        kind = dtype if form.dtype == "float32" and preparation.scale is None else DTYPES[form.dtype]
+        return torch.zeros((2, *form.shape), dtype=kind)
+
+    form = preparation.form
+    return {name: zeros(each) for name, each in form.items()} if isinstance(form, Mapping) else zeros(form)
+
+
+def _call(
+    module: nn.Module, preparation: Preparation
+) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any] | tuple[Any, ...]]:
+    """Arguments to trace the module with, and which of their axes counts samples."""
+    dtype = next((p.dtype for p in module.parameters()), torch.float32)
+    sample = example(preparation, dtype)
+    batch = {0: torch.export.Dim("samples", min=1)}
+    if isinstance(sample, Mapping):
+        return (), dict(sample), dict.fromkeys(sample, batch)
+    return (sample,), {}, (batch,)
+
+
+def output_name(preparation: Preparation) -> str:
+    """What the output of an ONNX file is called."""
+    return "logits" if preparation.targets is None else "values"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Exporters warn of their own parts."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def to_onnx(module: nn.Module, preparation: Preparation, path: Path, facts: Mapping[str, str]) -> None:
+    """Write an ONNX file; `facts` are put into it."""
+    onnx = needed("onnx", "ONNX", "export")
+    needed("onnxscript", "ONNX", "export")
+    args, kwargs, axes = _call(module, preparation)
+    names = list(kwargs) or ["x"]
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                module,
+                args,
+                kwargs=kwargs,
+                dynamic_shapes=axes,
+                input_names=names,
+                output_names=[output_name(preparation)],
+                verbose=False,
+                dynamo=True,
+            )
+    except Exception as error:  # whatever a network and the exporter make of each other
+        raise RunError(f"{path}: torch cannot export this network to ONNX ({_first_line(error)})") from error
+    assert program is not None
+    proto = program.model_proto
+    for key, value in sorted(facts.items()):
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = key, value
+    with replacing(path) as temporary:
+        onnx.save(proto, temporary)
+
+
+def to_torch_export(module: nn.Module, preparation: Preparation, path: Path, facts: Mapping[str, str]) -> None:
+    """Write a torch.export program."""
+    args, kwargs, axes = _call(module, preparation)
+    try:
+        with _quiet():
+            program = torch.export.export(module, args, kwargs, dynamic_shapes=axes)
+    except Exception as error:
+        raise RunError(f"{path}: torch cannot export this network ({_first_line(error)})") from error
+    with replacing(path) as temporary, temporary.open("wb") as file, _quiet():
+        torch.export.save(program, file, extra_files=dict(facts))
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+
+
+def copy_weights(folder: Path, name: str, path: Path) -> None:
+    """The weights as they are saved, and beside them the description that says what they are."""
+    for suffix in (".safetensors", ".json"):
+        with replacing(path.with_suffix(suffix)) as temporary:
+            shutil.copyfile(folder / f"{name}{suffix}", temporary)

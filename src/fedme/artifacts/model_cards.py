@@ -1,0 +1,96 @@
+"""What goes with a saved model: what it is, whose it was, on what it was trained and how it does."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib import metadata
+from typing import Any
+
+import fedme
+from fedme.core.data import ClientData
+from fedme.core.metrics import MEASURES
+from fedme.core.task_types import KindName
+from fedme.federation.client_work import Scored
+from fedme.results.lineage import Lineage
+
+TITLES = {"balanced_accuracy": "balanced accuracy"}
+WORDS = {"classification": "Classes", "multi-label": "Labels, each there or not", "regression": "Numbers it predicts"}
+
+
+def about(
+    data: ClientData,
+    stage: str,
+    method: str,
+    rounds: int,
+    scores: Sequence[Scored],
+    lineage: Lineage | None,
+    kind: KindName = "classification",
+) -> dict[str, Any]:
+    """The part of a model's description that says where it comes from."""
+    mine = [s for s in scores if s.model == "personal" and s.stage == stage]
+    found: dict[str, Any] = {
+        "client": data.id,
+        "model": "personal",
+        "stage": stage,
+        "method": method,
+        "rounds": rounds,
+        "data": {"train": len(data.train), "val": len(data.val), "test": len(data.test)},
+        MEASURES[kind][0].key: {s.split: getattr(s.metrics, MEASURES[kind][0].key) for s in mine},
+        "metrics": {s.split: s.metrics.plain(kind) for s in mine},
+        "versions": {"fedme": fedme.__version__, "torch": metadata.version("torch")},
+    }
+    return found | ({"lineage": asdict(lineage)} if lineage is not None else {})
+
+
+def markdown(description: Mapping[str, Any]) -> str:
+    """The card of a model, for people."""
+    d = description
+    tuned = ", then fine-tuned on its own samples" if d["stage"] == "finetuned" else ""
+    shape = " x ".join(map(str, d["inputs"]["shape"])) or "1"
+    classes = d["classes"]
+    task: KindName = d.get("task", "classification")
+    listed = ", ".join(classes[:20]) + (f" and {len(classes) - 20} more" if len(classes) > 20 else "")
+    lines = [
+        f"# Personal model of client {d['client']}",
+        "",
+        f"Trained by FedMe {d['versions']['fedme']} with method `{d['method']}` for {d['rounds']} rounds{tuned}.",
+        "",
+        f"* Architecture: `{d['arch']}`, {d['parameters']:,} weights ({d['dtype']})",
+        f"* Inputs: {shape} numbers a sample{_prepared(d['preprocessing'])}",
+        f"* {WORDS[task]} ({len(classes)}): {listed}",
+        f"* Samples of the client: {_sizes(d['data'])}",
+        *_lineage(d),
+        f"* Made with torch {d['versions']['torch']}",
+        "",
+        "| part | samples | " + " | ".join(TITLES.get(m.key, m.title) for m in MEASURES[task]) + " |",
+        "|---|---:|" + "---:|" * len(MEASURES[task]),
+        *(
+            f"| {split} | {m['samples']} | " + " | ".join(_number(m[each.key]) for each in MEASURES[task]) + " |"
+            for split, m in d["metrics"].items()
+        ),
+        "",
+        "The validation part was used to choose between models; the test part was not used for anything.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _sizes(data: Mapping[str, int]) -> str:
+    return f"{data['train']} for training, {data['val']} for validation, {data['test']} for testing"
+
+
+def _prepared(preprocessing: Mapping[str, Any]) -> str:
+    columns = preprocessing.get("columns")
+    named = f", from the columns {', '.join(column['name'] for column in columns)}" if columns else ""
+    return named + (", scaled as the model's description says" if preprocessing.get("scale") else "")
+
+
+def _lineage(d: Mapping[str, Any]) -> list[str]:
+    lineage = d.get("lineage")
+    if lineage is None:
+        return []
+    steps = [f"adopted by {a['by']} from {a['lender']} after round {a['round']}" for a in lineage["adoptions"]]
+    line = f"* Lineage: began as the model of {lineage['origin']}" + (f"; {'; '.join(steps)}" if steps else ", never replaced")
+    return [f"{line} (rounds count from 0)"] if steps else [line]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

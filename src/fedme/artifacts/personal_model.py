@@ -1,0 +1,182 @@
+"""A saved personal model in use: it takes samples as people have them, on any machine, and names classes."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedme.artifacts import export, saved_models
+from fedme.core.atomic_files import RunError
+from fedme.core.data import ClientId, Inputs
+from fedme.core.metrics import Metrics, measure
+from fedme.core.model import output_of
+from fedme.core.task_types import KINDS, KindName
+from fedme.core.typed import nearest
+from fedme.datasets.data_files import Label, needed
+from fedme.datasets.preprocessing import Preparation
+from fedme.datasets.python_objects import raw
+from fedme.datasets.raw_samples import Raw
+from fedme.datasets.targets import KNOWN, Targets
+from fedme.networks import Entry
+
+CHUNK = 1024  # samples at a time
+
+
+class Personal:
+    """A client's personal model, as it was saved: ``predict(x)``, ``evaluate(data)``, ``export(path)``; `module` is inside."""
+
+    def __init__(self, folder: Path, name: str, imports: bool = False, more: Mapping[str, Entry] | None = None) -> None:
+        self.folder, self.name = folder, name
+        self.about = saved_models.describe(folder, name)
+        self.client: ClientId = self.about["client"]
+        self.classes: tuple[str, ...] = tuple(self.about["classes"])
+        self.preparation = Preparation.read(self.about["preprocessing"])
+        self.schema = saved_models.schema_of(self.about)
+        self.note = ""
+        self._network: nn.Module | None = None
+        self._session: Any = None
+        onnx = folder / f"{name}.onnx"
+        if self.about.get("importable", True) or self.about["arch"].split("(")[0] in (more or {}):
+            self._network = saved_models.read(folder, name, imports=imports, more=more)[0]
+        elif onnx.exists():
+            self.note = f"the network was given as an object, so its saved form {onnx.name} is used"
+            self._session = needed("onnxruntime", "a network that was given as an object", "export").InferenceSession(onnx)
+        else:
+            raise RunError(
+                f"{folder / name}.json: the network was given as an object and was saved as weights alone, because "
+                "fedme[export] was not installed; load the weights into a network of your own, or train again with it installed"
+            )
+
+    @property
+    def module(self) -> nn.Module:
+        """An ordinary `nn.Module` that takes samples as numbers, as they were given; it scales them if they are scaled."""
+        if self._network is None:
+            raise RunError(f"{self.folder}: {self.note}; there is no nn.Module in it")
+        return export.deployable(self._network, self.preparation)
+
+    @property
+    def card(self) -> str:
+        """What the model is, for people."""
+        return (self.folder / saved_models.CARDS[self.name]).read_text(encoding="utf-8")
+
+    @property
+    def task(self) -> KindName:
+        """What is predicted: classification, multi-label or regression."""
+        return self.schema.kind
+
+    def logits(self, x: Any, label: Label = None) -> Tensor:
+        """One number a class or label for every sample; in regression, the numbers themselves, in their own unit.
+
+        `x` is whatever a client may give, and a column `label` in it is left out.
+        """
+        return self._logits(raw(x, label, "the samples", labelled=False))
+
+    def probabilities(self, x: Any, label: Label = None) -> Tensor:
+        """The probability of every class (which add up to 1) or label (each on its own) for every sample."""
+        if self.task == "regression":
+            raise RunError(f"{self.folder}: the model predicts numbers, which have no probabilities; use predict")
+        return KINDS[self.task].mean(self.logits(x, label).double())
+
+    def predict(self, x: Any, label: Label = None) -> np.ndarray:
+        """What is predicted of every sample.
+
+        The most probable class: whole numbers if the classes are, else text. Several labels: a matrix of 0 and 1, a column a
+        label. Numbers: one a sample, or a matrix of them, in their own unit.
+        """
+        z = self.logits(x, label)
+        if self.task == "classification":
+            return self.named(z.argmax(1))
+        answers = (z > 0).long() if self.task == "multi-label" else z
+        return (answers[:, 0] if self.task == "regression" and len(self.classes) == 1 else answers).numpy()
+
+    def named(self, places: Tensor) -> np.ndarray:
+        """Classes by their places."""
+        names: list[Any] = [int(name) for name in self.classes] if self.preparation.whole_labels else list(self.classes)
+        return np.array([names[i] for i in places.tolist()])
+
+    def evaluate(self, data: Any, label: Label = None) -> Metrics:
+        """How it does on samples with labels, given as a client gives them."""
+        given = raw(data, label, "the samples")
+        y = Targets(self.task, self.classes, KNOWN).values(given)
+        standard = self.preparation.standard
+        return measure(standard(self._logits(given)), standard(y), self.schema.unit)
+
+    def export(self, path: Path | str, to: export.Target | None = None) -> Path:
+        """Write the model for other programs: ONNX, torch.export (.pt2) or safetensors; by default what the name ends in."""
+        target = Path(path)
+        kinds = {suffix: kind for kind, suffix in export.SUFFIXES.items()}
+        kind = to if to is not None else kinds.get(target.suffix)
+        if kind is None:
+            raise RunError(f"{target}: what is it to be? Let its name end in {', '.join(kinds)}, or say `to`")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        facts = {"classes": json.dumps(list(self.classes)), "preprocessing": json.dumps(self.preparation.plain())}
+        facts |= {"client": self.client, "architecture": self.about["arch"], "task": self.task}
+        if kind == "safetensors":
+            export.copy_weights(self.folder, self.name, target)
+        elif kind == "onnx" and self._session is not None:
+            target.write_bytes((self.folder / f"{self.name}.onnx").read_bytes())
+        elif kind == "onnx":
+            export.to_onnx(self.module, self.preparation, target, facts)
+        else:
+            export.to_torch_export(self.module, self.preparation, target, facts)
+        return target
+
+    def _logits(self, given: Raw) -> Tensor:
+        numbers = self.preparation.numbers(given)
+        parts = [self._answer(_part(numbers, rows)) for rows in torch.arange(len(given)).split(CHUNK)]
+        return torch.cat(parts)
+
+    def _answer(self, numbers: Inputs) -> Tensor:
+        if self._session is not None:
+            arrays = {name: x.numpy() for name, x in (numbers.items() if isinstance(numbers, Mapping) else [("x", numbers)])}
+            return torch.from_numpy(self._session.run([export.output_name(self.preparation)], arrays)[0])
+        assert self._network is not None
+        scale = self.preparation.scale
+        x = scale.scaling()(numbers) if scale is not None and isinstance(numbers, Tensor) else numbers
+        dtype = next((p.dtype for p in self._network.parameters()), torch.float32)
+        with torch.inference_mode():
+            x = _cast(x, dtype)
+            found = output_of(self._network(**x) if isinstance(x, Mapping) else self._network(x))
+        return self.preparation.original(found.clone())
+
+
+def _part(numbers: Inputs, rows: Tensor) -> Inputs:
+    return {name: value[rows] for name, value in numbers.items()} if isinstance(numbers, Mapping) else numbers[rows]
+
+
+def _cast(x: Inputs, dtype: torch.dtype) -> Inputs:
+    if isinstance(x, Mapping):
+        return {name: _cast(value, dtype) for name, value in x.items()}
+    return x.to(dtype) if x.is_floating_point() else x
+
+
+def find(run: Path, client: ClientId | None) -> Path:
+    """The folder of a client's models in a run, or `run` itself if it is such a folder."""
+    if client is None:
+        if (run / "model.json").exists():
+            return run
+        raise RunError(f"{run}: whose model? Say --client; there are {_some(clients_of(run))}")
+    for place in (saved_models.folder_of(run, client), saved_models.folder_of(run, client, saved_models.NEWCOMERS)):
+        if (place / "model.json").exists():
+            return place
+    there = clients_of(run)
+    if not there:
+        raise RunError(f"{run}: there are no saved models; a run saves them at its end, and `fedme resume` continues one")
+    raise RunError(f"{run}: there is no client '{client}'{nearest(client, there)}")
+
+
+def clients_of(run: Path) -> list[ClientId]:
+    """Everybody with a saved model: the clients, then the newcomers."""
+    found = []
+    for group in (saved_models.CLIENTS, saved_models.NEWCOMERS):
+        folders = [path.parent for path in (run / group).glob("*/model.json")]
+        found += [saved_models.describe(folder, "model")["client"] for folder in sorted(folders)]
+    return found
+
+
+def _some(names: list[ClientId]) -> str:
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "") if names else "none"

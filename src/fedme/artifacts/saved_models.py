@@ -1,0 +1,147 @@
+"""Personal models on disk: weights in safetensors, and a JSON file that says what they are and what they expect.
+
+A network that has no import path (an instance, a class of the program itself) is saved as ONNX too, so that it can be used
+without its code.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import torch
+from torch import Tensor, nn
+
+from fedme import __version__, networks
+from fedme.artifacts import export, model_cards
+from fedme.core.atomic_files import RunError, read_tensors, sealed, unsealed, write_json, write_tensors, write_text
+from fedme.core.data import ClientId, Schema
+from fedme.core.key import Key
+from fedme.core.model import Model, load
+from fedme.core.task_types import KindName
+from fedme.core.typed import TypedError, build
+from fedme.datasets.data_errors import DataError
+from fedme.datasets.preprocessing import Preparation
+
+FORMAT = "fedme-model-1"
+CLIENTS, NEWCOMERS = "clients", "newcomers"  # where the models of a run are, and those of clients who came later
+CARDS = {"model": "card.md", "finetuned": "card-finetuned.md"}
+
+
+def folder_of(run: Path, client: ClientId, group: str = CLIENTS) -> Path:
+    """Where a client's models are; odd characters in its name are written as in web addresses."""
+    return run / group / quote(client, safe=" ()[]!,'+&=-_").replace("..", "%2E%2E")
+
+
+def save(folder: Path, name: str, model: Model, schema: Schema, classes: list[str], about: dict[str, Any]) -> str:
+    """Write `name`.safetensors, `name`.json and a card; return what the user should know, or nothing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {**model.params, **model.buffers}
+    write_tensors(folder / f"{name}.safetensors", weights, {"format": FORMAT, "arch": model.arch.name})
+    description = {
+        "format": FORMAT,
+        "fedme": __version__,
+        "arch": model.arch.name,
+        "factory": f"{model.arch.factory.__module__}:{model.arch.factory.__qualname__}",
+        "options": dict(model.arch.options),
+        "parameters": model.parameters,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "task": schema.kind,
+        "inputs": {"shape": list(schema.shape), "vocabulary": schema.vocabulary},
+        "classes": classes,
+        "importable": networks.importable(model.arch.factory),
+        "preprocessing": plain(schema.preprocessing),
+        **about,
+    }
+    note = "" if description["importable"] else _save_onnx(folder / f"{name}.onnx", model, schema)
+    write_json(folder / f"{name}.json", sealed(description))
+    if "client" in description:
+        write_text(folder / CARDS[name], model_cards.markdown(description))
+    return note
+
+
+def _save_onnx(path: Path, model: Model, schema: Schema) -> str:
+    """What can be used without the code of the network."""
+    preparation = Preparation.read(schema.preprocessing)
+    try:
+        facts = {"architecture": model.arch.name, "task": schema.kind}
+        export.to_onnx(export.deployable(model.module(), preparation), preparation, path, facts)
+    except (DataError, RunError) as error:
+        return f"{model.arch.name} has no import path and is saved as weights only, which need its code: {error}"
+    return ""
+
+
+def plain(value: Any) -> Any:
+    """Tensors as lists, for JSON."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def load_model(folder: Path | str, name: str = "model", *, imports: bool = False) -> nn.Module:
+    """A client's saved personal model as an ordinary `nn.Module`: ``load_model("runs/first/clients/3")``.
+
+    `name` is "model", or "finetuned" for the model after fine-tuning. A network of one's own, given by import path, is only
+    imported with ``imports=True``: say so if you trust the folder.
+    """
+    return read(Path(folder), name, imports=imports)[0]
+
+
+def describe(folder: Path, name: str = "model") -> dict[str, Any]:
+    """The description of a saved model."""
+    path = folder / f"{name}.json"
+    try:
+        about = unsealed(json.loads(path.read_text(encoding="utf-8")))
+        if about.get("format") != FORMAT:
+            raise ValueError(f"this version reads {FORMAT}, the file is {about.get('format', 'something else')}")
+    except FileNotFoundError:
+        raise RunError(f"{path}: no such file") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path}: cannot be read: {error}") from error
+    return about
+
+
+def schema_of(about: Mapping[str, Any]) -> Schema:
+    """What the samples of a saved model look like."""
+    shape = build(tuple[int, ...], about["inputs"]["shape"], "inputs.shape")
+    kind: KindName = build(KindName, about.get("task", "classification"), "task")
+    scale = about["preprocessing"].get("targets") or {}
+    unit = build(tuple[float, ...], scale.get("std", []), "preprocessing.targets.std")
+    return Schema(shape, tuple(about["classes"]), about["preprocessing"], about["inputs"]["vocabulary"], kind, unit)
+
+
+def read(
+    folder: Path, name: str = "model", *, imports: bool = False, more: Mapping[str, networks.Entry] | None = None
+) -> tuple[nn.Module, dict[str, Any]]:
+    """A saved model as a module, and its description; `more` are networks that are at hand, by name."""
+    model, about = read_model(folder, name, imports=imports, more=more)
+    return model.module(), about
+
+
+def read_model(
+    folder: Path, name: str = "model", *, imports: bool = False, more: Mapping[str, networks.Entry] | None = None
+) -> tuple[Model, dict[str, Any]]:
+    """A saved model as a value, and its description."""
+    path = folder / f"{name}.json"
+    about = describe(folder, name)
+    try:
+        schema = schema_of(about)
+        dtype = {"float32": torch.float32, "float64": torch.float64}[about["dtype"]]
+        spec = about["arch"].split("[classes=")[0]
+        arch = networks.arch(spec, schema, imports=imports, more=more)
+        module = arch.build(Key(0)).to(dtype)
+    except (ValueError, KeyError, TypeError, AttributeError, TypedError) as error:
+        trust = (
+            ""
+            if imports
+            else " (a network of one's own is only imported if you trust the folder and say so: imports=True, or --imports)"
+        )
+        raise RunError(f"{path}: cannot be read: {error}{trust}") from error
+    weights, _ = read_tensors(folder / f"{name}.safetensors")
+    try:
+        return Model.of(arch, load(module, weights), dtype), about
+    except (ValueError, RuntimeError) as error:
+        raise RunError(f"{folder / name}.safetensors: {error}") from error

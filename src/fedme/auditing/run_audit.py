@@ -1,0 +1,158 @@
+"""What a finished run lets others see of every client, and how much of its training samples that gives away.
+
+The server sees a client's replies: one more round is played from where the run ended, and thrown away. The other clients see
+what the server hands out. In both cases members are the client's training samples, and the others its test samples, which
+nobody trained on.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedme.auditing.membership_inference import Scores, confidence, measured
+from fedme.auditing.shadow_models import unseen
+from fedme.config.experiment import Experiment, load
+from fedme.core.atomic_files import RunError, locked, write_json
+from fedme.core.data import ClientData, ClientId, Split
+from fedme.core.key import Key
+from fedme.core.method import Plan, Round, Task
+from fedme.core.model import Model, models_in
+from fedme.core.operations import Steps, predict, together
+from fedme.federation.in_process import InProcess
+from fedme.learning.partial_model import Part, fork, rest
+from fedme.results import summary
+from fedme.running import assembly, checkpoint, privacy_budget
+from fedme.running.progress import Display
+from fedme.running.weight_store import Store
+
+NAME = "audit.json"
+EVERYBODY = "all clients"
+SILENT = {
+    "local": "its clients share nothing, so nobody has anything to attack",
+    "fedmd": "its clients share outputs on public samples, and no model that could be asked about others",
+    "centralized": "its clients give away the samples themselves; there is nothing left to infer",
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A model of a client in others' hands."""
+
+    client: ClientId
+    by: str  # "server" or "clients"
+    name: str  # what the message calls it
+    model: Model
+
+
+def audit(folder: Path, display: Display, shadows: int) -> dict[str, Any]:
+    """Attack what a finished run shares; the result is also kept in the run directory."""
+    summary.read(folder)  # finished
+    experiment, _ = load(folder / summary.CONFIG)
+    if experiment.method_name in SILENT:
+        raise RunError(f"{folder}: {SILENT[experiment.method_name]}")
+    if experiment.data_name in ("sites", "given"):
+        raise RunError(f"{folder}: the samples are not here; only runs whose data can be loaded again are audited")
+    with locked(folder), ExitStack() as cleanup:
+        store = Store(folder, int(experiment.settings.engine.memory * 2**30))
+        cleanup.callback(store.close)
+        execute = assembly.executor(experiment.settings.engine, display.tick, store.wait)
+        cleanup.callback(execute.close)
+        display.note(f"loading {experiment.data_name} ...")
+        found = checkpoint.load(folder, experiment.plain())
+        if found is None:
+            raise RunError(f"{folder}: its checkpoint is gone, and with it what the server had")
+        prepared = assembly.prepare(experiment, assembly.gather(experiment), execute, found.header.assigned)
+        at = checkpoint.states(folder, store, found, experiment.method, prepared.archs)
+        clients = {c: data for c, data in prepared.federation.clients.items() if len(data.train) and len(data.test)}
+        guards = privacy_budget.guards(experiment)
+        private = None if guards is None else (lambda data: replace(guards(data), limit=None))
+        key = Key(experiment.settings.seed).at("audit")
+        engine = InProcess(experiment.method, prepared.task, prepared.federation.clients, key, execute, private)
+        engine.states, engine.spent = dict(at.clients), dict(at.header.spent)
+        display.start("one more round, and attacks: tasks", 0)
+        seen = [each for each in _seen(experiment, engine, at.server, key) if each.client in clients]
+        if not seen:
+            raise RunError(f"{folder}: its clients share no whole model, so there is none that could be asked about samples")
+        result = {
+            "shadows": shadows,
+            "rows": engine.serve(_rows(seen, clients, prepared.task, experiment, shadows, key)).value,
+        }
+    write_json(folder / NAME, result)
+    return result
+
+
+def _seen(experiment: Experiment, engine: InProcess, server: Any, key: Key) -> Iterator[Seen]:
+    method, task, rounds = experiment.method, engine.task, experiment.settings.rounds
+    when = Round(rounds - 1, rounds, method.phases[0])
+    downs = engine.serve(method.dispatch(task, server, Plan.all(list(task.members)), when, key)).value
+    for client, answer in engine.exchange(downs, when).items():
+        for name, model in _models(answer.up, task):
+            yield Seen(client, "server", name, model)
+    for client in task.members:
+        for name, model in _models(method.deliver(task, server, client), task):
+            yield Seen(client, "clients", name, model)
+
+
+def _models(message: Any, task: Task) -> Iterator[tuple[str, Model]]:
+    """The whole models in a message. FML sends weights without a name; a part of them only cannot be asked anything."""
+    yield from models_in(message)
+    for name, part in [("", message), *(vars(message).items() if hasattr(message, "__dict__") else ())]:
+        if isinstance(part, Part):
+            fresh = Model.init(task.shared, Key(0), task.dtype)
+            if part.params.keys() == fresh.params.keys():
+                yield name or "part", fork(task.shared, rest(fresh, ""), part)
+
+
+def _rows(
+    seen: list[Seen], clients: Mapping[ClientId, ClientData], task: Task, experiment: Experiment, shadows: int, key: Key
+) -> Steps[list[dict[str, Any]]]:
+    pool, places = _pool(clients)
+    models = {id(each.model): each.model for each in seen}
+    wanted = [(each, client) for client in clients for each in dict.fromkeys(id(s.model) for s in seen if s.client == client)]
+
+    def scores(model: Model, client: ClientId) -> Steps[tuple[Scores, Scores]]:
+        train, test = clients[client].train, clients[client].test
+        both = yield from together([predict(model, train), predict(model, test)])
+        return confidence(both[0], train.y), confidence(both[1], test.y)
+
+    asked = yield from together([scores(models[each], client) for each, client in wanted])
+    answers = dict(zip(wanted, asked, strict=True))
+    difficulty: dict[str, Scores] = {}
+    if pool is not None:
+        archs = {model.arch.name: model.arch for model in models.values()}
+        work = [unseen(arch, pool, shadows, experiment.train, task.dtype, key.at("shadows")) for arch in archs.values()]
+        difficulty = dict(zip(archs, (yield from together(work)), strict=True))
+    rows = []
+    groups: dict[tuple[str, str, str], list[tuple[Scores, Scores]]] = {}
+    for each in seen:
+        raw = answers[id(each.model), each.client]
+        attacks = {"loss": raw}
+        if pool is not None:
+            hard = difficulty[each.model.arch.name]
+            attacks["calibrated"] = (raw[0] - hard[places[each.client][0]], raw[1] - hard[places[each.client][1]])
+        for attack, pair in attacks.items():
+            about = {"client": each.client, "seen by": each.by, "model": each.name, "arch": each.model.arch.name}
+            rows.append(about | {"attack": attack} | asdict(measured(*pair)))
+            groups.setdefault((each.by, each.name, attack), []).append(pair)
+    for (by, name, attack), pairs in groups.items():
+        members, others = (np.concatenate(part) for part in zip(*pairs, strict=True))
+        about = {"client": EVERYBODY, "seen by": by, "model": name, "arch": "", "attack": attack}
+        rows.append(about | asdict(measured(members, others)))
+    return rows
+
+
+def _pool(clients: Mapping[ClientId, ClientData]) -> tuple[Split | None, dict[ClientId, tuple[Any, Any]]]:
+    """Everybody's training and test samples, and where each client's are among them; None if labels mean different things."""
+    splits = [split for data in clients.values() for split in (data.train, data.test)]
+    if any(split.targets is not None or split.source is not splits[0].source for split in splits):
+        return None, {}
+    rows = torch.cat([split.rows for split in splits])
+    ends = np.cumsum([0, *map(len, splits)])
+    parts = [np.arange(a, b) for a, b in itertools.pairwise(ends)]
+    return Split(splits[0].source, rows), dict(zip(clients, zip(parts[::2], parts[1::2], strict=True), strict=True))

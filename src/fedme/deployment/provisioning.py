@@ -1,0 +1,150 @@
+"""Everything a federation needs: an authority and the server's certificate, a key pair for every site, files to fill in.
+
+What exists is left alone, so that the same command adds sites later.
+"""
+
+import datetime
+import ipaddress
+import secrets
+import shutil
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedme.config.experiment import ConfigError
+from fedme.deployment.operator_folder import CONNECTION, NAME, NODES, Federation, Settings
+from fedme.deployment.site_settings import agreed, read_experiment
+from fedme.deployment.templates import APP, EXPERIMENT, FEDERATION, OPERATOR, SITE, SITE_README
+
+YEARS = 3
+
+
+def write(folder: Path, experiment: Path | None, sites: list[str], settings: Settings) -> list[str]:
+    """Write what is not there yet; the names of what is new."""
+    if experiment is not None:
+        agreed(read_experiment(experiment))  # whatever cannot be deployed is said before anything is made
+    folder.mkdir(parents=True, exist_ok=True)
+    before = {path for path in folder.rglob("*") if path.is_file()}
+    if not (folder / NAME).exists():
+        (folder / NAME).write_text(FEDERATION.format(s=settings, insecure=str(settings.insecure).lower()))
+    federation = Federation.read(folder)
+    if not (folder / "experiment.toml").exists():
+        (folder / "experiment.toml").write_text(experiment.read_text() if experiment is not None else EXPERIMENT)
+    data = read_experiment(folder / "experiment.toml").dataset
+    for name in (data.unlabeled_file, data.public_file):
+        if (
+            experiment is not None
+            and name is not None
+            and not (folder / name).exists()
+            and (experiment.parent / name).is_file()
+        ):
+            shutil.copy(experiment.parent / name, folder / name)
+    _server(federation)
+    for site in sites:
+        _site(federation, site)
+    if not (folder / "README.md").exists():
+        (folder / "README.md").write_text(OPERATOR)
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path not in before)
+
+
+def _server(federation: Federation) -> None:
+    server, settings = federation.server, federation.settings
+    (server / "app").mkdir(parents=True, exist_ok=True)
+    (server / "flwr").mkdir(exist_ok=True)
+    (server / NODES).mkdir(exist_ok=True)
+    server.chmod(0o700)
+    if not (server / "superexec.secret").exists():
+        _secret(server / "superexec.secret", secrets.token_bytes(32))
+    if not settings.insecure and not (server / "server.key").exists():
+        _certificates(server, settings.host)
+    trust = "insecure = true" if settings.insecure else f'root-certificates = "{server / "ca.crt"}"'
+    (server / "flwr" / "config.toml").write_text(f'[superlink.{CONNECTION}]\naddress = "{federation.control}"\n{trust}\n')
+    (server / "app" / "pyproject.toml").write_text(APP)
+
+
+def _site(federation: Federation, name: str) -> None:
+    if not name or not all(letter.isalnum() or letter in "-_" for letter in name):
+        raise ConfigError(f"'{name}' cannot name a site: use letters, digits, '-' and '_'")
+    folder, settings = federation.folder / "sites" / name, federation.settings
+    if folder.exists():
+        return
+    folder.mkdir(parents=True)
+    folder.chmod(0o700)
+    if not settings.insecure:
+        _key_pair(folder)
+        shutil.copy(federation.server / "ca.crt", folder / "ca.crt")
+    shutil.copy(federation.folder / "experiment.toml", folder / "experiment.toml")
+    public = read_experiment(folder / "experiment.toml").dataset.public_file
+    if public is not None and (federation.folder / public).is_file():
+        shutil.copy(federation.folder / public, folder / public)
+    insecure = str(settings.insecure).lower()
+    (folder / "site.toml").write_text(SITE.format(name=name, address=federation.address, insecure=insecure))
+    (folder / "README.md").write_text(SITE_README.format(name=name))
+
+
+def _key_pair(folder: Path) -> None:
+    key = ec.generate_private_key(ec.SECP384R1())
+    text = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    _secret(folder / "key", key.private_bytes(*text))
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    (folder / "key.pub").write_bytes(public + b"\n")
+
+
+def _certificates(server: Path, host: str) -> None:
+    """An authority of the federation's own, and a certificate for the server's address."""
+    authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "FedMe federation")])
+    usage = dict.fromkeys(
+        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
+        False,
+    )
+    signing = x509.KeyUsage(digital_signature=False, key_cert_sign=True, crl_sign=True, **usage)
+    serving = x509.KeyUsage(digital_signature=True, key_cert_sign=False, crl_sign=False, **usage)
+    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    try:
+        names.append(x509.IPAddress(ipaddress.ip_address(host)))
+    except ValueError:
+        names.append(x509.DNSName(host))
+    own = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
+    root = (
+        _certificate(issuer, issuer, authority.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(signing, critical=True)
+        .add_extension(own, critical=False)
+        .sign(authority, hashes.SHA256())
+    )
+    leaf = (
+        _certificate(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "FedMe server")]), issuer, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(serving, critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(list(dict.fromkeys(names))), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own), critical=False)
+        .sign(authority, hashes.SHA256())
+    )
+    text = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    _secret(server / "ca.key", authority.private_bytes(*text))
+    _secret(server / "server.key", key.private_bytes(*text))
+    (server / "ca.crt").write_bytes(root.public_bytes(serialization.Encoding.PEM))
+    (server / "server.crt").write_bytes(leaf.public_bytes(serialization.Encoding.PEM))
+
+
+def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=365 * YEARS))
+    )
+
+
+def _secret(path: Path, content: bytes) -> None:
+    path.touch(mode=0o600)
+    path.write_bytes(content)

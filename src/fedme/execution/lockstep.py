@@ -1,0 +1,47 @@
+"""Advance the work of many clients in lockstep: what they wait for is executed together, and timed for each."""
+
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from fedme.core.operations import Op, Steps, together
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+Execute = Callable[[Sequence[Op]], Sequence[tuple[Any, float]]]  # every operation's result and the seconds it took
+
+
+@dataclass(frozen=True)
+class Done(Generic[T]):
+    """A finished piece of work and how long it took."""
+
+    value: T
+    seconds: float
+
+
+def drive(work: Mapping[K, Steps[T]], execute: Execute) -> dict[K, Done[T]]:
+    """Run every piece of work to its end."""
+    steps = together([_timed(each) for each in work.values()])
+    try:
+        operations = next(steps)
+        while True:
+            operations = steps.send(execute(operations))
+    except StopIteration as finished:
+        return dict(zip(work, finished.value, strict=True))
+
+
+def _timed(steps: Steps[T]) -> Steps[Done[T]]:
+    """The same work, adding up the seconds of its operations and of its own code."""
+    seconds = 0.0
+    answers: Sequence[Any] | None = None
+    while True:
+        start = time.perf_counter()
+        try:
+            operations = next(steps) if answers is None else steps.send(answers)
+        except StopIteration as finished:
+            return Done(finished.value, seconds + time.perf_counter() - start)
+        seconds += time.perf_counter() - start
+        results = yield operations
+        seconds += sum(spent for _, spent in results)
+        answers = [value for value, _ in results]

@@ -1,1 +1,0 @@
-"""From a file to results: configuration, the round loop, checkpoints, records, tables."""

@@ -1,0 +1,91 @@
+"""What a client does when a message arrives: take part in a round, or show how its models do. The same in every engine."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedme.core.data import ClientData
+from fedme.core.key import Key
+from fedme.core.method import Method, Report, Round, Task
+from fedme.core.metrics import Metrics, measure
+from fedme.core.model import Model, not_finite
+from fedme.core.operations import Local, Role, Steps, predict, together, train
+from fedme.learning.local_training import Training
+from fedme.learning.objectives import CrossEntropy
+
+AnyMethod = Method[Any, Any, Any, Any]
+
+
+@dataclass(frozen=True)
+class Finetune:
+    """Fine-tuning of the personal model: a few epochs on the client's training part with a fresh optimiser."""
+
+    training: Training
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Scored:
+    """How one model of a client does on one split; `stage` is "round" or, after fine-tuning, "finetuned"."""
+
+    model: Role
+    arch: str
+    stage: str
+    split: str
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """A client's state and models, and how they do."""
+
+    state: Any
+    models: dict[str, Model]  # "personal", and "finetuned" if asked for
+    scores: list[Scored]
+
+
+def take_part(
+    method: AnyMethod, task: Task, state: Any | None, down: Any, data: ClientData, when: Round, root: Key
+) -> Steps[tuple[Any, Any, Report]]:
+    """One round (or one exchange of it) at one client; the state is made at its first participation."""
+    if state is None:
+        state = yield from method.init_client(task, data.id, data, root.at("init"))
+    state, up, report = yield from method.client_round(state, down, data, when, root.at("round", when.t, "client", data.id))
+    if next(not_finite(up), None) is not None:  # it diverged: that is of use to nobody, and is said
+        return state, None, replace(report, notes={**report.notes, "diverged": True})
+    return state, up, report
+
+
+def assess(
+    method: AnyMethod,
+    task: Task,
+    state: Any | None,
+    delivery: Any,
+    data: ClientData,
+    when: Round,
+    root: Key,
+    finetune: Finetune | None = None,
+) -> Steps[Assessment]:
+    """Score the client's models on its validation and test parts, before and (if asked) after fine-tuning."""
+    if state is None:
+        state = yield from method.init_client(task, data.id, data, root.at("init"))
+    key = root.at("assess", when.t, "client", data.id)
+    models = dict((yield from method.models(state, delivery, data, when, key)))
+    kept = {"personal": models["personal"]}
+    shown = [(role, "round", model) for role, model in models.items()]
+    if finetune is not None:
+        rule = finetune.training.sgd(CrossEntropy(), when)
+        local = Local(finetune.epochs, finetune.training.batch)
+        tuned = yield from train({"own": models["personal"]}, rule, data.train, local, key.at("finetune"))
+        kept["finetuned"] = tuned.models["own"]
+        shown.append(("personal", "finetuned", kept["finetuned"]))
+    splits = {name: split for name, split in (("val", data.val), ("test", data.test)) if len(split)}
+    # A global model is often the personal model too: each is run once.
+    different = {id(model): model for _, _, model in shown}
+    wanted = [(each, name) for each in different for name in splits]
+    unit = task.schema.unit
+    logits = yield from together([predict(different[each], splits[name]) for each, name in wanted])
+    measured = {pair: measure(answer, splits[pair[1]].y, unit) for pair, answer in zip(wanted, logits, strict=True)}
+    scores = [
+        Scored(role, model.arch.name, stage, name, measured[id(model), name]) for role, stage, model in shown for name in splits
+    ]
+    return Assessment(state, kept, scores)

@@ -1,0 +1,200 @@
+"""Clients that fail, by chance or by plan, in front of any engine: what a server has to live with.
+
+A client can be away (not joined yet, or gone): then it is not asked. It can drop out: it never hears of the round and stays as
+it is. And its reply can be lost, or late: then it has trained, and goes on from there, but the server knows nothing of it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedme.core.data import ClientData, ClientId
+from fedme.core.key import Key
+from fedme.core.method import POOL, Round, Task, TaskError
+from fedme.core.operations import Steps
+from fedme.execution.lockstep import Done, T
+from fedme.federation.client_work import Assessment, Finetune
+from fedme.federation.round import Absent, Answer, Quorum
+from fedme.learning.accountant import Ledger
+from fedme.learning.local_training import require
+
+Rounds = Mapping[ClientId, tuple[int, ...]]  # a plan: in which rounds it happens to a client
+
+
+@dataclass(frozen=True)
+class Faults:
+    """The `[faults]` table: simulated failures of clients, and what the server needs for a round to count."""
+
+    dropout: float | Mapping[ClientId, float] = 0.0  # probability that a client does not hear of a round; also client = number
+    dropped_in: Rounds = field(default_factory=dict)  # client = rounds in which it drops out for certain
+    lost: float | Mapping[ClientId, float] = 0.0  # probability that a reply is lost after the client trained
+    lost_in: Rounds = field(default_factory=dict)  # client = rounds in which its reply is lost for certain
+    seconds: float | Mapping[ClientId, float] = 1.0  # how long a client takes to reply; nobody waits, this is simulated
+    spread: float = 0.0  # standard deviation of the logarithm of these seconds, drawn for every reply
+    deadline: float | None = None  # seconds; replies that take longer are late and do not count
+    join: Mapping[ClientId, int] = field(default_factory=dict)  # client = the round it joins in, or comes back in
+    leave: Mapping[ClientId, int] = field(default_factory=dict)  # client = the first round without it
+    quorum: int | float = 1  # replies that a round needs: a number, or a share of the replies asked for, as 0.5
+    repeats: int = 2  # how often those who did not reply are asked again when the round is below the quorum
+
+    def __post_init__(self) -> None:
+        for name in ("dropout", "lost"):
+            require(all(0 <= p <= 1 for p in _values(getattr(self, name))), name, "must be a probability, from 0 to 1")
+        require(all(0 < s < math.inf for s in _values(self.seconds)), "seconds", "must be positive")
+        require(0 <= self.spread < math.inf, "spread", f"must not be negative, not {self.spread}")
+        require(self.deadline is None or self.deadline > 0, "deadline", f"must be positive, not {self.deadline}")
+        for name in ("dropped_in", "lost_in"):
+            rounds = [t for each in getattr(self, name).values() for t in each]
+            require(all(t >= 0 for t in rounds), name, "rounds count from 0")
+        for name in ("join", "leave"):
+            require(all(t >= 0 for t in getattr(self, name).values()), name, "rounds count from 0")
+        both = [client for client in self.join if self.join[client] == self.leave.get(client)]
+        require(not both, "join", f"{', '.join(both)} cannot join and leave in the same round")
+        share = isinstance(self.quorum, float)
+        require(
+            self.quorum > 0 and (not share or self.quorum <= 1), "quorum", "must be a number of replies, or a share up to 1.0"
+        )
+        require(self.repeats >= 0, "repeats", f"must not be negative, not {self.repeats}")
+
+    @property
+    def needs(self) -> Quorum:
+        """What the server needs of a round."""
+        return Quorum(self.quorum, self.repeats)
+
+    @property
+    def simulates(self) -> bool:
+        """Whether anybody can fail."""
+        return self != Faults(quorum=self.quorum, repeats=self.repeats)
+
+    def check(self, task: Task) -> None:
+        """Refuse what is said of clients that do not exist, and a quorum that can never be reached."""
+        for name in ("dropout", "dropped_in", "lost", "lost_in", "seconds", "join", "leave"):
+            table = getattr(self, name)
+            if isinstance(table, Mapping) and (unknown := sorted(table.keys() - task.members.keys())):
+                raise TaskError(f"faults.{name} names {', '.join(unknown)}, but there is no such client")
+        if isinstance(self.quorum, int) and self.quorum > len(task.members):
+            raise TaskError(f"faults.quorum is {self.quorum}, but there are only {len(task.members)} clients")
+
+    def away(self, client: ClientId, t: int) -> str:
+        """Why a client is not there in a round; empty if it is."""
+        join, leave = self.join.get(client), self.leave.get(client)
+        if join is not None and t < join and (leave is None or join < leave):
+            return f"joins in round {join}"
+        if leave is not None and t >= leave and (join is None or join < leave or t < join):
+            return f"left in round {leave}"
+        return ""
+
+    def drops(self, client: ClientId, t: int, key: Key) -> str:
+        """Why a client does not hear of the round; empty if it does."""
+        if t in self.dropped_in.get(client, ()) or _happens(self.dropout, client, key.at("dropout")):
+            return "dropped out"
+        return ""
+
+    def loses(self, client: ClientId, when: Round, key: Key) -> str:
+        """Why the reply of a client that trained does not arrive in time; empty if it does."""
+        if when.t in self.lost_in.get(client, ()) or _happens(self.lost, client, key.at("lost", when.phase)):
+            return "its reply was lost"
+        if self.deadline is not None:
+            took = _of(self.seconds, client, 1.0)
+            took *= math.exp(self.spread * key.at("seconds", when.phase).numpy().standard_normal())
+            if took > self.deadline:
+                return f"late: it took {took:.2f} s, the deadline is {self.deadline:g} s"
+        return ""
+
+
+def _values(setting: float | Mapping[ClientId, float]) -> list[float]:
+    return list(setting.values()) if isinstance(setting, Mapping) else [setting]
+
+
+def _of(setting: float | Mapping[ClientId, float], client: ClientId, otherwise: float) -> float:
+    return setting.get(client, otherwise) if isinstance(setting, Mapping) else setting
+
+
+def _happens(chance: float | Mapping[ClientId, float], client: ClientId, key: Key) -> bool:
+    probability = _of(chance, client, 0.0)
+    return probability > 0 and bool(key.numpy().random() < probability)
+
+
+class Faulty:
+    """An engine whose clients fail. What is drawn depends on the seed, the round, the attempt and the client only."""
+
+    def __init__(self, engine: Any, faults: Faults, root: Key) -> None:
+        self.engine, self.faults, self.key = engine, faults, root.at("faults")
+        self.when: Round | None = None
+        self.attempt = 0  # within the round: whoever is asked again has another chance
+        self.held: dict[ClientId, Answer] = {}  # replies that did not arrive; asked again, a client would make the same ones
+
+    @property
+    def states(self) -> dict[ClientId, Any]:
+        """The clients' states."""
+        return self.engine.states  # type: ignore[no-any-return]
+
+    @states.setter
+    def states(self, states: dict[ClientId, Any]) -> None:
+        self.engine.states = states
+
+    @property
+    def spent(self) -> dict[ClientId, Ledger]:
+        """Of the clients' privacy: whoever trained has, also if its reply was lost."""
+        return self.engine.spent  # type: ignore[no-any-return]
+
+    @spent.setter
+    def spent(self, spent: dict[ClientId, Ledger]) -> None:
+        self.engine.spent = spent
+
+    @property
+    def clients(self) -> Mapping[ClientId, ClientData]:
+        """The clients' data."""
+        return self.engine.clients  # type: ignore[no-any-return]
+
+    @property
+    def samples(self) -> Mapping[ClientId, int]:
+        """How much every client trains on."""
+        return self.engine.samples  # type: ignore[no-any-return]
+
+    def muster(self) -> Task:
+        """The federation, whoever is away."""
+        return self.engine.muster()  # type: ignore[no-any-return]
+
+    def away(self, when: Round) -> dict[ClientId, str]:
+        """Who has not joined yet, or has left."""
+        mine = {client: self.faults.away(client, when.t) for client in self.engine.muster().members}
+        return {**{client: why for client, why in mine.items() if why}, **self.engine.away(when)}
+
+    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer | Absent]:
+        """Hand messages to those who do not drop out, and hold back the replies that do not arrive."""
+        self._count(when)
+        keys = {client: self.key.at("round", when.t, "attempt", self.attempt, "client", client) for client in downs}
+        dropped = {
+            client: Absent(why)
+            for client in downs
+            if client != POOL and (why := self.faults.drops(client, when.t, keys[client]))
+        }
+        asked = {client: down for client, down in downs.items() if client not in dropped and client not in self.held}
+        came = {**self.engine.exchange(asked, when)}
+        came |= {client: answer for client, answer in self.held.items() if client in downs and client not in dropped}
+        found: dict[ClientId, Answer | Absent] = {**came, **dropped}
+        for client, answer in came.items():
+            if client != POOL and isinstance(answer, Answer) and (why := self.faults.loses(client, when, keys[client])):
+                self.held[client], found[client] = answer, Absent(why)
+        return found
+
+    def _count(self, when: Round) -> None:
+        """Notice whether this is a new round, a new exchange of the round, or the same one again."""
+        if self.when == when:
+            self.attempt += 1
+            return
+        if self.when is None or self.when.t != when.t:
+            self.attempt = 0
+        self.when, self.held = when, {}
+
+    def assess(
+        self, deliveries: Mapping[ClientId, Any], when: Round, finetune: Finetune | None = None
+    ) -> dict[ClientId, Done[Assessment]]:
+        """Everybody shows how its models do: whoever is away still has them, and a simulation sees them."""
+        return self.engine.assess(deliveries, when, finetune)  # type: ignore[no-any-return]
+
+    def serve(self, steps: Steps[T]) -> Done[T]:
+        """Run work of the server."""
+        return self.engine.serve(steps)  # type: ignore[no-any-return]

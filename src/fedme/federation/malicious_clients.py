@@ -1,0 +1,160 @@
+"""Hostile clients for simulations: the `[attack]` table. Some replies are spoilt on their way to the server."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedme.core.data import ClientData, ClientId
+from fedme.core.key import Key
+from fedme.core.method import Round, Task
+from fedme.core.model import Arch, Model
+from fedme.core.operations import Steps
+from fedme.execution.lockstep import Done, T
+from fedme.federation.client_work import AnyMethod
+from fedme.federation.reply_validation import check_reply
+from fedme.federation.round import Absent, Answer, Engine
+from fedme.learning.local_training import require
+
+Kind = Literal["sign-flip", "huge-norm", "label-flip", "not-a-number", "shape", "architecture", "replay"]
+FACTORS = {"sign-flip": -10.0, "huge-norm": 1000.0}  # what the change of a model is multiplied by
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Who is hostile, and what they do."""
+
+    clients: int | tuple[ClientId, ...] = ()  # so many, drawn at random, or these; nobody by default
+    kind: Kind = "sign-flip"  # "label-flip" trains on wrong labels; the others send what they should not
+    strength: float | None = None  # of sign-flip (10 by default) and huge-norm (1000): times the honest change
+
+    def __post_init__(self) -> None:
+        require(not isinstance(self.clients, int) or self.clients >= 0, "clients", f"must not be negative, not {self.clients}")
+        require(self.strength is None or self.kind in FACTORS, "strength", f"means nothing for '{self.kind}'")
+        require(self.strength is None or self.strength > 0, "strength", f"must be positive, not {self.strength}")
+
+    def hostile(self, clients: Sequence[ClientId], root: Key) -> tuple[ClientId, ...]:
+        """Who of these clients it is, in their order."""
+        if not isinstance(self.clients, int):
+            if unknown := sorted(set(self.clients) - set(clients)):
+                raise ValueError(f"names {', '.join(unknown)}, but there is no such client")
+            return tuple(client for client in clients if client in self.clients)
+        if self.clients > len(clients):
+            raise ValueError(f"{self.clients} of {len(clients)} clients cannot be hostile")
+        chosen = root.at("attack").numpy().choice(len(clients), self.clients, replace=False)
+        return tuple(clients[index] for index in sorted(chosen))
+
+    def poisoned(self, data: ClientData, classes: int) -> ClientData:
+        """The data that a hostile client learns from: class 0 is called the last one, and so on. Test data stay as they are."""
+        if self.kind != "label-flip":
+            return data
+        flipped = {name: getattr(data, name).labelled(classes - 1 - getattr(data, name).y) for name in ("train", "val")}
+        return replace(data, **flipped)
+
+
+class Hostile:
+    """An engine some of whose clients are hostile, as far as a round is concerned."""
+
+    def __init__(self, engine: Engine, method: AnyMethod, attack: Attack, hostile: Sequence[ClientId]) -> None:
+        self.engine, self.method, self.attack, self.hostile = engine, method, attack, hostile
+        self.samples = engine.samples
+
+    def muster(self) -> Task:
+        """The same federation."""
+        return self.engine.muster()
+
+    def away(self, when: Round) -> Mapping[ClientId, str]:
+        """The same members."""
+        return self.engine.away(when)
+
+    def assess(self, *given: Any) -> Any:
+        """Evaluation is honest."""
+        return self.engine.assess(*given)
+
+    def serve(self, steps: Steps[T]) -> Done[T]:
+        """The server is honest."""
+        return self.engine.serve(steps)
+
+    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer | Absent]:
+        """Collect the replies and spoil those of hostile clients."""
+        task = self.engine.muster()
+        answers = dict(self.engine.exchange(downs, when))
+        for client in self.hostile:
+            answer = answers.get(client)
+            if isinstance(answer, Answer):
+                answers[client] = self._spoilt(task, downs[client], answer, when)
+        return answers
+
+    def _spoilt(self, task: Task, down: Any, answer: Answer, when: Round) -> Answer:
+        kind = self.attack.kind
+        if answer.up is None or kind == "label-flip":
+            return answer
+        if kind == "replay":
+            return replace(answer, when=replace(when, t=when.t - 1))
+        sent = check_reply(self.method, task, down, answer.up, when, None)
+        if kind in FACTORS:
+            factor = FACTORS[kind] if self.attack.strength is None else self.attack.strength * (1 if FACTORS[kind] > 0 else -1)
+            changed = {name: _stretched(getattr(answer.up, name), each, factor) for name, each in sent.items()}
+            return replace(answer, up=replace(answer.up, **changed))
+        return replace(answer, up=_once(answer.up, SPOILING[kind]))
+
+
+def _stretched(got: Any, sent: Any, factor: float) -> Any:
+    """What the client would send if it had learnt `factor` times as much."""
+    if isinstance(got, Tensor) and got.is_floating_point():
+        return sent + factor * (got - sent)
+    if isinstance(got, Mapping):
+        return {name: _stretched(value, sent[name], factor) for name, value in got.items()}
+    if dataclasses.is_dataclass(got) and not isinstance(got, type | Arch):
+        names = [field.name for field in dataclasses.fields(got)]
+        return replace(got, **{name: _stretched(getattr(got, name), getattr(sent, name), factor) for name in names})
+    return got
+
+
+Spoiling = Callable[[Any], Any]  # a value spoilt, or NotImplemented
+
+
+def _once(value: Any, spoil: Spoiling) -> Any:
+    """The value with the first of its parts that can be spoilt."""
+    if (new := spoil(value)) is not NotImplemented:
+        return new
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            if (new := _once(item, spoil)) is not item:
+                return {**value, name: new}
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type | Arch):
+        for field in dataclasses.fields(value):
+            item = getattr(value, field.name)
+            if (new := _once(item, spoil)) is not item:
+                return replace(value, **{field.name: new})
+    return value
+
+
+def _one_not_a_number(value: Any) -> Any:
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return NotImplemented
+    return torch.where(torch.arange(value.numel()).reshape(value.shape) == 0, torch.full_like(value, torch.nan), value)
+
+
+def _another_shape(value: Any) -> Any:
+    return value.unsqueeze(0) if isinstance(value, Tensor) else NotImplemented
+
+
+def _another_architecture(value: Any) -> Any:
+    """A model that claims to be another network; weights without one get another name, and outputs another size."""
+    if isinstance(value, Model):
+        return replace(value, arch=Arch.named("intruder", value.arch.factory, **dict(value.arch.options)))
+    if isinstance(value, Mapping) and value:
+        first = next(iter(value))
+        return {f"intruder.{first}" if name == first else name: item for name, item in value.items()}
+    return value[:, 1:] if isinstance(value, Tensor) else NotImplemented
+
+
+SPOILING: dict[str, Spoiling] = {
+    "not-a-number": _one_not_a_number,
+    "shape": _another_shape,
+    "architecture": _another_architecture,
+}

@@ -1,0 +1,56 @@
+"""A client's first architecture: train each one of a pool alone and keep the best on the validation part."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, isnan
+
+import torch
+
+from fedme.core.data import ClientData
+from fedme.core.key import Key
+from fedme.core.method import Round
+from fedme.core.model import Arch, Model
+from fedme.core.operations import Score, Steps, evaluate, together, train
+from fedme.learning.local_training import Training
+from fedme.learning.objectives import CrossEntropy
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen architecture and how each one did."""
+
+    arch: Arch
+    scores: Mapping[str, Score]
+
+
+def best_local(
+    pool: Sequence[Arch], data: ClientData, training: Training, rounds: int, key: Key, dtype: torch.dtype = torch.float32
+) -> Steps[Choice]:
+    """The architecture that is best on the validation part after `rounds` rounds of local training; ties go to the smaller.
+
+    Best is the most accurate; where numbers are predicted, which are never right or wrong, the one with the smallest loss.
+    """
+
+    def alone(arch: Arch) -> Steps[Score]:
+        trained = Model.init(arch, key.at(arch.name, "init"), dtype)
+        opt: Mapping[str, Mapping[str, torch.Tensor]] = {}
+        for t in range(rounds):
+            when = Round(t, rounds)
+            result = yield from train(
+                {"own": trained},
+                training.sgd(CrossEntropy(), when),
+                data.train,
+                training.local(when),
+                key.at(arch.name, "round", t),
+                opt,
+            )
+            trained, opt = result.models["own"], result.opt
+        return (yield from evaluate(trained, data.val))
+
+    scores = yield from together([alone(arch) for arch in pool])
+    best = min(range(len(pool)), key=lambda i: (not isfinite(scores[i].loss), _cost(scores[i]), pool[i].parameters, i))
+    return Choice(pool[best], {arch.name: score for arch, score in zip(pool, scores, strict=True)})
+
+
+def _cost(score: Score) -> float:
+    return score.loss if isnan(score.accuracy) else -score.accuracy

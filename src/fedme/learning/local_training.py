@@ -1,0 +1,71 @@
+"""The settings of local training that all methods share: the `[train]` table of an experiment."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedme.core.data import ClientId
+from fedme.core.key import Key
+from fedme.core.method import Plan, Round
+from fedme.core.operations import Local, Objective
+from fedme.learning.optimizers import Sgd
+
+
+def require(condition: bool, field: str, message: str) -> None:
+    """Refuse a setting, by name."""
+    if not condition:
+        raise ValueError(f"{field}: {message}")
+
+
+@dataclass(frozen=True)
+class Training:
+    """How clients train locally, and how many of them take part in a round."""
+
+    epochs: int = 2  # E: passes over the training data a round
+    batch: int = 20
+    steps: int | None = None  # mini-batches a round, instead of epochs (pFedMe, PFML)
+    shuffle: bool = True
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None  # largest gradient norm of a model in a step
+    decay: float = 1.0  # the learning rate is multiplied by this ...
+    decay_at: tuple[float, ...] = ()  # ... at these fractions of the rounds
+    cohort: int | None = None  # clients drawn for a round; all of them by default
+
+    def __post_init__(self) -> None:
+        require(self.epochs >= 1, "epochs", f"must be at least 1, not {self.epochs}")
+        require(self.batch >= 1, "batch", f"must be at least 1, not {self.batch}")
+        require(self.steps is None or self.steps >= 1, "steps", f"must be at least 1, not {self.steps}")
+        require(self.lr > 0, "lr", f"must be positive, not {self.lr}")
+        require(0 <= self.momentum < 1, "momentum", f"must be in [0, 1), not {self.momentum}")
+        require(self.weight_decay >= 0, "weight_decay", f"must not be negative, not {self.weight_decay}")
+        require(self.clip is None or self.clip > 0, "clip", f"must be positive, not {self.clip}")
+        require(self.decay > 0, "decay", f"must be positive, not {self.decay}")
+        require(all(0 < at < 1 for at in self.decay_at), "decay_at", "must be fractions of the rounds, between 0 and 1")
+        require(self.cohort is None or self.cohort >= 1, "cohort", f"must be at least 1, not {self.cohort}")
+
+    def local(self, when: Round | None = None) -> Local:
+        """The batches of a round. Without shuffling, a number of steps goes on where the last round stopped."""
+        offset = when.t * self.steps if when is not None and self.steps is not None else 0
+        return Local(self.epochs, self.batch, self.steps, self.shuffle, offset)
+
+    def lr_at(self, when: Round) -> float:
+        """The learning rate of a round."""
+        passed = sum(when.t >= at * when.total for at in self.decay_at)
+        return float(self.lr * self.decay**passed)
+
+    def sgd(self, objective: Objective, when: Round, prox: float = 0.0, alternating: bool = False) -> Sgd:
+        """The SGD step of a round."""
+        return Sgd(objective, self.lr_at(when), self.momentum, self.weight_decay, self.clip, prox, alternating)
+
+    def draw(self, present: Sequence[ClientId], key: Key) -> tuple[ClientId, ...]:
+        """The cohort of a round: drawn uniformly without replacement, in the order of `present`."""
+        if self.cohort is None or self.cohort >= len(present):
+            return tuple(present)
+        chosen = key.at("cohort").numpy().choice(len(present), self.cohort, replace=False)
+        return tuple(present[index] for index in sorted(chosen))
+
+    def plan(self, present: Sequence[ClientId], key: Key, train_all: bool = False) -> Plan:
+        """The cohort counts, and trains; with `train_all` the others train too, for their own sake."""
+        cohort = self.draw(present, key)
+        return Plan(tuple(present) if train_all else cohort, frozenset(cohort))

@@ -1,0 +1,90 @@
+"""Losses over outputs: fitting the targets, mutual learning, and fitting another model's outputs.
+
+What a loss is depends on what is predicted (`core/task_types.py`): cross-entropy and divergence of classes, of yes-or-no
+labels, or of numbers with a Gaussian error. Every function returns one loss a sample; the engine takes the mean over the
+batch. A peer's outputs are always detached: a model learns from its peer, it never pushes the peer. `slopes` gives the
+derivatives of the losses by the outputs in closed form: (p - y) for the targets, (p - q) for the divergence from a peer q, both
+of them means.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedme.core.operations import Objective, Role
+from fedme.core.task_types import KINDS, constant, kind_of, lead
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Every role learns the targets, on its own: for numbers, the cross-entropy of a Gaussian is half the squared error."""
+
+    def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
+        kind = kind_of(y)
+        return {role: kind.loss(kind.ready(z), y) for role, z in logits.items()}
+
+    def slopes(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
+        kind = kind_of(y)
+        return {role: kind.less(kind.mean(z), y, (1.0,)) for role, z in logits.items()}
+
+
+@dataclass(frozen=True)
+class Mutual:
+    """Deep mutual learning: each of two roles learns the targets and imitates the other.
+
+    ``loss(role) = labels[role] * CE + peer[role] * KL(other || role)``; FedMe and PFML use 1 and 1, FML alpha and 1 - alpha.
+    """
+
+    first: Role
+    second: Role
+    labels: tuple[float, float] = (1.0, 1.0)
+    peer: tuple[float, float] = (1.0, 1.0)
+
+    def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
+        kind, roles = kind_of(y), (self.first, self.second)
+        ready = [kind.ready(logits[role]) for role in roles]
+        losses = {}
+        for role, own, peer, label_share, peer_share in zip(roles, ready, reversed(ready), self.labels, self.peer, strict=True):
+            losses[role] = label_share * kind.loss(own, y) + peer_share * kind.divergence(peer.detach(), own)
+        return losses
+
+    def slopes(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
+        # (labels + peer) p - peer q - labels y, for both roles at once
+        kind = kind_of(y)
+        p = kind.mean(torch.stack((logits[self.first], logits[self.second])))
+        found = p * constant((self.labels[0] + self.peer[0], self.labels[1] + self.peer[1]), lead(p), p)
+        found = found.sub_(p.flip(0).mul_(constant(self.peer, lead(p), p)))
+        found = kind.less(found, y.unsqueeze(0), self.labels)
+        return {self.first: found[0], self.second: found[1]}
+
+
+@dataclass(frozen=True)
+class Imitate:
+    """Fit given outputs (FedMD's digest): the targets are raw logits, and errors are averaged over classes."""
+
+    loss: Literal["mae", "mse", "kl"] = "mae"
+
+    def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
+        return {role: self._fit(z, y.to(z.dtype)) for role, z in logits.items()}
+
+    def _fit(self, logits: Tensor, target: Tensor) -> Tensor:
+        if self.loss == "kl":
+            classes = KINDS["classification"]
+            return classes.divergence(classes.ready(target), classes.ready(logits))
+        error = logits - target
+        return error.abs().mean(-1) if self.loss == "mae" else error.square().mean(-1)
+
+
+def slopes(objective: Objective, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
+    """The derivatives of the losses by the logits (clients x samples x classes): in closed form, or by autograd."""
+    closed = getattr(objective, "slopes", None)
+    if closed is not None:
+        return closed(logits, y)  # type: ignore[no-any-return]
+    # An objective may expect samples x classes, so clients and samples become one axis.
+    leaves = {role: z.detach().flatten(0, 1).requires_grad_() for role, z in logits.items()}
+    losses = objective(leaves, y.flatten(0, 1))
+    grads = torch.autograd.grad(torch.stack([loss.sum() for loss in losses.values()]).sum(), list(leaves.values()))
+    return {role: grad.view(logits[role].shape) for role, grad in zip(leaves, grads, strict=True)}

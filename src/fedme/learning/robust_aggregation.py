@@ -1,0 +1,57 @@
+"""The `[defence]` table: what protects a federation from single members whose messages are well formed but harmful."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedme.core import tree
+from fedme.core.operations import Score
+from fedme.learning.local_training import require
+
+
+@dataclass(frozen=True)
+class Defence:
+    """How replies are combined and bounded, which guests are let in, and who is kept out."""
+
+    average: Literal["mean", "median", "trimmed"] = "mean"  # the other two value by value, where each client counts the same
+    trim: float = 0.1  # of "trimmed": the share of values that is left out at either end
+    norm: float | None = None  # the largest change of a model in a round; a larger one is scaled down to it
+    guest: float | None = None  # FedMe: a guest whose validation loss exceeds one's own model's by more is not trained
+    quarantine: int | None = None  # refused messages after which a client is not asked any more ...
+    quarantine_rounds: int | None = None  # ... for so many rounds; for good by default
+
+    def __post_init__(self) -> None:
+        require(0 <= self.trim < 0.5, "trim", f"must be in [0, 0.5), not {self.trim}")
+        require(self.norm is None or self.norm > 0, "norm", f"must be positive, not {self.norm}")
+        require(self.guest is None or self.guest > 0, "guest", f"must be positive, not {self.guest}")
+        require(self.quarantine is None or self.quarantine >= 1, "quarantine", f"must be at least 1, not {self.quarantine}")
+        rounds = self.quarantine_rounds
+        require(rounds is None or rounds >= 1, "quarantine_rounds", f"must be at least 1, not {rounds}")
+
+    def combine(self, trees: Sequence[tree.Params], shares: Sequence[float]) -> dict[str, Tensor]:
+        """One set of weights for many: the mean weighted by `shares`, or what is in the middle, value by value."""
+        if self.average == "mean":
+            return tree.average(trees, shares)
+        first = trees[0]
+        return {
+            name: self.middle(torch.stack([each[name] for each in trees])) if value.is_floating_point() else value
+            for name, value in first.items()
+        }
+
+    def middle(self, values: Tensor) -> Tensor:
+        """The mean, median or trimmed mean over the first axis, where each counts the same."""
+        if self.average == "mean":
+            return values.mean(0)
+        count = len(values)
+        out = (count - 1) // 2 if self.average == "median" else int(self.trim * count)
+        return values.sort(0).values[out : count - out].mean(0)
+
+    def unwelcome(self, own: Score, guest: Score) -> bool:
+        """Whether a guest is so much worse than the own model that it is not trained. Untrained models are equally bad."""
+        return self.guest is not None and not guest.loss <= own.loss + self.guest
+
+
+OPEN = Defence()  # nothing is bounded, nobody is kept out

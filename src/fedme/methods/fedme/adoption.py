@@ -1,0 +1,62 @@
+"""What makes a client prefer one model over another (FedMe section 4.2): a cost, where smaller is better."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fedme.core.data import ClientId
+from fedme.core.method import Task, TaskError, require_members
+from fedme.core.operations import Score
+from fedme.learning.local_training import require
+
+SIZE_PENALTY = 0.1  # of "loss+size": nats a million weights
+TIME_PENALTY = 0.1  # of "loss+time": nats a millisecond of inference for one sample
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A trained model as its client sees it: validation score and number of weights."""
+
+    score: Score
+    parameters: int
+
+
+Criterion = Callable[[Candidate], float]
+
+CRITERIA: dict[str, Criterion] = {
+    "loss": lambda c: c.score.loss,
+    "accuracy": lambda c: -c.score.accuracy,
+    "size": lambda c: float(c.parameters),
+    "time": lambda c: c.score.seconds,
+    "loss+size": lambda c: c.score.loss + SIZE_PENALTY * c.parameters / 1e6,
+    "loss+time": lambda c: c.score.loss + TIME_PENALTY * c.score.seconds * 1e3,
+}
+
+
+def require_criteria(chosen: Mapping[str, str | Criterion]) -> None:
+    """Refuse a name that is no criterion; `chosen` maps the setting to its value."""
+    for setting, value in chosen.items():
+        known = not isinstance(value, str) or value in CRITERIA
+        require(known, setting, f"'{value}' is none of {', '.join(CRITERIA)}, nor a function")
+
+
+def require_meaning(task: Task, adopt: str | Criterion, adopt_by: Mapping[ClientId, str | Criterion]) -> None:
+    """Refuse criteria of clients that are not there, and to count what is right where numbers are predicted."""
+    require_members(task, "method 'fedme': adopt_by", adopt_by)
+    if task.schema.kind == "regression" and "accuracy" in (adopt, *adopt_by.values()):
+        raise TaskError("method 'fedme': adopt = 'accuracy' has no meaning where numbers are predicted; use 'loss'")
+
+
+def needs_time(criterion: str | Criterion) -> bool:
+    """Whether inference has to be timed for it. Measured time is not repeatable, and neither are choices made by it."""
+    return not isinstance(criterion, str) or "time" in criterion
+
+
+def prefers_guest(criterion: str | Criterion, own: Candidate, guest: Candidate) -> bool:
+    """Strictly smaller cost wins. A guest that diverged is never taken, an own model that diverged is always left."""
+    if not math.isfinite(guest.score.loss):
+        return False
+    if not math.isfinite(own.score.loss):
+        return True
+    cost = CRITERIA[criterion] if isinstance(criterion, str) else criterion
+    return cost(guest) < cost(own)

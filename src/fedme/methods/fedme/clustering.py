@@ -1,0 +1,43 @@
+"""Groups of models with similar outputs: k-means over what each model answers to the same unlabeled inputs."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+from torch import Tensor
+
+from fedme.core.data import ClientId, Split
+from fedme.core.key import Key
+from fedme.core.model import Model
+from fedme.core.operations import Steps, predict, together
+from fedme.core.task_types import kind_of
+
+
+def clustered(
+    models: Mapping[ClientId, Model], unlabeled: Split | None, clusters: int, on: Literal["logits", "softmax"], key: Key
+) -> Steps[dict[ClientId, int]]:
+    """The cluster of every client's model; without unlabeled data, or with one cluster, all are in the same."""
+    if clusters == 1 or unlabeled is None or not models:
+        return dict.fromkeys(models, 0)
+    outputs = yield from together([predict(model, unlabeled) for model in models.values()])
+    outputs = [kind_of(unlabeled.y).mean(logits) for logits in outputs] if on == "softmax" else outputs
+    return dict(zip(models, similar(outputs, clusters, key), strict=True))
+
+
+def similar(outputs: list[Tensor], clusters: int, key: Key) -> list[int]:
+    """The cluster of each model. Lloyd's algorithm from distinct random models; an empty cluster is re-seeded far away."""
+    from sklearn.cluster import KMeans  # takes as long to import as everything else: only for who needs it
+    from sklearn.exceptions import ConvergenceWarning
+
+    points = np.stack([output.flatten().double().numpy() for output in outputs])
+    # Diverged models have no meaningful distance: zeros keep them together and the others apart.
+    points = np.nan_to_num(points, nan=0.0, posinf=0.0, neginf=0.0)
+    clusters = min(clusters, len(points))
+    if clusters == 1:
+        return [0] * len(points)
+    kmeans = KMeans(clusters, init="random", n_init=1, max_iter=300, tol=0, random_state=key.integer() % 2**32)
+    with warnings.catch_warnings():
+        # Equal models (a model adopted by several clients) may leave fewer distinct points than clusters: that is fine.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return [int(label) for label in kmeans.fit(points).labels_]

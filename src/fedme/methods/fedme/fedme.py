@@ -1,0 +1,143 @@
+"""FedMe: clients exchange models through the server, train their own and the guest together, and keep the better one.
+
+"FedMe: Federated Learning via Model Exchange", Algorithm 1, Eq. 3 to 9. A round: the server groups the clients' models by their
+outputs on unlabeled data and lends every client a model of its group; the client trains both by deep mutual learning and adopts
+the guest if it does better on its validation part; the server averages all trained copies of each model.
+
+Deviations: adoption compares losses on the validation part, as in the authors' code (Eq. 7 says the local data); k-means
+re-seeds empty clusters; copies that diverged are not sent back; a client whose cluster has no model within its
+`max_parameters` borrows from another. The copies that came back are averaged, an absent client keeps its model. Choices by
+measured time (`adopt`) cannot be repeated exactly. Without unlabeled data all models are in one cluster. A cohort with ``tuning
+= false`` and fixed clusters is the first version of the paper. The server keeps personal models: each is uploaded once a round.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fedme.core.data import ClientData, ClientId
+from fedme.core.key import Key
+from fedme.core.method import Nothing, Plan, Report, Round, Task, TaskError
+from fedme.core.model import Model
+from fedme.core.operations import Models, Steps, at_once, evaluate, together, train
+from fedme.learning.local_training import Training, require
+from fedme.learning.objectives import CrossEntropy, Mutual
+from fedme.learning.robust_aggregation import OPEN, Defence
+from fedme.learning.schedules import since
+from fedme.methods.fedme.adoption import Candidate, Criterion, needs_time, prefers_guest, require_criteria, require_meaning
+from fedme.methods.fedme.clustering import clustered
+from fedme.methods.fedme.exchange import lenders, merged, require_lender, room_for, sound, welcomed
+
+
+@dataclass(frozen=True)
+class Server:
+    """The personal models that have been trained; the others are still as they are drawn from `key`."""
+
+    models: Mapping[ClientId, Model]
+    key: Key = Key(0)
+
+    def model_of(self, client: ClientId, task: Task) -> Model:
+        """A client's personal model."""
+        fresh = self.key.at("client", client)
+        return self.models.get(client) or Model.init(task.members[client].arch, fresh, task.dtype)
+
+
+@dataclass(frozen=True)
+class Down:
+    """The client's personal model and, if there is one for it, a guest: whose it is and from which cluster."""
+
+    own: Model
+    guest: Model | None = None
+    lender: ClientId | None = None
+    cluster: int = 0
+
+
+@dataclass(frozen=True)
+class Up:
+    """Both models after training, unless they diverged, and whether the client prefers the guest from now on."""
+
+    own: Model | None
+    guest: Model | None
+    lender: ClientId | None
+    adopts: bool
+
+
+@dataclass(frozen=True)
+class FedMe:
+    """Clients of any architecture exchange models, learn mutually and keep the better model."""
+
+    train: Training = field(default_factory=Training)
+    clusters: int | Mapping[int, int] = 1  # K^t: a number, or from which round on how many, as {0 = 1, 15 = 2}
+    cluster_on: Literal["logits", "softmax"] = "logits"  # of several labels at once, softmax is each one's probability
+    tuning: bool = True  # MT: adopt the guest if it is better
+    mutual: bool = True  # DML: learn from each other, not only from the labels
+    clustering: bool = True  # MC: lend models of similar outputs
+    adopt: str | Criterion = "loss"  # what "better" means: a name of methods.fedme.adoption.CRITERIA, or a cost function
+    adopt_by: Mapping[ClientId, str | Criterion] = field(default_factory=dict)  # a client's own criterion
+    order: Literal["simultaneous", "alternating"] = "simultaneous"
+    defence: Defence = OPEN
+
+    phases = ("round",)
+    pooled = False
+    own_architectures = True
+
+    def __post_init__(self) -> None:
+        table = self.clusters if isinstance(self.clusters, Mapping) else {0: self.clusters}
+        require(all(t >= 0 and k >= 1 for t, k in table.items()), "clusters", "rounds count from 0, clusters from 1")
+        require_criteria({"adopt": self.adopt} | {f"adopt_by.{client}": each for client, each in self.adopt_by.items()})
+
+    def check(self, task: Task) -> None:
+        task.require_common_classes("fedme")
+        require_meaning(task, self.adopt, self.adopt_by)
+
+    def init_server(self, task: Task, key: Key) -> Server:
+        return Server({}, key)
+
+    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[Nothing]:
+        if self.tuning and not len(data.val):
+            raise TaskError(f"client {me} has no validation data to compare models on: set `val` in [data], or tuning = false")
+        return at_once(Nothing())
+
+    def plan(self, server: Server, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
+        return self.train.plan(present, key)
+
+    def dispatch(self, task: Task, server: Server, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Down]]:
+        count = since(self.clusters, when.t) if self.clustering else 1  # K^t
+        cohort = {me: server.model_of(me, task) for me in plan.train}
+        clusters = yield from clustered(cohort, task.unlabeled, count, self.cluster_on, key.at("cluster"))
+        chosen = lenders(clusters, room_for(task, cohort), key.at("exchange"))
+        return {me: Down(cohort[me], cohort[lender] if lender else None, lender, clusters[me]) for me, lender in chosen.items()}
+
+    def client_round(
+        self, state: Nothing, down: Down, data: ClientData, when: Round, key: Key
+    ) -> Steps[tuple[Nothing, Up, Report]]:
+        taken, why = yield from welcomed(down.own, down.guest, data.val, self.defence)
+        pair = {"own": down.own, "guest": taken} if taken else {"own": down.own}
+        objective = Mutual("own", "guest") if self.mutual and taken else CrossEntropy()
+        rule = self.train.sgd(objective, when, alternating=self.order == "alternating")
+        trained = yield from train(pair, rule, data.train, self.train.local(when), key.at("train"))
+        own, guest = trained.models["own"], sound(trained.models.get("guest"))
+        scores, adopts, criterion = {}, False, self.adopt_by.get(data.id, self.adopt)
+        if guest is not None and self.tuning:
+            both = yield from together([evaluate(each, data.val, needs_time(criterion)) for each in (own, guest)])
+            scores = {"own": both[0], "guest": both[1]}
+            adopts = prefers_guest(criterion, Candidate(both[0], own.parameters), Candidate(both[1], guest.parameters))
+        notes = why | {"lender": down.lender or "", "guest": guest.arch.name if guest else "", "own": own.arch.name}
+        report = Report(trained.losses, scores, notes | {"cluster": down.cluster, "adopts": adopts})
+        return state, Up(sound(own), guest, down.lender, adopts), report
+
+    def expects(self, task: Task, down: Down, up: Up, when: Round) -> dict[str, Model | None]:
+        require_lender(down.lender, up.lender, up.guest is not None, up.adopts)
+        return {"own": down.own, "guest": down.guest}
+
+    def aggregate(self, server: Server, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Server:
+        copies = [(client, up.own) for client, up in replies.items()] + [(up.lender, up.guest) for up in replies.values()]
+        models = merged(server.models, copies, self.defence.combine)
+        adopted = {client: models[up.lender] for client, up in replies.items() if up.adopts and up.lender in models}
+        return Server({**models, **adopted}, server.key)
+
+    def deliver(self, task: Task, server: Server, client: ClientId) -> Down:
+        return Down(server.model_of(client, task))
+
+    def models(self, state: Nothing, delivery: Down, data: ClientData, when: Round, key: Key) -> Steps[Models]:
+        return at_once({"personal": delivery.own})

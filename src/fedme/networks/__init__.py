@@ -1,0 +1,98 @@
+"""The networks that come with the library, by name, and how to use one's own.
+
+``arch("dnn-64", schema)`` is an architecture fitted to a task. A network of one's own needs no registration: its import
+path, "mypkg.nets:Net", is as good a name as any.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from fedme.core.data import Schema
+from fedme.core.model import Arch
+from fedme.networks.convolutional import cnn, cnn_small, fml_cnn1, fml_cnn2, lenet5
+from fedme.networks.dense import dnn, mlr
+from fedme.networks.in_memory import Here, importable, instance, named
+from fedme.networks.input_sizes import ArchError
+from fedme.networks.lookup import FAMILY, Entry, Row, check, own, resolve, rows
+from fedme.networks.recurrent import lstm
+from fedme.networks.vgg import vgg
+
+__all__ = [
+    "ARCHS",
+    "ArchError",
+    "Entry",
+    "Here",
+    "Row",
+    "arch",
+    "check",
+    "describe",
+    "importable",
+    "instance",
+    "named",
+    "own",
+    "register",
+]
+
+_FEDOPT = "FedMe, after Reddi et al. 2021"
+_FEDMA = "FedMe, after Simonyan and Zisserman 2015 and Wang et al. 2020 (FedMA)"
+
+ARCHS: dict[str, Entry] = {
+    "mlr": Entry(mlr, "logistic regression: one linear layer", "pFedMe, PFML"),
+    FAMILY: Entry(dnn, "dense, hidden layers of these sizes: dnn-16, dnn-64-32", "pFedMe, PFML", {"hidden": ()}),
+    "mlp": Entry(dnn, "dense, two hidden layers of 200", "FML, after McMahan et al. 2017", {"hidden": (200, 200)}),
+    "cnn-small": Entry(cnn_small, "one padded convolution, one dense layer; for 8 x 8 digits", "this library"),
+    **{f"cnn-{k}": Entry(cnn, f"3x3 convolutions: {k}; one dense layer of 128", _FEDOPT, {"layers": k}) for k in (1, 2, 3, 4)},
+    **{
+        f"cnn-{k}-linear": Entry(
+            cnn, f"cnn-{k} without ReLU between convolutions", "FedMe's own code", {"layers": k, "conv_relu": False}
+        )
+        for k in (1, 2, 3, 4)
+    },
+    **{
+        f"vgg{depth}": Entry(vgg, f"VGG of {depth} layers for 32 x 32 photographs", _FEDMA, {"depth": depth})
+        for depth in (11, 13, 16, 19)
+    },
+    **{
+        f"lstm-{k}": Entry(lstm, f"LSTM layers: {k}; predicts the next symbol", _FEDOPT, {"layers": k}, "symbols")
+        for k in (1, 2, 3, 4)
+    },
+    "lenet5": Entry(lenet5, "two 5x5 convolutions, dense layers of 120 and 84", "FML, after LeCun et al. 1998"),
+    "fml-cnn1": Entry(fml_cnn1, "3x3 convolutions of 6 and 16 channels, two dense layers", "FML"),
+    "fml-cnn2": Entry(fml_cnn2, "three 3x3 convolutions of 128 channels, one dense layer", "FML"),
+}
+
+
+def arch(
+    spec: str | Mapping[str, Any],
+    schema: Schema,
+    classes: int | None = None,
+    *,
+    imports: bool = True,
+    more: Mapping[str, Entry] | None = None,
+) -> Arch:
+    """The architecture that `spec` asks for, fitted to a task.
+
+    `spec` is a name of `ARCHS` ("dnn-64"), the same with options ("cnn-2(width=0.25)" or a table
+    ``{"name": "cnn-2", "width": 0.25}``), or the import path of a module class or function ("mypkg.nets:Net"), which is
+    given those of `shape`, `classes` and `vocabulary` that it has parameters for.
+
+    An import path runs the code it names, so it may come from the local configuration only: pass ``imports=False`` for
+    any name that arrived in a message. `more` are networks that are at hand, by name.
+    """
+    return resolve({**ARCHS, **more} if more else ARCHS, spec, schema, classes, imports)
+
+
+def register(name: str, factory: Callable[..., nn.Module], about: str = "", source: str = "") -> None:
+    """Give a network of one's own a short name. The same name cannot be given twice, except to the same factory."""
+    if not name or any(letter in "()[]:<>" or letter.isspace() for letter in name) or name.startswith("dnn-"):
+        raise ArchError(f"'{name}' cannot name an architecture: no spaces, brackets or colons, and not 'dnn-...'")
+    if name in ARCHS and ARCHS[name].factory is not factory:
+        raise ArchError(f"an architecture is already called '{name}'")
+    ARCHS.setdefault(name, own(name, factory, about, source))
+
+
+def describe() -> list[Row]:
+    """Every architecture that has a name: name, what it is, where it is from, its options."""
+    return rows(ARCHS)

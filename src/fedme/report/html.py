@@ -1,0 +1,46 @@
+"""The page: a template, its style and its drawings, and the data they draw, in one file that needs nothing else."""
+
+import importlib.resources
+import json
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from fedme import __version__
+from fedme.core.atomic_files import finite
+
+FOLDER = importlib.resources.files("fedme.report") / "page"
+SCRIPTS = (
+    "draw",
+    "tips",
+    "lines",
+    "ranked",
+    "bubbles",
+    "exchange",
+    "grid",
+    "pictures",
+    "page",
+)  # in the order they need each other
+
+
+def render(story: Mapping[str, Any]) -> str:
+    """The whole page. Names of runs and clients are data: the scripts write them as text, never as markup."""
+    # Within a script element nothing but "</" and "<!--" could end or upset it, and JSON may write "<" as an escape.
+    data = json.dumps(finite(story), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    pieces = {
+        "title": escape(str(story["title"])),
+        "style": _file("page.css"),
+        "script": "\n".join(_file(f"{name}.js") for name in SCRIPTS),
+        "data": data,
+        "version": escape(__version__),
+    }
+    page = _file("page.html")
+    for name, text in pieces.items():
+        head, mark, tail = page.partition(f"{{{{{name}}}}}")
+        assert mark, name
+        page = head + text + tail
+    return page
+
+
+def _file(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")

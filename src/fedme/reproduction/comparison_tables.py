@@ -1,0 +1,195 @@
+"""Tables: the paper's number, ours, the difference and a verdict, a line for every cell; as Markdown, CSV or LaTeX."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedme.core.atomic_files import write_text
+from fedme.reproduction import verdicts
+from fedme.reproduction.catalogue import Cell, Result, Scale, claims, family_of
+from fedme.reproduction.findings import ACCURACIES, SETTLED, Findings, Pick
+from fedme.reproduction.planned_runs import scale_of
+from fedme.reproduction.verdicts import Verdict
+from fedme.results.summary import spread
+from fedme.results.tables import text
+
+DIGITS = {"%": 2, "samples": 2, "clients": 1, "seconds": 3}
+SUFFIXES = {"markdown": "md", "csv": "csv", "latex": "tex"}
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A result at a scale, ready to be shown."""
+
+    result: Result
+    scale: Scale
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def finished(self) -> tuple[tuple[str, ...], ...]:
+        """The rows that have a number of ours."""
+        ours = next(i for i, name in enumerate(self.header) if name.startswith("ours"))
+        return tuple(row for row in self.rows if row[ours])
+
+    def text(self, style: str) -> str:
+        """The table as text."""
+        return text(self.header, self.rows, style)  # type: ignore[arg-type]
+
+
+def sheet(result: Result, findings: Findings, chosen: Sequence[Cell] | None = None) -> Sheet:
+    """The table of a result; of chosen cells only, if they are given."""
+    cells = result.cells if chosen is None else chosen
+    header, rows = _table(result, findings, cells) if result.rows else _ends(result, findings, cells)
+    judged = findings.scale != "smoke"  # which only shows that everything runs
+    told = [verdicts.of_claim(claim, findings) for claim in claims() if judged and result.name in claim.results]
+    return Sheet(
+        result,
+        findings.scale,
+        header,
+        tuple(rows),
+        (*_shrunk(result, findings), *result.notes),
+        tuple(each for each in told if each.says != "not run"),
+    )
+
+
+def _shrunk(result: Result, findings: Findings) -> list[str]:
+    """What the scale changed, for every family that has finished runs."""
+    found: dict[str, list[str]] = {}
+    for run in result.runs:
+        if run in findings.runs and (says := family_of(run).at(scale_of(run, findings.scale)).says):
+            names = found.setdefault(says, [])
+            if (name := run.partition("/")[0]) not in names:
+                names.append(name)
+    heading = "Scale full: the paper's setting" if findings.scale == "full" else f"Scale {findings.scale}"
+    told = [f"{', '.join(names)}: {says}" for says, names in found.items()]
+    return [f"{heading}; {'; '.join(told)}." if told else f"{heading}."]
+
+
+def _table(result: Result, findings: Findings, cells: Sequence[Cell]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    unit = " %" if result.unit == "%" else ""
+    header = ["", "column", f"paper{unit}", f"ours{unit}", "difference", "verdict", "seeds"]
+    rows = [_line(cell, result, findings) for cell in cells]
+    for name, beside in _extra(result, findings):
+        values = [_shown(beside(cell), result) for cell in cells]
+        if any(values):
+            header.append(name)
+            rows = [[*row, value] for row, value in zip(rows, values, strict=True)]
+    return tuple(header), [tuple(row) for row in rows]
+
+
+Beside = Callable[[Cell], dict[int, float]]
+
+
+def _extra(result: Result, findings: Findings) -> list[tuple[str, Beside]]:
+    """Columns beside the main number, which is always of the last round."""
+    if result.unit != "%":
+        return []
+
+    def picked(pick: Pick) -> Beside:
+        return lambda cell: findings.values(cell.run, cell.measure, pick)
+
+    kinds = {ACCURACIES[cell.measure][1] for cell in result.cells if cell.measure in ACCURACIES}
+    other = "client mean %" if kinds == {"pooled"} else "pooled %"
+    found: list[tuple[str, Beside]] = [(other, lambda cell: findings.values(cell.run, cell.measure, other=True))]
+    shown = {(cell.run, cell.measure) for cell in result.cells}
+    if not any((run, "own") in shown for run, measure in shown if measure == "tuned"):  # it has no rows of its own
+        found.append(("before fine-tuning %", lambda cell: findings.values(cell.run, "own") if cell.measure == "tuned" else {}))
+    found.append(("best round by validation %", picked("validation")))
+    if result.settled:
+        found.append((f"mean of the last {SETTLED} evaluations %", picked("settled")))
+    if result.best_on_test:
+        found.append(("best round on test data % (the paper's rule)", picked("test")))
+    return found
+
+
+def _line(cell: Cell, result: Result, findings: Findings) -> list[str]:
+    values = findings.values(cell.run, cell.measure)
+    paper = "" if cell.paper is None else _number(cell.paper, result)
+    paper += "" if cell.std is None else f" ± {_number(cell.std, result)}"
+    difference = ""
+    if values and cell.paper is not None:
+        difference = _number(spread(list(values.values()))[0] - cell.paper, result, "+")
+    verdict = verdicts.of_cell(cell, result, findings) if findings.scale != "smoke" else ""
+    seeds = str(len(values)) if values else ""
+    return [cell.row, cell.column, paper, _shown(values, result), difference, verdict, seeds]
+
+
+def _shown(values: dict[int, float], result: Result) -> str:
+    if not values:
+        return ""
+    mean, std = spread(list(values.values()))
+    return _number(mean, result) if std is None else f"{_number(mean, result)} ± {_number(std, result)}"
+
+
+def _number(value: float, result: Result, sign: str = "") -> str:
+    """With the digits that suit the unit; counts of samples are whole where they can be."""
+    digits = 0 if result.unit == "samples" and value == round(value) else DIGITS[result.unit]
+    return f"{value:{sign}.{digits}f}"
+
+
+def _ends(result: Result, findings: Findings, cells: Sequence[Cell]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Where the curves of a figure end."""
+    rows: list[tuple[str, ...]] = []
+    for cell in cells:
+        values = findings.values(cell.run, cell.measure)
+        first = next(iter(findings.runs.get(cell.run, {}).values()), None)
+        last = max((t for curve in first.curves.values() for t in curve.rounds), default=0) + 1 if first else ""
+        rows.append((cell.row, cell.column, _shown(values, result), str(last), str(len(values)) if values else ""))
+    return ("curve", "panel", "ours", "after rounds", "seeds"), rows
+
+
+def write(sheet: Sheet, folder: Path, styles: Sequence[str] = tuple(SUFFIXES)) -> list[Path]:
+    """The table as Markdown, CSV and LaTeX files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for style in styles:
+        suffix = SUFFIXES[style]
+        path = folder / f"{sheet.result.name}-{sheet.scale}.{suffix}"
+        write_text(path, markdown(sheet) if style == "markdown" else sheet.text(style))
+        written.append(path)
+    return written
+
+
+def markdown(sheet: Sheet) -> str:
+    """The whole sheet: title, table, notes, claims."""
+    parts = [f"## {sheet.result.source}: {sheet.result.title}\n", *_paragraphs(sheet.notes[:1]), sheet.text("markdown")]
+    parts += _paragraphs(sheet.notes[1:])
+    if sheet.verdicts:
+        parts.append("".join(claim_lines(verdict) for verdict in sheet.verdicts))
+    return "\n".join(parts)
+
+
+def commands(sheet: Sheet) -> list[str]:
+    """The commands that make what is finished, and nothing else: one for every number of seeds."""
+    seeds = sheet.header.index("seeds")
+    counts = sorted({row[seeds] for row in sheet.finished}, key=int, reverse=True)
+    return [_command(sheet, count, [row for row in sheet.finished if row[seeds] == count]) for count in counts]
+
+
+def _command(sheet: Sheet, seeds: str, rows: Sequence[tuple[str, ...]]) -> str:
+    words = ["fedme", "reproduce", sheet.result.name, "--scale", sheet.scale, "--seeds", seeds]
+    if len(rows) < len(sheet.rows):
+        for column in dict.fromkeys(row[1] for row in rows):
+            there = [row[0] for row in rows if row[1] == column]
+            whole = len(there) == sum(row[1] == column for row in sheet.rows)
+            words += [word for row in ([""] if whole else there) for word in ("--only", f"{row}/{column}")]
+    return shlex.join(words)
+
+
+def _paragraphs(notes: Sequence[str]) -> list[str]:
+    return [f"{note}\n" for note in notes]
+
+
+def claim_lines(verdict: Verdict) -> str:
+    """A claim and its comparisons, as a Markdown list."""
+    lines = [f"* {verdict.claim.text} ({verdict.claim.source}): **{verdict.says}**.\n"]
+    for each in verdict.comparisons:
+        if each.decision != "not run":
+            seeds = f"{each.seeds} seed{'s' if each.seeds != 1 else ''}"
+            word = {"yes": "holds", "no": "does not hold", "open": "not decided"}[each.decision]
+            lines.append(f"  * `{each.left}` and `{each.right}`: {each.numbers} ({seeds}): {word}.\n")
+    return "".join(lines)

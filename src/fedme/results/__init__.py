@@ -1,0 +1,1 @@
+"""What a run measured: records, summaries, tables, loggers."""

@@ -1,0 +1,190 @@
+"""What results look like: tables of one run, of its clients, and of several runs beside each other."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedme.core.metrics import MEASURES, Measure, kind_of_row
+from fedme.results import records, summary
+from fedme.results.tables import Format, render
+
+
+def results(folder: Path, style: Format, out: Console, as_json: bool = False, everything: bool = False) -> None:
+    """The results of a run, finished or not."""
+    result = summary.so_far(folder)
+    if as_json:
+        print(json.dumps(result, indent=2))
+        return
+    wide = everything or style != "table" or out.width >= 110
+    first, *others = summary.measures_of(result)
+    header = ["model", "split", "round", first.heading, "std", "pooled %" if first.percent else "pooled"]
+    header += [measure.heading for measure in others] if wide else []
+    rows = []
+    for r in _distinct(result["results"]):
+        label = r["model"] if r["stage"] == "round" else f"{r['model']}, fine-tuned"
+        t = f"{r['round']} {'last' if r['selection'] == 'last round' else 'best'}"
+        numbers = [first.text(r[first.key][name]) for name in ("client_mean", "client_std", "pooled")]
+        numbers += [measure.text(r[measure.key]["client_mean"]) for measure in others] if wide else []
+        rows.append([label, r["split"], t, *numbers])
+    count = max((r["clients"] for r in result["results"]), default=0)
+    state = f", UNFINISHED: {result['unfinished']}" if "unfinished" in result else ""
+    render(
+        f"{result['name']}: {result['method']}, seed {result['seed']}, {count} clients, in {folder}{state}",
+        header,
+        rows,
+        style,
+        out,
+    )
+    if style == "table":
+        mega = (result["bytes_up"] + result["bytes_down"]) / 1e6
+        out.print(
+            f"Means over clients, with the standard deviation (ddof = 1) of {first.title}; pooled counts every sample the same."
+        )
+        out.print(f"Rounds count from 0; best is the best round by validation {first.title}.")
+        seconds = f"{result['client_seconds']:.1f} s at clients, {result['server_seconds']:.1f} s at the server"
+        out.print(f"Sent {mega:.1f} MB in all; {seconds}.")
+        if "privacy" in result:
+            out.print(private(result["privacy"]), markup=False, highlight=False)
+        if lost := result.get("missing"):
+            out.print(f"Missing replies: {', '.join(f'{count} ({why})' for why, count in lost.items())}.", soft_wrap=True)
+        for line in summary.trouble(result):
+            out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def private(privacy: Mapping[str, Any]) -> str:
+    """What has been spent of privacy, in a sentence."""
+    known = {client: value for client, value in privacy["epsilon"].items() if value is not None}
+    if not known or len(known) < len(privacy["epsilon"]):
+        return "Private training without a bound: there is no noise."
+    worst = max(known, key=lambda client: known[client])
+    least = min(known.values())
+    spread = f"{least:.2f} to {known[worst]:.2f}" if least < known[worst] else f"{known[worst]:.2f}"
+    return f"Privacy: epsilon {spread} (delta {privacy['delta']:g}) for the training samples of a client, most for {worst}."
+
+
+def _distinct(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without a best round that is the last one, and with a global model that is everybody's personal model said once."""
+
+    def numbers(r: dict[str, Any]) -> Any:
+        return r["stage"], r["split"], r["selection"], r["round"], r.get("accuracy"), r["loss"]
+
+    personal = [numbers(r) for r in results if r["model"] == "personal"]
+    last = {(r["model"], r["stage"], r["split"]): r["round"] for r in results if r["selection"] == "last round"}
+    found = []
+    for r in results:
+        if r["selection"] != "last round" and last[r["model"], r["stage"], r["split"]] == r["round"]:
+            continue
+        if r["model"] == "global" and numbers(r) in personal:
+            continue
+        twin = r["model"] == "personal" and any(o["model"] == "global" and numbers(o) == numbers(r) for o in results)
+        found.append(r | {"model": "personal = global"} if twin else r)
+    return found
+
+
+def clients(folder: Path, style: Format, out: Console, as_json: bool = False) -> None:
+    """The personal model of every client after the last evaluated round."""
+    rows = [r for r in records.read(folder) if r["model"] == "personal"]
+    last = max((r["round"] for r in rows), default=-1)
+    measure = MEASURES[kind_of_row(rows[0] if rows else {})][0]
+    found: dict[str, dict[str, Any]] = {}
+    for r in rows:
+        if r["round"] == last:
+            mine = found.setdefault(r["client"], {"client": r["client"], "arch": r["arch"]})
+            key = f"{r['split']}{', fine-tuned' if r['stage'] == 'finetuned' else ''}"
+            mine[key] = r[measure.key]
+            if r["split"] == "test":
+                mine["samples"] = r["samples"]
+            mine |= {"epsilon": r["epsilon"]} if "epsilon" in r else {}
+    if as_json:
+        print(json.dumps(list(found.values()), indent=2))
+        return
+    header = list(dict.fromkeys(key for each in found.values() for key in each))
+    cells = [[_cell(each.get(key), key, measure) for key in header] for each in found.values()]
+    what = f"{measure.title} in %" if measure.percent else measure.title
+    render(f"personal models after round {last}, {what}, in {folder}", header, cells, style, out)
+
+
+def _cell(value: Any, key: str, measure: Measure) -> str:
+    if key == "epsilon":
+        return "no bound" if value is None else f"{value:.2f}"
+    return str(value) if isinstance(value, str) or key.endswith("samples") else measure.text(value)
+
+
+def comparison(lines: list[summary.Line], style: Format, out: Console) -> None:
+    """Runs beside each other; as CSV every number has a column of its own."""
+    if style == "csv":
+        words = ["run", "method", "model", "stage", "split", "selection", "differs", "seeds"]
+        key = lines[0].measure.key if lines else "accuracy"
+        numbers = [f"{key}_mean", f"{key}_std", "pooled_mean", "pooled_std", "bytes"]
+        render("", [*words, *numbers], [_record(line) for line in lines], "csv", out)
+        return
+    names = summary.names({line.config: (line.name, line.method) for line in lines})
+    measure = lines[0].measure
+    header = ["run", "method", "model", measure.heading, "pooled %" if measure.percent else "pooled", "seeds", "MB sent"]
+    rows = [
+        [
+            names[line.config],
+            line.method,
+            label,
+            spread_text(measure, line.client_mean),
+            spread_text(measure, line.pooled),
+            str(len(line.seeds)),
+            f"{line.bytes / 1e6:.1f}",
+        ]
+        for line, label in _labelled(lines)
+    ]
+    if style == "table" and out.width < 100:  # the run's name has to do for the method
+        header, rows = [header[0], *header[2:6]], [[row[0], *row[2:6]] for row in rows]
+    what = f"{lines[0].split} {measure.title} of the {lines[0].selection}"
+    title = f"{what}: mean over clients, and pooled over samples; ± is over seeds (ddof = 1)"
+    render(title, header, rows, style, out)
+    if style == "table":
+        for config, name in names.items():
+            if "#" in name:
+                differs = next(line.differs for line in lines if line.config == config)
+                out.print(f"{name}: {_settings(differs)}", highlight=False, markup=False)
+
+
+def spread_text(measure: Measure, values: Sequence[float | None]) -> str:
+    """Mean and standard deviation over seeds."""
+    mean, std = _spread(values)
+    return measure.text(mean) if std is None else f"{measure.text(mean)} ± {measure.text(std)}"
+
+
+def _spread(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Neither if a number is missing: the models of that seed diverged."""
+    known = [value for value in values if value is not None]
+    return summary.spread(known) if len(known) == len(values) else (None, None)
+
+
+def _record(line: summary.Line) -> list[str]:
+    numbers = [*_spread(line.client_mean), *_spread(line.pooled), line.bytes]
+    words = [line.name, line.method, line.model, line.stage, line.split, line.selection, _settings(line.differs)]
+    return [*words, str(len(line.seeds)), *("" if number is None else repr(number) for number in numbers)]
+
+
+def _settings(differs: Mapping[str, Any]) -> str:
+    """The settings in which a run differs from the others; paths of many are cut."""
+    text = ", ".join(f"{key}={json.dumps(value)}" for key, value in differs.items())
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _labelled(lines: list[summary.Line]) -> list[tuple[summary.Line, str]]:
+    """What each line is about; a global model that is everybody's personal model is said once."""
+    rounds = {(line.config, line.model): line for line in lines if line.stage == "round"}
+
+    def twin(line: summary.Line, model: str) -> bool:
+        other = rounds.get((line.config, model))
+        same = other is not None and (other.client_mean, other.pooled) == (line.client_mean, line.pooled)
+        return line.stage == "round" and same
+
+    found = []
+    for line in lines:
+        if line.model == "global" and twin(line, "personal"):
+            continue
+        label = "personal = global" if line.model == "personal" and twin(line, "global") else line.model
+        found.append((line, label if line.stage == "round" else f"{label}, fine-tuned"))
+    return found

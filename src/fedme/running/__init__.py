@@ -1,0 +1,1 @@
+"""Running experiments: preparing, the round loop, checkpoints, resuming, several runs."""

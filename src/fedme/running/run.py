@@ -1,0 +1,252 @@
+"""A run and its directory: begin it, go on, stop it. What it needs is put together here; its rounds are in `loop.py`."""
+
+import errno
+import platform
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedme
+from fedme.config.experiment import Experiment, load, to_toml
+from fedme.config.identity import digest
+from fedme.core.atomic_files import RunError, locked, replacing, sealed, write_json, write_text
+from fedme.core.key import Key
+from fedme.core.processors import processors
+from fedme.datasets.federated_dataset import Federation
+from fedme.federation.client_work import AnyMethod
+from fedme.federation.failures import Faulty
+from fedme.federation.in_process import InProcess
+from fedme.results import loggers, records, summary
+from fedme.results.summary import CONFIG
+from fedme.running import assembly, checkpoint, privacy_budget
+from fedme.running.flower_run import on_flower, require_flower
+from fedme.running.progress import Display
+from fedme.running.round_loop import Interrupted, Loop
+from fedme.running.weight_store import Store
+
+ENGINE = "engine.log"
+LABELS = "labels.json"  # who has how many samples of what: reports need no data
+FEW = 10  # test samples
+BEFORE = (".lock", "environment.json", ".environment.json.partial", ".config.toml.partial")  # all there is until it begins
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)  # what a disk says that takes no more
+
+
+def start(experiment: Experiment, display: Display, notes: Sequence[str] = ()) -> Path:
+    """Run an experiment in a directory of its own, which is returned; `notes` are kept with the results."""
+    folder = _new_folder(experiment)
+    display.note(f"run directory: {folder}")
+    with locked(folder), on_disk(folder):
+        try:
+            write_json(folder / "environment.json", sealed(environment() | {"notes": list(notes)}))
+            config = experiment.plain() | {"output": str(folder)}
+            write_text(folder / CONFIG, to_toml(config))
+            _run(folder, display, experiment)
+        except Exception as error:  # no round was finished: once the cause is mended, the same command must work
+            if not isinstance(error, Interrupted) and not (folder / records.NAME).exists():
+                shutil.rmtree(folder)
+            raise
+    return folder
+
+
+def resume(folder: Path, display: Display, experiment: Experiment | None = None) -> bool:
+    """Continue a run from its last checkpoint; False if there was nothing left to do.
+
+    The experiment is that of `config.toml`, unless a program hands it over with its samples.
+    """
+    if not (folder / CONFIG).exists():
+        if _unbegun(folder):
+            raise RunError(f"{folder}: the run was stopped before it began; give the command that started it again")
+        raise RunError(f"{folder}: not a run directory (no {CONFIG}); `fedme run` starts one")
+    with locked(folder), on_disk(folder):
+        experiment = experiment or load(folder / CONFIG)[0]
+        if (folder / summary.NAME).exists():
+            config = experiment.plain()
+            if summary.read(folder)["config"] != digest({k: v for k, v in config.items() if k != "seed"}):
+                raise RunError(f"{folder}: finished, but with another configuration than config.toml now says; start a new run")
+            return False
+        _run(folder, display, experiment)
+    return True
+
+
+def _new_folder(experiment: Experiment) -> Path:
+    """The output directory, which must be new; the default name is numbered if it is taken."""
+    asked = experiment.settings.output
+    folder = Path(asked) if asked is not None else Path("runs") / experiment.settings.name
+    number = 1
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            if asked is None:
+                number += 1
+                folder = folder.with_name(f"{experiment.settings.name}-{number}")
+            elif folder.is_dir() and (_unbegun(folder) or not any(folder.iterdir())):
+                return folder
+            else:
+                hint = f"`fedme resume {folder}` continues it, or " if (folder / CONFIG).exists() else ""
+                raise RunError(f"{folder}: exists already; {hint}choose another output") from None
+        except OSError as error:
+            raise RunError(f"{folder}: cannot be made: {error.strerror}") from error
+
+
+def _unbegun(folder: Path) -> bool:
+    """Whether this is what a run leaves that was killed before its configuration was written."""
+    inside = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return ".lock" in inside and inside <= set(BEFORE)
+
+
+@contextmanager
+def on_disk(folder: Path) -> Iterator[None]:
+    """A disk that refuses to take a run is told in one line, with what is safe and how to go on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        mend = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "see to the disk"
+        again = f"then `fedme resume {shlex.quote(str(folder))}` goes on from the last checkpoint, which is whole"
+        what = f"{mend}, {again if (folder / checkpoint.NAME).exists() else 'then give the same command again'}"
+        raise RunError(f"{folder}: cannot be written to: {error.strerror}; {what}") from error
+
+
+def environment() -> dict[str, Any]:
+    """What the results were made with."""
+    packages = ("torch", "numpy", "scipy", "scikit-learn", "safetensors")
+    return {
+        "fedme": fedme.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processors": processors(),
+        "packages": {name: metadata.version(name) for name in packages},
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _run(folder: Path, display: Display, experiment: Experiment) -> None:
+    settings, config = experiment.settings, experiment.plain()
+    loggers.require_packages(settings.log)
+    if settings.engine.name == "flower":
+        require_flower(experiment)
+    privacy_budget.require_private(experiment)
+    root = Key(settings.seed)
+    with stopping() as stop, ExitStack() as cleanup:
+
+        def tick() -> None:
+            display.tick()
+            stop()
+
+        store = Store(folder, int(settings.engine.memory * 2**30))
+        cleanup.callback(store.close)
+        execute = assembly.executor(settings.engine, tick, store.wait)
+        cleanup.callback(execute.close)
+        display.note(f"loading {experiment.data_name} ...")
+        federation = assembly.gather(experiment)
+        for note in [
+            *federation.notes,
+            *_cautions(experiment, federation),
+            *privacy_budget.cautions(experiment, federation.clients),
+        ]:
+            display.note(f"note: {note}", always=True)
+        with replacing(folder / "partition.safetensors") as temporary:
+            federation.partition.save(temporary)
+        write_json(folder / LABELS, sealed(federation.division()))
+        found = checkpoint.load(folder, config)
+        secret = privacy_budget.secret_of(folder, settings.privacy, begun=found is not None)
+        prepared = assembly.prepare(
+            experiment,
+            federation,
+            execute,
+            found.header.assigned if found else None,
+            lambda total: display.start("choosing architectures: training", total, by_operation=True),
+        )
+        if prepared.selection:
+            write_json(folder / "selection.json", prepared.selection)
+        settings.faults.check(prepared.task)
+        privacy_budget.require_private_training(experiment, prepared.archs.values(), federation.clients.values())
+        assigned = {client: member.arch.name for client, member in prepared.task.members.items()}
+        method: AnyMethod = experiment.method
+        if found:
+            at = checkpoint.states(folder, store, found, method, prepared.archs)
+        else:
+            head = checkpoint.Header(0, 0, assigned)
+            at = checkpoint.Checkpoint(head, store.keep(method.init_server(prepared.task, root.at("init"))), {})
+            checkpoint.save(folder, store, at, config)
+        logs = cleanup.enter_context(loggers.opened(settings.log, folder, config, at.header.round))
+
+        def work(engine: Any) -> None:
+            engine = Faulty(engine, settings.faults, root) if settings.faults.simulates else engine
+            Loop(folder, experiment, engine, store, display, logs).run(at, config)
+
+        if settings.engine.name == "flower":
+            display.note("starting Flower ...")
+            on_flower(experiment, prepared, work, tick, stop)
+        else:
+            private = privacy_budget.guards(experiment, secret)
+            work(InProcess(method, prepared.task, federation.clients, root, execute, private))
+        write_text(folder / ENGINE, "".join(f"{line}\n" for line in execute.explain()))
+    summary.write(folder, config)
+    privacy_budget.forget_secret(folder)
+
+
+def _cautions(experiment: Experiment, federation: Federation) -> list[str]:
+    """What a reader of the results should know about the data."""
+    notes = []
+    schema = federation.dataset.schema
+    if schema.kind != "classification" and getattr(experiment.dataset, "task", "") == "auto":
+        seen = "0 or 1, several a sample" if schema.kind == "multi-label" else "numbers with fractions"
+        notes.append(f"the labels are {seen}, so this is {schema.kind} of {_some(schema.classes)}; data.task can say otherwise")
+    if schema.kind == "multi-label" and bool((torch.cat([d.train.y for d in federation.clients.values()]).sum(1) == 1).all()):
+        notes.append(
+            "every sample has exactly one label; to learn one class of several, give each sample the number of its class"
+        )
+    if len(schema.classes) == 1 and schema.kind == "classification":
+        notes.append(f"there is only one class, {schema.classes[0]}: there is nothing to learn")
+    few = [client for client, data in federation.clients.items() if len(data.test) < FEW]
+    if few:
+        many = f"{len(few)} of {len(federation.clients)} clients have fewer than {FEW} test samples"
+        notes.append(f"{many}; in means over clients they weigh like the others")
+    cohort = experiment.settings.train.cohort
+    if cohort is not None and cohort > len(federation.clients):
+        notes.append(f"train.cohort is {cohort}, but there are only {len(federation.clients)} clients: all take part")
+    return notes
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+@contextmanager
+def stopping() -> Iterator[Any]:
+    """Turn Ctrl-C and a request to terminate into `Interrupted`, raised where `stop()` is called next."""
+    asked: list[int] = []
+
+    def remember(number: int, frame: object) -> None:
+        if asked:  # a second Ctrl-C: at once
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    def stop() -> None:
+        if asked:
+            raise Interrupted("stopped before the first round; `fedme resume` with the run directory begins again")
+
+    try:
+        before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: somebody else handles signals
+        yield stop
+        return
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

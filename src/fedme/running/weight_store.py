@@ -1,0 +1,246 @@
+"""Weights at rest: as many in memory as a budget allows, the others in files, read again when somebody looks at them.
+
+States are values, so a set of weights never changes: it is written at most once, to make room or for a checkpoint, and a
+checkpoint writes only what is new. Sets are written one after another into a segment, a file that never changes either. A
+segment of which less than half is still needed is given up: what is left of it goes into the next one.
+"""
+
+import dataclasses
+import math
+import operator
+import re
+import threading
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedme.core.atomic_files import RunError, replacing
+from fedme.core.model import Arch
+
+T = TypeVar("T")
+Layout = tuple[tuple[str, str, tuple[int, ...]], ...]  # the name, type and shape of every tensor of a set
+
+FOLDER = "weights"
+TYPES = {str(kind).removeprefix("torch."): kind for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16)} | {
+    str(kind).removeprefix("torch."): kind
+    for kind in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a set of weights is written, and the checksum of its bytes."""
+
+    segment: int
+    offset: int
+    check: int
+
+
+class Weights(Mapping[str, Tensor]):
+    """Named tensors in the care of a store: in memory, in a file, or both."""
+
+    def __init__(self, store: "Store", layout: Layout, tensors: dict[str, Tensor] | None, place: Place | None) -> None:
+        self.store, self.layout, self.tensors, self.place = store, layout, tensors, place
+        self.used = store.time
+        self.nbytes = sum(TYPES[kind].itemsize * math.prod(shape) for _, kind, shape in layout)
+        store.known.add(self)
+
+    # Two sets are the same only if they are the same object: comparing numbers would read files.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.loaded()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _, _ in self.layout)
+
+    def __len__(self) -> int:
+        return len(self.layout)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What travels to a worker process is the tensors."""
+        return dict, (self.loaded(),)
+
+    def loaded(self) -> dict[str, Tensor]:
+        """The tensors, in memory from now on until the store needs the room."""
+        self.used = self.store.time
+        if self.tensors is None:
+            self.tensors = self.store.read(self)
+        return self.tensors
+
+    def sketch(self) -> dict[str, Tensor]:
+        """Tensors of the same types and shapes without numbers: nothing is read for it."""
+        return {name: torch.empty(shape, dtype=TYPES[kind], device="meta") for name, kind, shape in self.layout}
+
+
+class Store:
+    """The weights of a run; at most `budget` bytes of those at rest are in memory after `settle`."""
+
+    def __init__(self, folder: Path, budget: int) -> None:
+        self.folder, self.budget = folder / FOLDER, budget
+        self.known: weakref.WeakSet[Weights] = weakref.WeakSet()
+        self.layouts: dict[Layout, Layout] = {}  # one object for equal layouts
+        self.time = 0  # counts calls of `settle`
+        self.guard = threading.Lock()  # nobody reads a segment while it is being given up
+        self.beside = ThreadPoolExecutor(1, "store")
+        self.writing: Future[None] | None = None
+        self.next = max(self._segments(), default=-1) + 1
+
+    def keep(self, value: T) -> T:
+        """The same state with its weights in the care of the store. Weights that occur twice are kept once."""
+        return _mapped(value, self._adopted, {})  # type: ignore[no-any-return]
+
+    def _adopted(self, tensors: Mapping[str, Tensor]) -> Weights:
+        if isinstance(tensors, Weights) and tensors.store is self:
+            return tensors
+        layout = tuple((name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items())
+        return Weights(self, self.layouts.setdefault(layout, layout), dict(tensors), None)
+
+    def at(self, layout: Layout, place: Place) -> Weights:
+        """A set that is in a file already; it is checked when it is read."""
+        try:
+            size = self._path(place.segment).stat().st_size
+        except OSError:
+            raise RunError(f"{self._path(place.segment)}: is missing") from None
+        weights = Weights(self, self.layouts.setdefault(layout, layout), None, place)
+        if not 0 <= place.offset <= size - weights.nbytes:
+            raise RunError(f"{self._path(place.segment)}: is too short")
+        return weights
+
+    def settle(self) -> None:
+        """Let go of the weights that were used longest ago until the others fit the budget; those that are new are written."""
+        here = [weights for weights in self.known if weights.tensors is not None]
+        excess = sum(weights.nbytes for weights in here) - self.budget
+        leaving = []
+        for weights in sorted(here, key=lambda each: each.used) if excess > 0 else []:
+            if excess <= 0:
+                break
+            leaving.append(weights)
+            excess -= weights.nbytes
+        if leaving:
+            self.wait()
+        self.write([weights for weights in leaving if weights.place is None])
+        for weights in leaving:
+            weights.tensors = None
+        self.time += 1
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Let `work` write while the run goes on; what went wrong in it is raised by the next `wait`."""
+        self.wait()
+        self.writing = self.beside.submit(work)
+
+    def wait(self) -> None:
+        """Until everything asked for is on disk."""
+        writing, self.writing = self.writing, None
+        if writing is not None:
+            writing.result()
+
+    def close(self) -> None:
+        """End the thread that writes, when it has finished."""
+        self.beside.shutdown()
+
+    def write(self, sets: Sequence[Weights]) -> None:
+        """Write sets of weights into a new segment; they are on disk when this returns."""
+        if not sets:
+            return
+        self.folder.mkdir(exist_ok=True)
+        number, offset, places = self.next, 0, []
+        self.next += 1
+        with replacing(self._path(number)) as temporary, temporary.open("wb") as file:
+            for weights in sets:
+                check = 0
+                tensors = weights.tensors or self.read(weights)
+                for name, _, _ in weights.layout:
+                    data = _bytes(tensors[name].contiguous())
+                    check = zlib.crc32(data, check)
+                    file.write(data)
+                places.append(Place(number, offset, check))
+                offset += weights.nbytes
+        for weights, place in zip(sets, places, strict=True):
+            weights.place = place
+
+    def scattered(self, sets: Iterable[Weights]) -> list[Weights]:
+        """Which of the sets that a state needs lie in segments that are mostly not needed any more."""
+        needed: dict[int, list[Weights]] = {}
+        for weights in sets:
+            if weights.place is not None:
+                needed.setdefault(weights.place.segment, []).append(weights)
+        sizes = {number: self._path(number).stat().st_size for number in needed}
+        few = [number for number, mine in needed.items() if 2 * sum(each.nbytes for each in mine) < sizes[number]]
+        return [weights for number in few for weights in needed[number]]
+
+    def sweep(self, needed: Iterable[int]) -> None:
+        """Remove every segment but the `needed` ones, and what a power cut left half-written."""
+        for path in self.folder.glob(".*.partial"):
+            path.unlink(missing_ok=True)
+        with self.guard:
+            for number in self._segments() - set(needed):
+                self._path(number).unlink(missing_ok=True)
+
+    def read(self, weights: Weights) -> dict[str, Tensor]:
+        """The tensors of a set, from its file."""
+        with self.guard:
+            place = weights.place
+            assert place is not None
+            path = self._path(place.segment)
+            try:
+                mapped: Any = np.memmap(path, np.uint8, "r", place.offset, weights.nbytes) if weights.nbytes else b""
+            except (OSError, ValueError) as error:
+                raise RunError(f"{path}: cannot be read: {error}") from error
+            if zlib.crc32(mapped) != place.check:
+                raise RunError(f"{path}: damaged (its checksum is wrong)")
+            tensors, start = {}, 0
+            for name, kind, shape in weights.layout:
+                # Fresh memory, as if it had just been computed: results may depend on how numbers lie in memory.
+                tensors[name] = torch.empty(shape, dtype=TYPES[kind])
+                target = _bytes(tensors[name])
+                if len(target):
+                    target[:] = mapped[start : start + len(target)]
+                start += len(target)
+            return tensors
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:06}.bin"
+
+    def _segments(self) -> set[int]:
+        return {int(path.stem) for path in self.folder.glob("*.bin") if re.fullmatch("[0-9]{6,}", path.stem)}
+
+
+def _mapped(value: Any, change: Any, seen: dict[int, Any]) -> Any:
+    """The same state with every set of weights changed; parts without any are the same objects."""
+    if isinstance(value, Weights):
+        return change(value)
+    if value is None or isinstance(value, bool | int | float | str | Arch | Tensor):
+        return value
+    if id(value) in seen:
+        return seen[id(value)][1]
+    if isinstance(value, Mapping):
+        if value and all(isinstance(item, Tensor) for item in value.values()):
+            new: Any = change(value)
+        else:
+            items = {key: _mapped(item, change, seen) for key, item in value.items()}
+            new = value if all(items[key] is item for key, item in value.items()) else items
+    elif isinstance(value, list | tuple):
+        parts = [_mapped(item, change, seen) for item in value]
+        new = value if all(map(operator.is_, parts, value)) else type(value)(parts)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        changed = {name: _mapped(item, change, seen) for name, item in fields.items()}
+        new = value if all(changed[name] is fields[name] for name in fields) else dataclasses.replace(value, **changed)
+    else:
+        new = value
+    seen[id(value)] = value, new  # the value too: its number must not be given to another object
+    return new
+
+
+def _bytes(tensor: Tensor) -> Any:
+    """The memory of a contiguous tensor as an array of bytes."""
+    return tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else np.empty(0, np.uint8)

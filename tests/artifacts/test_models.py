@@ -1,0 +1,214 @@
+"""What comes out: models that predict, are exported and described anywhere, and that newcomers start from."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import fedme
+from fedme.artifacts import saved_models, unseen_clients
+from fedme.artifacts.personal_model import Personal, find
+from fedme.core.atomic_files import RunError
+from fedme.core.key import Key
+from fedme.datasets.data_errors import DataError
+from fedme.results.lineage import Adoption, Lineage, lineages
+from fedme_test_people_networks import MyNet, Normed
+
+QUICK = {"rounds": 2, "train": {"epochs": 1}}
+
+
+def samples(count, seed):
+    x = torch.randn(count, 3, generator=Key(seed).torch()) * torch.tensor([5.0, 1.0, 40.0]) + 7
+    return x, np.array(["low", "mid", "high"])[((x[:, 0] > 9).long() + (x[:, 2] > 20).long()).numpy()]
+
+
+def clients(model, count=3):
+    return [fedme.Client(f"site {i}", train=samples(40 + 10 * i, i), model=model) for i in range(count)]
+
+
+def fit(model="dnn-8", method=fedme.FedMe, output=None, **settings):
+    return method(**{**QUICK, **settings}).fit(clients(model), public=10, output=output, quiet=True)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return fit(output=tmp_path_factory.mktemp("runs") / "one", finetune={"epochs": 1})
+
+
+def test_exports_answer_as_the_model_does(trained, tmp_path):
+    import onnx
+    import onnxruntime
+
+    x, _ = samples(11, 50)
+    model = trained["site 1"]
+    expected = model.logits(x)
+    path = model.export(tmp_path / "deep" / "m.onnx")
+    session = onnxruntime.InferenceSession(path)
+    assert np.allclose(session.run(["logits"], {"x": x.numpy()})[0], expected, atol=1e-5)
+    facts = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+    assert json.loads(facts["classes"]) == ["high", "low", "mid"]
+    program = torch.export.load(model.export(tmp_path / "m.pt2")).module()
+    assert torch.allclose(program(x), expected, atol=1e-5)
+    weights = model.export(tmp_path / "m.safetensors")
+    shutil.copy(weights, tmp_path / "model.safetensors")
+    shutil.copy(weights.with_suffix(".json"), tmp_path / "model.json")
+    assert torch.equal(Personal(tmp_path, "model").logits(x), expected)
+    with pytest.raises(RunError, match="what is it to be"):
+        model.export(tmp_path / "m.bin")
+
+
+def test_a_folder_of_a_model_is_enough_on_another_machine(trained, tmp_path):
+    """Another process, in another directory, with nothing but the client's folder."""
+    shutil.copytree(saved_models.folder_of(trained.folder, "site 2"), tmp_path / "taken")
+    x, _ = samples(9, 51)
+    with (tmp_path / "x.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["u", "v", "w"], *x.tolist()])
+    command = [sys.executable, "-m", "fedme", "predict", "taken", "x.csv", "--finetuned", "--json"]
+    answer = json.loads(subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, text=True).stdout)
+    expected = trained.model("site 2", "finetuned").probabilities(x)
+    assert np.allclose([list(row["probabilities"].values()) for row in answer], expected, atol=1e-6)
+    assert [row["prediction"] for row in answer] == trained.model("site 2", "finetuned").predict(x).tolist()
+
+
+def test_the_card_says_what_the_model_is(trained):
+    card = trained["site 0"].card
+    about = trained["site 0"].about
+    assert "# Personal model of client site 0" in card
+    sizes = about["data"]
+    assert sum(sizes.values()) <= 40
+    assert f"{sizes['train']} for training, {sizes['val']} for validation, {sizes['test']} for testing" in card
+    assert "Lineage: began as the model of" in card
+    assert about["metrics"]["test"]["accuracy"] == about["accuracy"]["test"]
+    assert about["versions"]["torch"] == torch.__version__
+    assert "fine-tuned" in trained.model("site 0", "finetuned").card
+
+
+def test_lineage_follows_adoptions_of_the_same_round_at_once():
+    def row(t, client, lender, adopts, **more):
+        return {"round": t, "client": client, "notes": {"lender": lender, "adopts": adopts, "cluster": 1, **more}}
+
+    rows = [
+        row(0, "a", "b", True), row(0, "b", "a", True), row(0, "c", "a", False),
+        row(1, "c", "a", True), row(1, "a", "b", True, missing=True),
+        {"round": 1, "client": "b"},
+    ]  # fmt: skip
+    found = lineages(rows, ["a", "b", "c"])
+    assert found["a"] == Lineage("b", (Adoption(0, "a", "b"),), 1)
+    assert found["b"] == Lineage("a", (Adoption(0, "b", "a"),), 1)
+    assert found["c"] == Lineage("b", (Adoption(0, "a", "b"), Adoption(1, "c", "a")), 1)
+
+
+def test_an_instance_is_saved_as_onnx_and_says_so(tmp_path):
+    result = fit(Normed(), output=tmp_path / "run", rounds=1)
+    x, y = samples(20, 52)
+    anew = Personal(find(tmp_path / "run", "site 1"), "model")
+    assert "given as an object" in anew.note
+    assert torch.allclose(anew.logits(x), result["site 1"].logits(x), atol=1e-5)
+    assert anew.evaluate((x, y)).accuracy == result["site 1"].evaluate((x, y)).accuracy
+    with pytest.raises(RunError, match="there is no nn.Module in it"):
+        _ = anew.module
+    anew.export(tmp_path / "copy.onnx")
+    assert (tmp_path / "copy.onnx").read_bytes() == (anew.folder / "model.onnx").read_bytes()
+    (anew.folder / "model.onnx").unlink()
+    with pytest.raises(RunError, match="saved as weights alone"):
+        Personal(find(tmp_path / "run", "site 1"), "model")
+
+
+def test_a_network_with_an_import_path_is_only_imported_if_asked(tmp_path):
+    fit(fedme.Arch(MyNet, width=4), output=tmp_path / "run")
+    folder = find(tmp_path / "run", "site 0")
+    with pytest.raises(RunError, match="only imported if you trust the folder"):
+        Personal(folder, "model")
+    assert isinstance(Personal(folder, "model", imports=True)._network, MyNet)
+    assert isinstance(fedme.load_model(folder, imports=True), MyNet)
+
+
+def test_what_does_not_fit_a_model_is_refused(trained, tmp_path):
+    model = trained["site 0"]
+    for call, message in [
+        (lambda: model.predict(torch.zeros(2, 4)), r"samples have the shape \(4,\), expected \(3,\)"),
+        (lambda: model.predict(torch.full((2, 3), torch.nan)), "is not a number"),
+        (lambda: model.evaluate((torch.zeros(2, 3), ["low", "lo"])), "class 'lo', .*did you mean 'low'.*knows no others"),
+    ]:  # fmt: skip
+        with pytest.raises(DataError, match=message):
+            call()
+    with pytest.raises(KeyError, match="no client 'nobody'"):
+        trained["nobody"]
+    with pytest.raises(RunError, match="there is no client 'site'; did you mean 'site"):
+        find(trained.folder, "site")
+    with pytest.raises(RunError, match="whose model"):
+        find(trained.folder, None)
+    (tmp_path / "model.json").write_text('{"format": "other"}')
+    with pytest.raises(RunError, match="this version reads fedme-model-1"):
+        Personal(tmp_path, "model")
+
+
+NEW = fedme.Client("new", train=samples(40, 60))
+
+
+@pytest.mark.parametrize(
+    ("method", "start"),
+    [
+        (fedme.FedMe, "site"), (fedme.HypCluster, "cluster"), (fedme.FedAvg, "global"), (fedme.FedProx, "global"),
+        (fedme.FML, "global"), (fedme.PFML, "global"), (fedme.PFedMe, "global"), (fedme.Mapper, "global"),
+        (fedme.Centralized, "global"),
+    ],
+)  # fmt: skip
+def test_a_newcomer_starts_from_what_its_method_shares(method, start):
+    result = fit(method=method)
+    tuned = result.join(NEW)
+    assert tuned.about["started_from"].startswith(start)
+    assert "new" in result
+    before = result["new"]
+    x, _ = samples(9, 61)
+    taken = {offer.name: offer.model for offer in unseen_clients.offers(result.folder, method.method)}[
+        tuned.about["started_from"]
+    ]
+    assert torch.equal(before.logits(x), taken.module()(before.preparation.scale.scaling()(x)).detach())
+    assert not torch.equal(before.logits(x), tuned.logits(x))
+    assert tuned.about["data"] == {"train": 24, "val": 6, "test": 10}
+    with pytest.raises(RunError, match="is called 'site 0' already"):
+        result.join(fedme.Client("site 0", train=samples(40, 60)))
+
+
+def test_the_model_that_fits_the_newcomer_best_is_taken():
+    val = samples(30, 62)
+    result = fit(rounds=1)
+    result.join(fedme.Client("new", train=samples(40, 60), val=val), epochs=0)
+    losses = {name: result[name].evaluate(val).loss for name in result if name != "new"}
+    about = result["new"].about
+    assert about["started_from"] == min(losses, key=losses.get)
+    assert about["metrics"]["val"]["loss"] == pytest.approx(min(losses.values()))
+    assert about["lineage"]["adoptions"][-1] == {"round": 0, "by": "new", "lender": about["started_from"]}
+    x, _ = samples(5, 1)
+    assert torch.equal(result["new"].logits(x), result.model("new", "finetuned").logits(x))  # no epochs of fine-tuning
+
+
+def test_one_model_a_cluster_is_faster():
+    result = fedme.FedMe(**QUICK, clusters=2).fit(clients("dnn-8", count=4), unlabeled=20, quiet=True)
+    everything = unseen_clients.offers(result.folder, "fedme")
+    few = unseen_clients.offers(result.folder, "fedme", per_cluster=True)
+    clusters = {offer.about["lineage"]["cluster"] for offer in everything}
+    assert len(everything) == 4
+    assert sorted(offer.about["lineage"]["cluster"] for offer in few) == sorted(clusters)
+    for offer in few:
+        rivals = [o for o in everything if o.about["lineage"]["cluster"] == offer.about["lineage"]["cluster"]]
+        assert offer.about["metrics"]["val"]["loss"] == min(o.about["metrics"]["val"]["loss"] for o in rivals)
+
+
+def test_all_models_of_a_server_are_offered_one_a_cluster_or_not():
+    result = fit(method=fedme.HypCluster, clusters=2)
+    assert len(unseen_clients.offers(result.folder, "hypcluster", per_cluster=True)) == 2
+
+
+@pytest.mark.parametrize(("method", "reason"), [(fedme.Local, "share nothing"), (fedme.FedMD, "share outputs on public data")])
+def test_methods_without_a_model_to_give_refuse_newcomers(method, reason):
+    more = {"public_epochs": 1, "private_epochs": 1} if method is fedme.FedMD else {}
+    result = fit(method=method, **more)
+    with pytest.raises(RunError, match=reason):
+        result.join(NEW)

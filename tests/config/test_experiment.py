@@ -1,0 +1,193 @@
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedme.config.experiment import ConfigError, load, override, parse, presets, to_toml
+from fedme.methods import METHODS
+
+EXAMPLE = """
+name = "fedme-digits"
+seed = 0
+rounds = 30
+[method]
+name = "fedme"
+clusters = {0 = 1, 15 = 2, 22 = 3}
+[data]
+name = "digits"
+unlabeled = 100
+[partition]
+name = "dirichlet"
+clients = 20
+alpha_label = 0.5
+alpha_size = 10.0
+[models]
+pool = ["mlr", "dnn-16", "dnn-64", "cnn-small"]
+assign = "best-local"
+[train]
+epochs = 2
+batch = 20
+lr = 0.1
+momentum = 0.9
+[engine]
+name = "inprocess"
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "experiment.toml"
+    path.write_text(EXAMPLE)
+    return path
+
+
+def test_the_example_reads_as_written(file):
+    experiment, notes = load(file)
+    assert notes == []
+    assert experiment.method_name == "fedme"
+    assert experiment.method.clusters == {0: 1, 15: 2, 22: 3}
+    assert experiment.method.train.momentum == 0.9
+    assert experiment.partition.alpha_size == 10.0
+    assert experiment.data.unlabeled == 100
+
+
+def test_overrides_of_any_key(file):
+    words = ["rounds=5", "seed=3", "output=DIR", "method.name=fml", "partition.alpha_label=0.1", "models.pool=['mlr']"]
+    experiment, notes = load(file, words)
+    settings = experiment.settings
+    assert (settings.rounds, settings.seed, settings.output) == (5, 3, "DIR")
+    assert experiment.method_name == "fml"
+    assert experiment.partition.alpha_label == 0.1
+    assert settings.models.pool == ("mlr",)
+    assert notes == ["method.name=fml: left out clusters of fedme"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_can_be_put_in_place_of_another(file, name):
+    experiment, _ = load(file, [f"method.name={name}", "data.public=20"])
+    assert experiment.method_name == name
+
+
+def test_a_setting_of_the_new_method_may_come_before_or_after_its_name(file):
+    for words in (["method.beta=0.2", "method.name=fml"], ["method.name=fml", "method.beta=0.2"]):
+        assert load(file, words)[0].method.beta == 0.2
+
+
+def test_short_names_of_tables(file):
+    assert load(file, ["method=local", "partition=iid"])[0].partition_name == "iid"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["method.cluster=3"], "method.cluster: unknown key; did you mean 'clusters'?"),
+        (["train.lr=fast"], "train.lr: must be a number, not 'fast'"),
+        (["train.lr=-1"], "train.lr: must be positive"),
+        (["rounds=0"], "rounds: must be at least 1"),
+        (["rounds=1.5"], "rounds: must be a whole number"),
+        (["round=3"], "round: unknown key; did you mean 'rounds'?"),
+        (["method.name=fedmee"], "unknown method 'fedmee'; did you mean 'fedme'?"),
+        (["data.name=digit"], "unknown data 'digit'; did you mean 'digits'?"),
+        (["partition.name=dirichlett"], "did you mean 'dirichlet'?"),
+        (["data.vall=0.1"], "data.vall: unknown key; did you mean 'val'?"),
+        (["data.val=2"], "data.val = 2.0; it must be at least 0"),
+        (["partition.alpha_label=-1"], "alpha_label"),
+        (["method.clusters={0=0}"], "method.clusters"),
+        (["method.clusters={a=1}"], "method.clusters.a: this key must be a whole number"),
+        (["method.adopt=speed"], "method.adopt: 'speed' is none of loss"),
+        (["method.adopt=nowhere:cost"], "method.adopt: cannot import 'nowhere:cost'"),
+        (["method.name=nowhere:Method"], "method.name: cannot import"),
+        (["method.name=string:Template"], "is not a method"),
+        (["method.train={}"], "these settings are in a table of their own, [train]"),
+        (["partition=natural"], "no natural clients"),
+        (["engine.name=flour"], "engine.name: 'flour' is not one of"),
+        (["models.pool=[]"], "models.pool: must name at least one"),
+        (["train.cohort=0"], "train.cohort: must be at least 1"),
+        (["rounds"], "overrides look like key=value"),
+        (["seed.x=1"], "seed is not a table"),
+    ],
+)
+def test_errors_name_the_key_and_the_way_out(file, words, said):
+    with pytest.raises(ConfigError) as error:
+        load(file, words)
+    assert said in str(error.value)
+
+
+def test_errors_of_files(tmp_path):
+    with pytest.raises(ConfigError, match="no such file"):
+        load(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="neither a file nor a preset; did you mean 'digits-fedme'"):
+        load("digit-fedme")
+    bad = tmp_path / "bad.toml"
+    bad.write_text("rounds = = 3")
+    with pytest.raises(ConfigError, match="bad.toml: "):
+        load(bad)
+    bad.write_bytes(b"name = '\xff'")
+    with pytest.raises(ConfigError, match="bad.toml: "):
+        load(bad)
+
+
+def test_functions_and_methods_of_ones_own(file, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedme.methods.fedavg import FedAvg\n"
+        "def cost(candidate):\n    return candidate.parameters\n"
+        "@dataclass(frozen=True)\nclass Slow(FedAvg):\n    speed: float = 0.5\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    experiment, _ = load(file, ["method.adopt=mine:cost"])
+    assert experiment.method.adopt.__name__ == "cost"
+    again = parse(experiment.plain())
+    assert again.method.adopt is experiment.method.adopt
+    own, notes = load(file, ["method.name=mine:Slow", "method.speed=0.25"])
+    assert (own.method_name, own.method.speed) == ("mine:Slow", 0.25)
+    assert "left out clusters" in notes[0]
+
+
+@pytest.mark.parametrize("name", presets())
+def test_presets_read_and_survive_a_round_trip(name, tmp_path):
+    experiment, _ = load(name)
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(experiment.plain()))
+    again, _ = load(path)
+    assert again.plain() == experiment.plain()
+    assert (again.method, again.partition, again.dataset) == (experiment.method, experiment.partition, experiment.dataset)
+
+
+def test_without_a_file_it_is_the_demo():
+    assert load(None)[0].settings.name == "digits-fedme"
+
+
+def test_nothing_can_be_said(file):
+    experiment, _ = load(file, ["partition.alpha_size=none"])
+    assert experiment.partition.alpha_size is None
+    assert parse(experiment.plain()).partition.alpha_size is None
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(string.printable, max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abmnp.", max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+keys = st.sampled_from(
+    ["name", "seed", "rounds", "method", "data", "partition", "models", "train", "finetune", "engine", "output", "x"]
+)
+
+
+@given(st.dictionaries(keys, values, max_size=4))
+def test_any_data_is_read_or_refused(raw):
+    try:
+        parse(raw, "file")
+    except ConfigError as error:
+        assert str(error).startswith("file: ")
+
+
+@given(st.lists(st.text("abcdet.=0[]{}\"'- ", max_size=12), max_size=3))
+def test_any_words_are_taken_or_refused(words):
+    raw = {"method": {"name": "fedme"}, "train": {"lr": 0.1}}
+    try:
+        override(raw, words)
+        parse(raw)
+    except ConfigError:
+        pass

@@ -1,0 +1,56 @@
+"""How long a federation of sites asks for replies: until there are as many as its operator and its experiment want."""
+
+import pytest
+
+from fedme.config.experiment import load
+from fedme.core.method import Report, Round
+from fedme.deployment import site_engine as deployed
+from fedme.deployment.operator_folder import Settings
+from fedme.deployment.site_engine import Deployed
+from fedme.deployment.site_settings import agreed
+from fedme.federation.flower import EngineError
+from fedme.federation.round import Absent, Answer
+from fedme_test_support import SITES
+
+
+class Scripted(Deployed):
+    """Sites that answer when their time has come: site "a" at once, "b" when it is asked for the second time, and so on."""
+
+    def _exchange(self, downs, when):
+        self.asked = [*getattr(self, "asked", []), "".join(downs)]
+        turn = len(self.asked)
+        return {c: Answer(down, Report({}), 0.0) if "abc".index(c) < turn else Absent("not yet") for c, down in downs.items()}
+
+    def _meet(self):
+        pass
+
+
+def engine(tmp_path, monkeypatch, settings, *words):
+    monkeypatch.setattr(deployed, "WAIT", 0.0)
+    experiment, _ = load("digits-fedme", [*SITES, *words])
+    task, archs = agreed(experiment)
+    return Scripted(tmp_path, "run", experiment, task, archs, None, settings, None, lambda text: None)
+
+
+@pytest.mark.parametrize(
+    ("replies", "words", "asked"),
+    [
+        (1, [], ["abc"]),
+        (2, [], ["abc", "bc"]),
+        (1, ["faults.quorum=2"], ["abc", "bc"]),
+        (3, ["faults.quorum=2"], ["abc", "bc", "c"]),
+        (1, ["faults.quorum=0.9"], ["abc", "bc", "c"]),
+        (9, [], ["abc", "bc", "c"]),
+    ],
+)
+def test_whichever_wants_more_replies(tmp_path, monkeypatch, replies, words, asked):
+    sites = engine(tmp_path, monkeypatch, Settings(min_replies=replies), *words)
+    answers = sites.exchange(dict.fromkeys("abc", 1), Round(0, 3))
+    assert sites.asked == asked
+    assert [client for client, answer in answers.items() if isinstance(answer, Answer)] == list("abc"[: len(asked)])
+
+
+def test_patience_ends(tmp_path, monkeypatch):
+    sites = engine(tmp_path, monkeypatch, Settings(min_replies=3, patience=1e-9))
+    with pytest.raises(EngineError, match="round 0: only 1 of 3 needed replies"):
+        sites.exchange(dict.fromkeys("abc", 1), Round(0, 3))

@@ -1,0 +1,274 @@
+"""The compiled code equals the reference, for every network, rule and loss it takes, and takes nothing else."""
+
+import itertools
+import shutil
+import subprocess
+from dataclasses import replace
+from importlib.machinery import EXTENSION_SUFFIXES
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedme.core.data import Arrays, Split
+from fedme.core.key import Key
+from fedme.core.model import Arch, Model
+from fedme.core.operations import Evaluate, Local, Predict, Train
+from fedme.execution import compiled, reference
+from fedme.execution.dispatcher import Batched
+from fedme.learning.objectives import CrossEntropy, Imitate, Mutual
+from fedme.learning.optimizers import Moreau, MutualMoreau, Sgd
+from fedme_test_support import DENSE, LINEAR, NORMALISED, WIDE, clients, same
+
+missing = compiled.library()
+built = pytest.mark.skipif(isinstance(missing, str), reason=f"no compiled code: {missing}")
+ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "none": nn.Identity}
+
+
+def test_it_was_built_where_there_is_a_compiler():
+    if shutil.which("g++") is None:
+        pytest.skip("no C++ compiler here")
+    assert not isinstance(compiled.library(), str), f"{compiled.library()}; `make install` builds it"
+
+
+def test_code_of_other_sources_is_left_alone(tmp_path, monkeypatch):
+    if shutil.which("g++") is None:
+        pytest.skip("no C++ compiler here")
+    (tmp_path / "empty.cpp").touch()
+    built = tmp_path / f"_compiled{EXTENSION_SUFFIXES[0]}"
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", built, tmp_path / "empty.cpp"], check=True)
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
+    assert "built from other sources" in compiled.library.__wrapped__()
+
+
+def network(widths: tuple[int, ...], activation: str, bias: bool, dropout: float = 0.0) -> nn.Module:
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after, bias=bias), ACTIVATIONS[activation](), nn.Dropout(dropout)]
+    return nn.Sequential(*layers[:-2])
+
+
+def operation(archs, rule, samples, local, features, classes, dtype=torch.float64, seed=0):
+    draw = Key(seed).torch()
+    source = Arrays(
+        torch.randn(3 * samples, features, generator=draw), torch.randint(0, classes, (3 * samples,), generator=draw)
+    )
+    rows = torch.randperm(3 * samples, generator=draw)[:samples]
+    models = {role: Model.init(arch, Key(seed).at(role), dtype) for role, arch in archs.items()}
+    frozen = {role: Model.init(arch, Key(seed).at("f", role), dtype) for role, arch in archs.items()}
+    opt = {r: {n: torch.randn(p.shape, generator=draw, dtype=dtype) for n, p in m.params.items()} for r, m in models.items()}
+    return Train(models, rule, Split(source, rows), local, Key(seed).at("t"), opt if rule.momentum else {}, frozen)
+
+
+def equal(op, tolerance=1e-9):
+    batched = Batched(path="compiled")
+    ((got, _),) = batched([op])
+    assert batched.explain() == ["train: 1 operations compiled"]
+    want = reference.run(op)
+    for role, model in want.models.items():
+        assert list(got.models) == list(want.models)
+        for name, value in model.params.items():
+            assert torch.allclose(got.models[role].params[name], value, rtol=tolerance, atol=tolerance, equal_nan=True)
+        for name, value in want.opt.get(role, {}).items():
+            assert torch.allclose(got.opt[role][name], value, rtol=tolerance, atol=tolerance)
+    assert dict(got.losses) == pytest.approx(dict(want.losses), rel=tolerance, abs=tolerance, nan_ok=True)
+    assert want.opt.keys() == got.opt.keys()
+
+
+widths = st.integers(1, 37)
+shares = st.floats(0, 2)
+
+
+@built
+@settings(max_examples=120, deadline=None)
+@given(
+    hidden=st.lists(st.lists(widths, max_size=3), min_size=1, max_size=2),
+    features=widths,
+    classes=st.integers(1, 13),
+    activation=st.sampled_from(sorted(ACTIVATIONS)),
+    bias=st.booleans(),
+    samples=st.integers(1, 40),
+    local=st.builds(Local, epochs=st.integers(1, 2), batch=st.integers(1, 17), shuffle=st.booleans()),
+    mutual=st.one_of(st.none(), st.tuples(shares, shares, shares, shares)),
+    momentum=st.sampled_from([0.0, 0.9]),
+    weight_decay=st.sampled_from([0.0, 0.1]),
+    prox=st.sampled_from([0.0, 0.5]),
+    clip=st.sampled_from([None, None, 0.5, 100.0]),
+    dropout=st.sampled_from([0.0, 0.0, 0.3, 1.0]),
+    seed=st.integers(0, 1000),
+)
+def test_training_equals_the_reference(
+    hidden, features, classes, activation, bias, samples, local, mutual, momentum, weight_decay, prox, clip, dropout, seed
+):
+    archs = {
+        role: Arch.named(f"{role}-{each}-{features}-{classes}-{activation}-{bias}-{samples}-{dropout}", network,
+                         widths=(features, *each, classes), activation=activation, bias=bias, dropout=dropout)
+        for role, each in zip("ab", hidden, strict=False)
+    }  # fmt: skip
+    both = len(archs) == 2 and mutual is not None
+    objective = Mutual("a", "b", mutual[:2], mutual[2:]) if both else CrossEntropy()
+    rule = Sgd(objective, 0.05, momentum=momentum, weight_decay=weight_decay, prox=prox, clip=clip)
+    equal(operation(archs, rule, samples, local, features, classes, seed=seed))
+
+
+@built
+@settings(max_examples=60, deadline=None)
+@given(
+    hidden=st.tuples(st.lists(widths, max_size=2), st.lists(widths, max_size=2)),
+    features=widths,
+    classes=st.integers(1, 13),
+    samples=st.integers(1, 40),
+    local=st.builds(Local, epochs=st.integers(1, 2), batch=st.integers(1, 17), shuffle=st.booleans()),
+    inner=st.integers(1, 3),
+    l2=st.sampled_from([0.0, 0.1]),
+    mutual=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_inner_loops_equal_the_reference(hidden, features, classes, samples, local, inner, l2, mutual, seed):
+    first, second = (
+        Arch.named(
+            f"moreau-{features}-{each}-{classes}", network, widths=(features, *each, classes), activation="relu", bias=True
+        )
+        for each in hidden
+    )
+    archs = {"aux": first, "local": second, "theta": first} if mutual else {"theta": first, "w": first}
+    rule = (MutualMoreau if mutual else Moreau)(0.05, 0.02, 3.0, inner, l2)
+    equal(replace(operation(archs, Sgd(CrossEntropy(), 0.1), samples, local, features, classes, seed=seed), rule=rule))
+
+
+@built
+def test_wide_layers_in_single_precision():
+    arch = Arch.named("wide-one", network, widths=(784, 100, 10), activation="relu", bias=True)
+    equal(operation({"own": arch}, Sgd(CrossEntropy(), 0.01), 95, Local(1, 10), 784, 10, torch.float32), 1e-4)
+
+
+@built
+def test_what_diverges_is_not_a_number_either_way():
+    arch = Arch.named("diverging", network, widths=(6, 5, 3), activation="relu", bias=True)
+    op = operation({"own": arch}, Sgd(CrossEntropy(), 1e200), 20, Local(3, 5), 6, 3)
+    equal(op)
+    ((got, _),) = Batched(path="compiled")([op])
+    assert not got.models["own"].finite
+
+
+@built
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_outputs_equal_the_reference(dtype):
+    arch = Arch.named("looking", network, widths=(7, 9, 5), activation="tanh", bias=True)
+    for samples in (1, 4, 99, 100, 101, 250):
+        op = operation({"own": arch}, Sgd(CrossEntropy(), 0.1), samples, Local(1, 5), 7, 5, dtype)
+        model = op.models["own"]
+        batched = Batched(path="compiled")
+        (logits, _), (score, _) = batched([Predict(model, op.data), Evaluate(model, op.data)])
+        want = reference.run(Predict(model, op.data))
+        assert torch.allclose(logits, want, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-12)
+        assert score.accuracy == reference.run(Evaluate(model, op.data)).accuracy
+        assert all("compiled" in line for line in batched.explain())
+
+
+@built
+def test_results_do_not_depend_on_threads_or_company():
+    data = clients((7, 23, 1, 12, 2, 40))
+    ops = [
+        Train({"own": Model.init(WIDE, Key(i))}, Sgd(CrossEntropy(), 0.1), d.train, Local(2, 5), Key(i))
+        for i, d in enumerate(data.values())
+    ]
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append([got for got, _ in Batched()(ops)])
+    finally:
+        torch.set_num_threads(before)
+    found.append([Batched()([op])[0][0] for op in ops])
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            assert a.losses == b.losses
+            assert all(torch.equal(a.models["own"].params[n], b.models["own"].params[n]) for n in a.models["own"].params)
+
+
+@built
+def test_models_that_are_handed_over_stay_as_they_are():
+    op = operation({"own": WIDE}, Sgd(CrossEntropy(), 0.1, momentum=0.9), 20, Local(1, 5), 3, 4)
+    model = op.models["own"]
+    given = [*model.params.values(), *op.opt["own"].values()]
+    before = [value.clone() for value in given]
+    ((got, _),) = Batched(path="compiled")([op])
+    assert all(torch.equal(a, b) for a, b in zip(before, given, strict=True))
+    assert not any(torch.equal(got.models["own"].params[name], value) for name, value in model.params.items())
+
+
+@built
+def test_weights_in_any_order_of_memory():
+    op = operation({"own": LINEAR}, Sgd(CrossEntropy(), 0.1), 20, Local(1, 5), 3, 4)
+    model = op.models["own"]
+    turned = model.with_params({n: p.t().contiguous().t() if p.dim() == 2 else p for n, p in model.params.items()})
+    a, b = (reference.run(Predict(m, op.data)) for m in (model, turned))
+    ((c, _),) = Batched(path="compiled")([Predict(turned, op.data)])
+    assert torch.allclose(a, b, atol=1e-12)
+    assert torch.allclose(a, c, atol=1e-12)
+
+
+@built
+@pytest.mark.parametrize(
+    ("rule", "arch", "reason"),
+    [
+        (Sgd(CrossEntropy(), 0.1, alternating=True), DENSE, "its models step one after another"),
+        (Moreau(0.1, 0.05, 2.0, 3, objective=Imitate("mse")), DENSE, "its loss is another one"),
+        (Sgd(Imitate("mse"), 0.1), DENSE, "its loss is another one"),
+        (Sgd(Mutual("own", "other"), 0.1), DENSE, "its loss is another one"),
+        (Sgd(CrossEntropy(), 0.1), NORMALISED, "has other layers"),
+    ],
+    ids=str,
+)
+def test_what_it_does_not_know_is_left_to_others(rule, arch, reason):
+    op = Train({"own": Model.init(arch, Key(0))}, rule, clients()["1"].train, Local(1, 5), Key(0))
+    assert reason in compiled.obstacle(op)
+
+
+@built
+def test_labels_that_do_not_exist_are_refused():
+    data = clients()["1"].train
+    op = Train({"own": Model.init(DENSE, Key(0), torch.float64)}, Sgd(CrossEntropy(), 0.1), data, Local(1, 5), Key(0))
+    wrong = data.labelled(torch.full((len(data),), 4))
+    with pytest.raises(IndexError, match="class 4 or 4 is not among the 4 there are"):
+        Batched(path="compiled")([Train(op.models, op.rule, wrong, op.local, op.key)])
+
+
+@built
+def test_what_does_not_fit_together_is_refused():
+    narrow, wide = (Arch.named(f"classes-{n}", network, widths=(3, n), activation="relu", bias=True) for n in (4, 5))
+    data = clients()["1"].train
+    pair = {"a": Model.init(narrow, Key(0)), "b": Model.init(wide, Key(0))}
+    op = Train(pair, Sgd(Mutual("a", "b"), 0.1), data, Local(1, 5), Key(0))
+    with pytest.raises(ValueError, match="must have the same classes"):
+        Batched(path="compiled")([op])
+    own = {"own": pair["a"]}
+    for frozen in ({"own": pair["b"]}, {"own": Model.init(narrow, Key(0), torch.float64)}):
+        op = Train(own, Sgd(CrossEntropy(), 0.1, prox=1.0), data, Local(1, 5), Key(0), {}, frozen)
+        with pytest.raises(ValueError, match="not of its size or type"):
+            Batched(path="compiled")([op])
+
+
+def test_without_compiled_code_networks_are_stacked(monkeypatch):
+    monkeypatch.setattr(compiled, "library", lambda: "it was not built")
+    op = Train({"own": Model.init(DENSE, Key(0))}, Sgd(CrossEntropy(), 0.1), clients()["1"].train, Local(1, 5), Key(0))
+    batched = Batched()
+    batched([op])
+    assert batched.explain() == ["train: 1 operations stacked"]
+
+
+@built
+def test_compiled_code_runs_on_threads_here_with_the_same_bits():
+    ops = [
+        Train({"own": Model.init(WIDE, Key(i))}, Sgd(CrossEntropy(), 0.1), d.train, Local(2, 5), Key(9 - i))
+        for i, d in enumerate(clients((7, 23, 9, 12)).values())
+    ]
+    one, several = Batched(), Batched(workers=3)
+    a, b = ([done.models["own"] for done, _ in each(ops)] for each in (one, several))
+    several.close()
+    assert all(same(x, y) for x, y in zip(a, b, strict=True))
+    assert several.paths == one.paths == {("train", "compiled"): 4}

@@ -1,0 +1,71 @@
+"""Operations on a device. There is only a processor here: what can be checked without another device is."""
+
+import pytest
+import torch
+
+from fedme.config.experiment import ConfigError
+from fedme.config.settings import EngineOptions
+from fedme.core.key import Key
+from fedme.core.model import Model
+from fedme.core.operations import Local, Predict, Train
+from fedme.execution import reference
+from fedme.execution.device import home, missing, moved
+from fedme.execution.dispatcher import Batched
+from fedme.learning.objectives import CrossEntropy
+from fedme.learning.optimizers import Sgd
+from fedme.running.assembly import executor
+from fedme_test_support import DENSE, NORMALISED, clients
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+def train(arch):
+    model = Model.init(arch, Key(1), torch.float64)
+    opt = {"own": {name: torch.ones_like(p) for name, p in model.params.items()}}
+    rule = Sgd(CrossEntropy(), 0.1, momentum=0.9, prox=0.1)
+    return Train({"own": model}, rule, clients()["1"].train, Local(1, 4), Key(2), opt, {"own": model})
+
+
+def test_all_weights_of_an_operation_move_and_the_data_stays():
+    op = train(NORMALISED)
+    there = moved(op, META)
+    for model in (there.models["own"], there.frozen["own"]):
+        assert {t.device for t in (*model.params.values(), *model.buffers.values())} == {META}
+        assert model.device == META
+    assert {t.device for t in there.opt["own"].values()} == {META}
+    assert there.data is op.data
+    assert moved(Predict(op.models["own"], op.data), META).model.device == META
+
+
+def test_results_come_home():
+    trained = reference.run(train(NORMALISED))
+    back = home(trained)
+    assert back.losses == trained.losses
+    assert all(torch.equal(back.models["own"].params[n], p) for n, p in trained.models["own"].params.items())
+
+
+@pytest.mark.parametrize("arch", [DENSE, NORMALISED])
+def test_the_way_to_a_device_and_back_changes_nothing(arch):
+    op = train(arch)
+    expected = reference.run(op)
+    ((got, _),) = Batched()._there_and_back([op])
+    assert all(torch.allclose(got.models["own"].params[n], p, atol=1e-12) for n, p in expected.models["own"].params.items())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_a_device_that_is_not_here_is_refused_by_name():
+    assert "there is no 'cuda' here; there is: cpu" in missing("cuda")
+    with pytest.raises(ConfigError, match="engine.device: there is no 'cuda' here"):
+        executor(EngineOptions(device="cuda"))
+    with pytest.raises(ValueError, match="mps has no float64"):
+        EngineOptions(device="mps", dtype="float64")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("arch", [DENSE, NORMALISED])
+def test_another_device_agrees(arch):
+    op = train(arch)
+    expected = reference.run(op)
+    ((got, _),) = Batched(device="cuda")([op])
+    assert got.models["own"].device == CPU
+    assert all(torch.allclose(got.models["own"].params[n], p, atol=1e-9) for n, p in expected.models["own"].params.items())

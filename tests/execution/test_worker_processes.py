@@ -1,0 +1,189 @@
+"""Worker processes give what one process gives, and a worker that dies costs nothing but time."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from fedme.core.key import Key
+from fedme.core.model import Arch, Model
+from fedme.core.operations import Evaluate, Local, Predict, Train
+from fedme.execution import compiled, dispatcher, reference
+from fedme.execution.dispatcher import Batched
+from fedme.execution.reference import one_by_one
+from fedme.execution.worker_processes import WorkerError, Workers, effort
+from fedme.learning.local_training import Training
+from fedme.learning.objectives import CrossEntropy
+from fedme.learning.optimizers import Sgd
+from fedme.methods import METHODS
+from fedme_test_support import DENSE, DROPPING, LINEAR, NORMALISED, WIDE, clients, federate, personal, same, split, task
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+
+
+@pytest.fixture
+def workers():
+    pool = Workers(2, one_by_one())
+    yield pool
+    pool.close()
+
+
+def operations(count=5):
+    data = clients((7, 23, 1, 12, 2)[:count])
+    rule = Sgd(CrossEntropy(), 0.1, momentum=0.9)
+    ops = [
+        Train({"own": Model.init(NORMALISED, Key(i), torch.float64)}, rule, d.train, Local(2, 4), Key(1).at(i))
+        for i, d in enumerate(data.values())
+    ]
+    models = [Model.init(DROPPING, Key(i), torch.float64) for i in range(count)]
+    ops += [Predict(m, d.test) for m, d in zip(models, data.values(), strict=True)]
+    return ops + [Evaluate(m, d.test) for m, d in zip(models, data.values(), strict=True)]
+
+
+def single(workers, ops):
+    return [done[0] for done in workers([[op] for op in ops])]
+
+
+def test_results_are_those_of_one_process_bit_for_bit(workers):
+    ops = operations()
+    for _ in range(2):
+        for op, (got, seconds) in zip(ops, single(workers, ops), strict=True):
+            want = reference.run(op)
+            if isinstance(op, Train):
+                assert same(want.models["own"], got.models["own"])
+                assert want.losses == got.losses
+                assert all(torch.equal(want.opt["own"][n], got.opt["own"][n]) for n in want.opt["own"])
+            elif isinstance(op, Predict):
+                assert torch.equal(want, got)
+            else:
+                assert want == got
+            assert seconds >= 0
+
+
+@pytest.mark.parametrize("name", ["fedme", "fml", "fedavg", "pfml"])
+def test_methods_in_workers(name):
+    method = METHODS[name](train=Training(epochs=2, batch=5, lr=0.1))
+    archs = (DENSE, NORMALISED, LINEAR) if name != "fedavg" else (LINEAR,) * 3
+    setting = task(archs, shared=NORMALISED if name != "pfml" else LINEAR)
+    data = clients()
+    executor = Batched(workers=2)
+    a = personal(method, *federate(method, setting, data, rounds=3))
+    b = personal(method, *federate(method, setting, data, rounds=3, execute=executor))
+    executor.close()
+    assert all(same(a[c], b[c], 1e-9) for c in data)
+    assert any("in workers" in line for line in executor.explain())
+
+
+def slow_net():
+    class Slow(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(3, 4)
+
+        def forward(self, x):
+            time.sleep(0.02)
+            return self.net(x)
+
+    return Slow()
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_work_done_again(workers):
+    arch = Arch(slow_net)
+    data = clients((20, 20, 20, 20))
+    rule = Sgd(CrossEntropy(), 0.1)
+    ops = [
+        Train({"own": Model.init(arch, Key(i), torch.float64)}, rule, d.train, Local(1, 1), Key(i))
+        for i, d in enumerate(data.values())
+    ]
+    expected = [reference.run(op) for op in ops]
+    killed = []
+
+    def kill():
+        while not workers.workers:
+            time.sleep(0.01)
+        time.sleep(0.15)
+        killed.append(workers.workers[0].process.pid)
+        os.kill(killed[0], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    results = single(workers, ops)
+    thread.join()
+    assert killed[0] not in [worker.process.pid for worker in workers.workers]
+    assert all(same(want.models["own"], got.models["own"]) for want, (got, _) in zip(expected, results, strict=True))
+
+
+def fatal_net():
+    class Fatal(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(3, 4)
+
+        def forward(self, x):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return Fatal()
+
+
+def failing_net():
+    class Failing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(3, 4)
+
+        def forward(self, x):
+            raise ValueError("no such luck")
+
+    return Failing()
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"), [(fatal_net, "3 worker processes died"), (failing_net, "ValueError: no such luck")]
+)
+def test_an_operation_that_cannot_be_done_is_given_up_and_said(workers, factory, said):
+    data = clients((5, 5))
+    ops = [Predict(Model.init(Arch(factory), Key(0), torch.float64), d.test) for d in data.values()]
+    with pytest.raises(WorkerError, match=said):
+        single(workers, ops)
+    assert workers.workers == []
+
+
+def test_new_data_reaches_the_workers(workers):
+    first, second = operations(2), operations(3)
+    assert first[0].data.source is not second[0].data.source
+    single(workers, first)
+    assert torch.equal(single(workers, second)[3][0], reference.run(second[3]))
+
+
+def test_the_longest_work_is_known():
+    ops = operations(3)
+    assert effort(ops[1]) > effort(ops[0]) > effort(ops[2]) > effort(ops[3])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_large_stack_is_dealt_out_with_the_same_bits(name, monkeypatch):
+    method = METHODS[name](train=Training(epochs=2, batch=5, lr=0.1, momentum=0.9))
+    third = LINEAR if name in ("local", "fedme") else DROPPING  # a group of five is dealt out, one of three is not
+    archs = (DENSE, WIDE, third, LINEAR, DENSE) if name in ("local", "fedmd", "fml", "pfml", "fedme") else (LINEAR,) * 5
+    setting = task(archs, shared=DROPPING if name != "pfml" else LINEAR, public=8, unlabeled=split(10, Key(9)))
+    data = clients((7, 23, 1, 12, 2), public=8)
+    monkeypatch.setattr(compiled, "library", lambda: "left out")  # compiled code has threads instead
+    whole, dealt = Batched(), Batched(workers=2)
+    a = personal(method, *federate(method, setting, data, rounds=2, execute=whole))
+    monkeypatch.setattr(dispatcher, "LARGE", 0)
+    b = personal(method, *federate(method, setting, data, rounds=2, execute=dealt))
+    dealt.close()
+    assert all(same(a[c], b[c]) for c in data)
+    there = sum(count for (what, path), count in dealt.paths.items() if what == "train" and path.endswith(" in workers"))
+    assert there > 0 or name == "centralized"
+
+
+def test_networks_and_data_of_any_kind_reach_the_workers_by_number(workers):
+    arch = Arch.named("nobody can name this", lambda: nn.Linear(3, 4))
+    ops = [Predict(Model.init(arch, Key(i), torch.float64), d.test) for i, d in enumerate(clients((5, 5)).values())]
+    for op, (got, _) in zip(ops, single(workers, ops), strict=True):
+        assert torch.equal(got, reference.run(op))

@@ -1,0 +1,186 @@
+"""Flower's simulation runtime gives the same models as one process, bit for bit, and a run on it can be stopped and resumed."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedme import Client, FedMe
+from fedme.config.experiment import ConfigError, load
+from fedme.core.method import TaskError
+from fedme.federation.flower import QUIET
+from fedme.federation.flower.requests import said
+from fedme.methods import METHODS
+from fedme.results import records
+from fedme.running import run
+from fedme.running.progress import Display
+from fedme_test_deployment import free_port, wait_for
+from fedme_test_grid import Grid, context
+
+CONFIG = """
+rounds = 3
+evaluate_every = 2
+[method]
+name = "fedme"
+[data]
+name = "digits"
+limit = 200
+unlabeled = 40
+[partition]
+name = "dirichlet"
+clients = 4
+alpha_label = 1.0
+[models]
+pool = ["mlr", "dnn-16"]
+[train]
+epochs = 1
+momentum = 0.9
+[finetune]
+epochs = 1
+[engine]
+path = "alone"
+"""
+REAL = {
+    "fedme": ["method.clusters=2"],
+    "fml": ["method=fml", "models.shared=dnn-8", "faults.dropped_in={1 = [0]}", "faults.lost_in={2 = [1]}"],
+    "fedavg": ["method=fedavg", "models.shared=dnn-8", "train.cohort=3"],
+    "private": ["method=fml", "models.shared=dnn-8", "privacy.epsilon=5"],
+}
+
+
+def fedme(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    with (folder / "said").open("w") as said:
+        return subprocess.Popen([sys.executable, "-m", "fedme", *words], cwd=folder, stdout=said, stderr=said)
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.glob("clients/*/*.safetensors"))}
+    assert len(found) == 8  # four clients, before and after fine-tuning
+    return found
+
+
+def numbers(folder: Path) -> list[dict[str, object]]:
+    return [{key: value for key, value in row.items() if not key.endswith("seconds")} for row in records.read(folder)]
+
+
+SLOW = [pytest.param(each, marks=pytest.mark.deploy) for each in ("fedavg", "private")]
+
+
+@pytest.mark.parametrize("method", ["fedme", "fml", *SLOW])
+def test_the_same_models_as_in_one_process(method, tmp_path):
+    (tmp_path / "experiment.toml").write_text(CONFIG)
+    there = fedme(tmp_path, "run", "experiment.toml", "engine=flower", "engine.workers=2", "output=there", *REAL[method])
+    experiment, _ = load(tmp_path / "experiment.toml", [f"output={tmp_path / 'here'}", *REAL[method]])
+    run.start(experiment, Display(Console(quiet=True), quiet=True))
+    assert there.wait(180) == 0, (tmp_path / "said").read_text()
+    assert weights(tmp_path / "there") == weights(tmp_path / "here")
+    assert numbers(tmp_path / "there") == numbers(tmp_path / "here")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_gives_the_models_of_one_process(method, tmp_path, monkeypatch):
+    """Whatever travels is written and read as with Ray, whose processes are left out: starting them takes its time."""
+
+    def at_once(server, client, nodes, backend_config):
+        server(Grid(range(nodes), lambda message: client(message, context())), context())
+
+    monkeypatch.setattr("flwr.simulation.run_simulation", at_once)
+    (tmp_path / "experiment.toml").write_text(CONFIG)
+    words = ["method.name=" + method, "models.shared=dnn-8", "data.public=20"]
+    words += ["method.public_epochs=1"] if method == "fedmd" else []
+    for place, engine in (("here", []), ("there", ["engine=flower"])):
+        experiment, _ = load(tmp_path / "experiment.toml", [f"output={tmp_path / place}", *words, *engine])
+        run.start(experiment, Display(Console(quiet=True), quiet=True))
+    assert weights(tmp_path / "there") == weights(tmp_path / "here")
+    assert numbers(tmp_path / "there") == numbers(tmp_path / "here")
+
+
+@pytest.mark.deploy
+def test_a_run_that_was_interrupted_goes_on(tmp_path):
+    (tmp_path / "experiment.toml").write_text(CONFIG)
+    words = ["experiment.toml", "method=fml", "models.shared=dnn-8", "rounds=60"]
+    first = fedme(tmp_path, "run", *words, "engine=flower", "output=there")
+    until = time.monotonic() + 120
+    while not any(path.stat().st_size for path in tmp_path.glob("there/metrics.jsonl")) and time.monotonic() < until:
+        time.sleep(0.1)
+    os.kill(first.pid, signal.SIGINT)
+    assert first.wait(60) == 130
+    assert "`fedme resume there` goes on" in (tmp_path / "said").read_text()
+    written = (tmp_path / "there" / "metrics.jsonl").stat().st_size
+    second = fedme(tmp_path, "resume", "there")
+    while (tmp_path / "there" / "metrics.jsonl").stat().st_size <= written and time.monotonic() < until + 120:
+        time.sleep(0.1)
+    os.kill(second.pid, signal.SIGKILL)
+    assert second.wait(60) == -signal.SIGKILL
+    assert not (tmp_path / "there" / "summary.json").exists()
+    assert fedme(tmp_path, "resume", "there").wait(180) == 0
+    experiment, _ = load(tmp_path / words[0], [f"output={tmp_path / 'here'}", *words[1:]])
+    run.start(experiment, Display(Console(quiet=True), quiet=True))
+    assert weights(tmp_path / "there") == weights(tmp_path / "here")
+    assert numbers(tmp_path / "there") == numbers(tmp_path / "here")
+
+
+@pytest.mark.deploy
+def test_on_a_cluster_that_is_there_already(tmp_path):
+    port, program = free_port(), Path(sys.executable).with_name("ray")
+    words = ["start", "--head", "--block", f"--port={port}", "--num-cpus=2", "--include-dashboard=false"]
+    # A folder of its own with a short name: other runs on this machine must not find the cluster, and sockets need short paths.
+    place = tempfile.mkdtemp(prefix="ray")
+    words += [f"--temp-dir={place}"]
+    with (tmp_path / "ray").open("w") as said:
+        environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(sys.path)}
+        head = subprocess.Popen([program, *words], stdout=said, stderr=said, env=environment, start_new_session=True)
+    try:
+        wait_for(lambda: "Ray runtime started" in (tmp_path / "ray").read_text(), "Ray", 120)
+        (tmp_path / "experiment.toml").write_text(CONFIG)
+        method = ["method=pfml", "models.shared=dnn-8"]
+        there = ["engine=flower", f"engine.address=127.0.0.1:{port}", "output=there"]
+        assert fedme(tmp_path, "run", "experiment.toml", *there, *method).wait(240) == 0, (tmp_path / "said").read_text()
+        assert head.poll() is None  # it is not ours to end
+    finally:
+        os.killpg(head.pid, signal.SIGTERM)
+        head.wait(60)
+        shutil.rmtree(place, ignore_errors=True)
+    experiment, _ = load(tmp_path / "experiment.toml", [f"output={tmp_path / 'here'}", *method])
+    run.start(experiment, Display(Console(quiet=True), quiet=True))
+    assert weights(tmp_path / "there") == weights(tmp_path / "here")
+    assert numbers(tmp_path / "there") == numbers(tmp_path / "here")
+
+
+def test_a_client_that_fails_stops_the_run_by_name(tmp_path):
+    (tmp_path / "experiment.toml").write_text(CONFIG)
+    failed = fedme(tmp_path, "run", "experiment.toml", "engine=flower", "data.val=0")
+    assert failed.wait(120) == 2
+    text = (tmp_path / "said").read_text()
+    assert "error: client 0, round 0: client 0 has no validation data" in text
+    assert "Traceback" not in text
+
+
+def test_samples_of_a_program_stay_in_it(tmp_path):
+    mine = [Client("a", train=(np.zeros((8, 2)), [0, 1] * 4)), Client("b", train=(np.ones((8, 2)), [0, 1] * 4))]
+    with pytest.raises(ConfigError, match="engine.name: Flower's processes read samples from files"):
+        FedMe(rounds=1, engine={"name": "flower"}).fit(mine, output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_address_is_for_flower(tmp_path):
+    with pytest.raises(ConfigError, match="engine.address: is that of a Ray cluster"):
+        load("digits-fedme", ["engine.address=auto"])
+    assert load("digits-fedme", ["engine=flower", "engine.address=auto"])[0].settings.engine.address == "auto"
+
+
+def test_what_flower_says_in_one_line():
+    error = TaskError("no data: set `val`\nin [data]")
+    assert said(2, f"{type(error)}:<'{error}'>") == "TaskError: no data: set `val` in [data]"
+    wrapped = "<class 'flwr.ClientAppException'>:<'\nException ClientAppException occurred. Message: no data'>"
+    assert said(2, wrapped) == "no data"
+    assert said(5, "Node Unavailable") == "Node Unavailable"
+    assert said(7, None) == "error 7"

@@ -1,0 +1,137 @@
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from fedme.core.key import Key
+from fedme.core.model import Arch, Model
+from fedme.core.operations import Evaluate, Local, Private, Train, evaluate, together, train
+from fedme.learning.accountant import PrivacyError, Spent
+from fedme.learning.differential_privacy import Guard, gradients, normal, privately
+from fedme.learning.objectives import CrossEntropy
+from fedme.learning.optimizers import Moreau, MutualMoreau, Sgd
+from fedme_test_support import clients
+
+RULE = Sgd(CrossEntropy(), 0.1)
+GUARD = Guard(Private(1.0, 2.0), 1e-5)
+
+
+def test_uniform_and_normal_numbers_are_what_they_say():
+    key = Key(3).at("noise")
+    u, z = key.uniform(200_000), key.normal(200_000)
+    assert u.min() > 0
+    assert u.max() < 1
+    assert stats.kstest(u, "uniform").pvalue > 0.01
+    assert stats.kstest(z, "norm").pvalue > 0.01
+    squares = (z**2).sum()  # chi-square with as many degrees of freedom
+    assert 0.005 < stats.chi2.cdf(squares, len(z)) < 0.995
+    assert abs(np.corrcoef(z[:-1], z[1:])[0, 1]) < 0.01
+    assert np.array_equal(z, key.normal(200_000))
+    assert not np.array_equal(z, Key(3).at("noise", 1).normal(200_000))
+    assert abs(np.corrcoef(z, Key(4).at("noise").normal(200_000))[0, 1]) < 0.01
+    assert key.normal(0).shape == (0,)
+
+
+def test_noise_has_the_deviation_asked_for_and_the_shape_of_weights():
+    like = {"b": torch.zeros(300, dtype=torch.float64), "a": torch.zeros(200, 150, dtype=torch.float64)}
+    drawn = normal(Key(1), like, 0.25)
+    assert {name: value.shape for name, value in drawn.items()} == {name: value.shape for name, value in like.items()}
+    flat = torch.cat([value.flatten() for value in drawn.values()]).numpy()
+    assert stats.kstest(flat / 0.25, "norm").pvalue > 0.01
+    turned = normal(Key(1), dict(reversed(like.items())), 0.25)  # the order of names does not matter
+    assert all(torch.equal(turned[name], drawn[name]) for name in like)
+    assert normal(Key(1), {"a": torch.zeros(3)}, 0.0)["a"].tolist() == [0, 0, 0]
+
+
+def test_batches_drawn_by_chance():
+    local = Local(epochs=400, batch=5, poisson=True)
+    batches = local.batches(20, Key(1))
+    assert len(batches) == local.count(20) == 1600
+    assert local.rate(20) == 0.25
+    sizes = np.array([len(batch) for batch in batches])
+    expected = stats.binom.pmf(np.arange(21), 20, 0.25) * len(sizes)
+    common = expected > 5
+    seen = np.bincount(sizes, minlength=21)
+    observed = [*seen[common], seen[~common].sum()]
+    assert stats.chisquare(observed, [*expected[common], expected[~common].sum()]).pvalue > 0.01
+    often = torch.cat(batches).bincount(minlength=20).numpy()
+    assert stats.chisquare(often).pvalue > 0.01  # nobody is preferred
+    assert 0 in sizes  # empty batches are legal
+    assert [len(batch) for batch in Local(1, 50, poisson=True).batches(20, Key(1))] == [20]  # a batch of everybody
+    assert Local(poisson=True).batches(0, Key(1)) == []
+
+
+def drive(steps):
+    """The operations of a client, answered with nothing of interest."""
+    asked, answers = [], None
+    while True:
+        try:
+            ops = steps.send(answers)
+        except StopIteration as done:
+            return asked, done.value
+        asked += ops
+        answers = ["answer"] * len(ops)
+
+
+def test_every_training_on_own_samples_is_made_private_and_written_down():
+    data = clients((8, 12), public=5)["1"]
+    model = {"own": Model.init(Arch(nn.Linear, in_features=3, out_features=4), Key(0))}
+
+    def work():
+        a = yield from together([train(model, RULE, data.train, Local(2, 3), Key(1).at(i)) for i in range(2)])
+        b = yield from train(model, RULE, data.public.take(torch.arange(3)), Local(1, 2), Key(2))
+        c = yield from evaluate(model["own"], data.train)
+        d = yield from train(model, RULE, data.train.take(torch.arange(4)), Local(1, 2), Key(3))
+        return [*a, b, c, d]
+
+    ops, (value, ledger) = drive(privately(work(), data, GUARD, (Spent(0.25, 2.0, 1),)))
+    assert value == ["answer"] * 5
+    assert [type(op) for op in ops] == [Train, Train, Train, Evaluate, Train]
+    private = [op for op in ops if isinstance(op, Train) and op.private is not None]
+    assert [len(op.data) for op in private] == [12, 12, 4]
+    assert all(op.local.poisson and op.private == GUARD.mechanism for op in private)
+    assert ops[2].private is None  # public samples
+    assert not ops[2].local.poisson
+    assert set(ledger) == {Spent(0.25, 2.0, 1 + 8 + 8), Spent(0.5, 2.0, 2)}
+    assert len({op.key for op in private}) == 3
+
+
+def test_the_same_round_twice_has_other_noise():
+    data = clients((8,))["0"]
+    model = {"own": Model.init(Arch(nn.Linear, in_features=3, out_features=4), Key(0))}
+
+    def again(ledger):
+        (op,), (_, after) = drive(privately(train(model, RULE, data.train, Local(), Key(5)), data, GUARD, ledger))
+        return op.key, after
+
+    first, ledger = again(())
+    assert again(()) == (first, ledger)  # what is computed again after a crash has the same
+    assert again(ledger)[0] != first
+
+
+def test_the_secret_replaces_the_seed():
+    data = clients((8,))["0"]
+    model = {"own": Model.init(Arch(nn.Linear, in_features=3, out_features=4), Key(0))}
+    guard = Guard(Private(1.0, 2.0), 1e-5, secret=1 << 200)
+    (op,), _ = drive(privately(train(model, RULE, data.train, Local(), Key(5)), data, guard, ()))
+    assert op.key.seed == 1 << 200
+
+
+def test_nobody_trains_beyond_the_limit():
+    data = clients((8,))["0"]
+    model = {"own": Model.init(Arch(nn.Linear, in_features=3, out_features=4), Key(0))}
+    guard = Guard(Private(1.0, 2.0), 1e-5, limit=3.0)
+    with pytest.raises(
+        PrivacyError, match=r"client 0: its next training would take it to epsilon .*, beyond privacy.epsilon = 3"
+    ):
+        drive(privately(train(model, RULE, data.train, Local(20, 3), Key(5)), data, guard, ()))
+
+
+def test_how_often_a_step_looks_at_its_batch():
+    assert gradients(RULE, 2) == 1
+    assert gradients(Sgd(CrossEntropy(), 0.1, alternating=True), 2) == 2
+    assert gradients(Moreau(0.1, 0.1, 1.0, 5), 2) == 5
+    assert gradients(MutualMoreau(0.1, 0.1, 1.0, 3), 3) == 4
+    with pytest.raises(PrivacyError, match="does not know how many gradients a step of Odd takes"):
+        gradients(type("Odd", (), {})(), 1)

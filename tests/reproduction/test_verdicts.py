@@ -1,0 +1,271 @@
+"""Verdicts of cells and claims, on numbers made up for the purpose."""
+
+import pytest
+
+from fedme.reproduction import comparison_tables
+from fedme.reproduction.catalogue import Claim, Column, Result, Row
+from fedme.reproduction.findings import Findings, error, value
+from fedme.reproduction.measured import Curve, Measured
+from fedme.reproduction.verdicts import of_cell, of_claim
+
+RESULT = Result(
+    "made-up",
+    "a table",
+    "nowhere",
+    columns=(Column("one", "femnist"),),
+    rows=(
+        Row("a", "{column}/a", "own", (50.0,), (2.0,)),
+        Row("b", "{column}/b", "own", (60.0,), (2.0,)),
+        Row("c", "{column}/c", "own", (70.0,), (2.0,)),
+        Row("ours", "{column}/d", "own"),
+    ),
+)
+
+
+def run(*accuracies, validation=(), samples=0):
+    """A run with this client-mean accuracy in % over rounds; pooled is one point less."""
+    rounds = tuple(range(0, 10 * len(accuracies), 10))
+    means = tuple(a / 100 for a in accuracies)
+    curves = {"personal round test": Curve(rounds, means, tuple(mean - 0.01 for mean in means), samples, samples)}
+    if validation:
+        curves["personal round val"] = Curve(rounds, tuple(v / 100 for v in validation), tuple(v / 100 for v in validation))
+    return Measured({}, curves)
+
+
+def findings(**runs):
+    return Findings("full", {f"femnist/{name}": dict(enumerate(seeds)) for name, seeds in runs.items()})
+
+
+def verdict(cell, **runs):
+    return of_cell(RESULT.cells[cell], RESULT, findings(**runs))
+
+
+def test_cells():
+    assert verdict(0, a=[run(51.9)]) == "within the paper's std"
+    assert verdict(0, a=[run(40)], b=[run(45)], c=[run(46)]) == "same order"
+    assert verdict(0, a=[run(40)], b=[run(39)]) == "differs"
+    assert verdict(2, a=[run(40)], c=[run(39)]) == "differs"
+    assert verdict(0, a=[run(40)]) == "nothing to compare with"
+    assert verdict(0, b=[run(40)]) == ""
+    assert verdict(3, d=[run(40)]) == ""
+
+
+def test_cells_of_a_row_may_be_put_in_order():
+    columns = (Column("one", "femnist/a"), Column("two", "femnist/b"))
+    rows = (Row("x", "{column}", "own", (50.0, 60.0)), Row("y", "{column}", "PM", (40.0, 30.0)))
+    across = Result("made-up", "a table", "nowhere", columns=columns, rows=rows, order="rows")
+    found = findings(a=[run(45)], b=[run(55)])
+    assert [of_cell(cell, across, found) for cell in across.cells] == ["same order", "same order", "differs", "differs"]
+
+
+def claim(kind="greater", pairs=(("femnist/a own", "femnist/b own"),), **more):
+    return Claim("it is so", "somewhere", ("made-up",), kind, pairs=pairs, **more)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "says"),
+    [
+        ([60], [55], "holds"),
+        ([60], [59], "not decided at this scale"),
+        ([50], [55], "does not hold"),
+        ([60, 60], [55, 61], "not decided at this scale"),
+        ([60, 61, 62], [59.5, 60.4, 61.5], "holds"),
+        ([60, 61, 62], [60.5, 61.6, 62.5], "does not hold"),
+        ([60, 61, 62], [55, 70, 50], "not decided at this scale"),
+        ([], [50], "not run"),
+    ],
+)
+def test_greater(left, right, says):
+    found = of_claim(claim(), findings(a=[run(v) for v in left], b=[run(v) for v in right]))
+    assert found.says == says
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "says"),
+    [
+        ([60], [60.4], "holds"),
+        ([60], [61.5], "not decided at this scale"),
+        ([60], [70], "does not hold"),
+        ([60, 60, 60], [60.1, 60.2, 60.1], "holds"),
+        ([60, 60, 60], [65.1, 65.2, 65.1], "does not hold"),
+        ([60, 60, 60], [60.1, 70, 50], "not decided at this scale"),
+    ],
+)
+def test_close(left, right, says):
+    found = of_claim(claim("close", tolerance=0.5), findings(a=[run(v) for v in left], b=[run(v) for v in right]))
+    assert found.says == says
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "says"),
+    [
+        ([60.4], [60], "holds"),
+        ([50], [60], "holds"),
+        ([61.5], [60], "not decided at this scale"),
+        ([63], [60], "does not hold"),
+        ([50, 51, 52], [60, 60, 60], "holds"),
+        ([60.1, 60.2, 60.1], [60, 60, 60], "holds"),
+        ([65.1, 65.2, 65.1], [60, 60, 60], "does not hold"),
+        ([60, 70, 50], [60, 60, 60], "not decided at this scale"),
+    ],
+)
+def test_no_better(left, right, says):
+    found = of_claim(claim("no better", tolerance=0.5), findings(a=[run(v) for v in left], b=[run(v) for v in right]))
+    assert found.says == says
+
+
+def test_sooner():
+    quick, slow = run(70, 71, 72, 73, 74), run(50, 60, 65, 69, 70)
+    assert of_claim(claim("sooner"), findings(a=[quick], b=[slow])).says == "holds"
+    found = of_claim(claim("sooner"), findings(a=[slow], b=[quick]))
+    assert found.says == "does not hold"
+    assert found.comparisons[0].numbers == "never against 11 rounds to 70.30; never against 41 rounds to 74.00"
+    assert found.comparisons[0].seeds == 1
+    steep, steady = run(40, 45, 50, 75, 75), run(40, 67, 68, 69, 70)  # steep is sooner at 70, later at 95 % of it
+    assert of_claim(claim("sooner"), findings(a=[steep], b=[steady])).says == "not decided at this scale"
+    assert of_claim(claim("sooner"), findings(a=[slow], b=[slow])).says == "not decided at this scale"
+    assert of_claim(claim("no later"), findings(a=[slow], b=[slow])).says == "holds"
+    assert of_claim(claim("no later"), findings(a=[quick], b=[slow])).says == "holds"
+    assert of_claim(claim("no later"), findings(a=[slow], b=[quick])).says == "does not hold"
+
+
+def test_between_and_steady():
+    pairs = (("femnist/a own", "femnist/b own"), ("femnist/a own", "femnist/c own"))
+    assert of_claim(claim("between", pairs), findings(a=[run(60)], b=[run(50)], c=[run(70)])).says == "holds"
+    assert of_claim(claim("between", pairs), findings(a=[run(80)], b=[run(50)], c=[run(70)])).says == "does not hold"
+    assert (
+        of_claim(claim("between", pairs), findings(a=[run(71)], b=[run(50)], c=[run(70)])).says == "not decided at this scale"
+    )
+    assert of_claim(claim("between", pairs), findings(a=[run(60)], b=[run(50)])).says == "not run"
+    # Only seeds that all have are compared: without the second seed of a and b, a is the best.
+    found = of_claim(claim("between", pairs), findings(a=[run(80), run(60)], b=[run(70), run(90)], c=[run(50)]))
+    assert (found.says, found.comparisons[0].seeds) == ("does not hold", 1)
+    assert found.comparisons[0].numbers == "80.00, the others 50.00 to 70.00"
+    still, wild = [run(60 + v) for v in (0, 0.1, 0, 0.1, 0)], [run(v) for v in (50, 60, 70, 50, 70)]
+    assert of_claim(claim("steady", pairs), findings(a=still, b=wild, c=wild)).says == "holds"
+    assert of_claim(claim("steady", pairs), findings(a=wild, b=still, c=still)).says == "does not hold"
+    few = of_claim(claim("steady", pairs), findings(a=still[:4], b=wild, c=wild))
+    assert (few.says, few.comparisons[0].numbers) == ("not decided at this scale", "0.06, the others 9.57, 9.57")
+    assert of_claim(claim("steady", pairs), findings(a=still[:1], b=wild, c=wild)).says == "not decided at this scale"
+
+
+@pytest.mark.parametrize(
+    ("kind", "left", "right", "samples", "says"),
+    [
+        # 10 points of 60 % and 50 % are 2.04 standard errors apart with 200 test samples each, 1.96 with 184.
+        ("greater", 60, 50, 200, "holds"),
+        ("greater", 60, 50, 184, "not decided at this scale"),
+        ("greater", 50, 60, 200, "does not hold"),
+        ("greater", 50, 60, 184, "not decided at this scale"),
+        ("no better", 50, 60, 250, "holds"),  # 0.5 - 8.8
+        ("no better", 50, 60, 150, "not decided at this scale"),  # 0.5 - 11.4
+        ("no better", 60, 50, 250, "does not hold"),
+        ("no better", 60, 50, 150, "not decided at this scale"),
+        ("close", 60, 60.4, 100, "holds"),
+        ("close", 60, 50, 150, "not decided at this scale"),
+    ],
+)
+def test_few_seeds_must_differ_by_more_than_chance(kind, left, right, samples, says):
+    few = findings(a=[run(left, samples=samples)], b=[run(right, samples=samples)])
+    found = of_claim(claim(kind, tolerance=0.5), few)
+    assert found.says == says
+    assert ", two standard errors " in found.comparisons[0].numbers
+
+
+def test_the_error_of_an_accuracy():
+    assert error(run(60, samples=600), "own") == pytest.approx(2.0)
+    assert error(run(60, samples=600), "PM") == pytest.approx((59 * 41 / 600) ** 0.5)
+    assert error(run(60), "own") == error(run(60, samples=600), "tuned") == error(run(60, samples=600), "seconds server") == 0
+    assert error(run(100, samples=600), "own") == 0
+    alone = {f"client {i}": Curve((0,), (0.5,), (), n, n) for i, n in enumerate((100, 25))}
+    assert error(Measured({}, alone), "client 1") == pytest.approx(10)
+    # A mean of two has the variance of both over four: 25 / 4 + 100 / 4.
+    assert error(Measured({}, alone), "clients 0,1") == pytest.approx((31.25) ** 0.5)
+
+
+def test_settled_is_the_mean_of_the_last_evaluations():
+    swinging = run(*range(40, 50), 60, 70, 60, 70, 60)
+    assert value(swinging, "own") == 60
+    assert value(swinging, "own settled") == value(swinging, "own", "settled") == pytest.approx(64)
+    assert value(run(*range(40, 49)), "own settled") is None  # too few to have settled
+    wide = Result("x", "x", "x", columns=RESULT.columns, rows=RESULT.rows[:1], settled=True)
+    sheet = comparison_tables.sheet(wide, findings(a=[swinging]))
+    assert (sheet.header[-1], sheet.rows[0][-1]) == ("mean of the last 5 evaluations %", "64.00")
+
+
+def test_slower():
+    pairs = (("femnist/a seconds server", "femnist/b seconds server"),)
+
+    def timed(seconds):
+        return Measured({}, seconds={"server": seconds})
+
+    assert of_claim(claim("slower", pairs), findings(a=[timed(2.0)], b=[timed(1.0)])).says == "holds"
+    assert of_claim(claim("slower", pairs), findings(a=[timed(1.0)], b=[timed(1.1)])).says == "not decided at this scale"
+    assert of_claim(claim("slower", pairs), findings(a=[timed(1.0)], b=[timed(2.0)])).says == "does not hold"
+
+
+def test_a_claim_of_several_comparisons():
+    pairs = (("femnist/a own", "femnist/b own"), ("femnist/a own", "femnist/c own"), ("femnist/a own", "femnist/d own"))
+    some = {"a": [run(60)], "b": [run(50)], "c": [run(50)]}
+    assert of_claim(claim(pairs=pairs), findings(**some)).says == "holds (2 of 3 comparisons run)"
+    assert of_claim(claim(pairs=pairs, need="most"), findings(**some)).says == "holds (2 of 3 comparisons run)"
+    one = {"a": [run(60)], "b": [run(50)]}  # too few, although it holds
+    assert of_claim(claim(pairs=pairs), findings(**one)).says == "not decided at this scale (1 of 3 comparisons run)"
+    some_open = {**some, "c": [run(60)]}
+    assert of_claim(claim(pairs=pairs), findings(**some_open)).says == "not decided at this scale (2 of 3 comparisons run)"
+    against = {**some, "c": [run(70)]}
+    assert of_claim(claim(pairs=pairs), findings(**against)).says == "does not hold (2 of 3 comparisons run)"
+    assert of_claim(claim(pairs=pairs), findings(**some, d=[run(70)])).says == "does not hold"
+    assert of_claim(claim(pairs=pairs, need="most"), findings(**some, d=[run(70)])).says == "holds"
+    assert of_claim(claim(pairs=pairs), findings(**some, d=[run(60)])).says == "not decided at this scale"
+
+
+def test_which_round():
+    one = run(50, 70, 60, validation=(50, 55, 80))
+    assert value(one, "own") == 60
+    assert value(one, "own", "test") == 70
+    assert value(one, "own", "validation") == 60
+    assert value(one, "own", other=True) == pytest.approx(59)
+    assert value(one, "PM") == pytest.approx(59)
+    assert value(run(50, 70), "own", "validation") is None
+    assert value(one, "tuned") is None
+    assert value(one, "GM") is None
+
+
+def test_the_sheet_shows_paper_ours_and_difference():
+    sheet = comparison_tables.sheet(RESULT, findings(a=[run(50), run(52)], d=[run(10)]))
+    assert sheet.header == ("", "column", "paper %", "ours %", "difference", "verdict", "seeds", "pooled %")
+    assert sheet.rows[0] == (
+        *("a", "one", "50.00 ± 2.00", "51.00 ± 1.41", "+1.00", "within the paper's std", "2", "50.00 ± 1.41"),
+    )
+    assert sheet.rows[1] == ("b", "one", "60.00 ± 2.00", "", "", "", "", "")
+    assert sheet.rows[3] == ("ours", "one", "", "10.00", "", "", "1", "9.00")
+    assert [row[0] for row in sheet.finished] == ["a", "ours"]
+    assert comparison_tables.commands(sheet) == [
+        "fedme reproduce made-up --scale full --seeds 2 --only a/one",
+        "fedme reproduce made-up --scale full --seeds 1 --only ours/one",
+    ]
+    whole = comparison_tables.sheet(RESULT, findings(**{name: [run(50)] for name in "abcd"}))
+    assert comparison_tables.commands(whole) == ["fedme reproduce made-up --scale full --seeds 1"]
+    assert "51.00 ± 1.41" in sheet.text("csv")
+    assert "$\\pm$" in sheet.text("latex")
+
+
+def test_what_fine_tuning_did_is_beside_it():
+    tuned = run(60)
+    tuned.curves["personal finetuned test"] = Curve((0,), (0.65,), (0.64,))
+    rows = (Row("a", "{column}/a", "tuned"), Row("b", "{column}/b", "own"))
+    beside = Result("x", "x", "x", columns=RESULT.columns, rows=rows)
+    found = findings(a=[tuned], b=[run(50)])
+    sheet = comparison_tables.sheet(beside, found)
+    assert (sheet.header[3], sheet.header[-1]) == ("ours %", "before fine-tuning %")
+    assert [(row[3], row[-1]) for row in sheet.rows] == [("65.00", "60.00"), ("50.00", "")]
+    both = Result("x", "x", "x", columns=RESULT.columns, rows=(*rows, Row("a before", "{column}/a", "own")))
+    assert "before fine-tuning %" not in comparison_tables.sheet(both, found).header
+
+
+def test_a_best_round_on_test_data_has_a_column_of_its_own():
+    greedy = Result("x", "x", "x", columns=RESULT.columns, rows=RESULT.rows[:1], best_on_test=True)
+    sheet = comparison_tables.sheet(greedy, findings(a=[run(70, 50)]))
+    assert sheet.header[-1] == "best round on test data % (the paper's rule)"
+    assert (sheet.rows[0][3], sheet.rows[0][-1]) == ("50.00", "70.00")

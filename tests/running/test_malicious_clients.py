@@ -1,0 +1,149 @@
+"""Runs with hostile clients: what is recorded of them, what they cost, who is kept out, and that resuming forgets nothing."""
+
+import pytest
+from rich.console import Console
+
+from fedme.config.experiment import ConfigError, load
+from fedme.config.hints import hints
+from fedme.config.identity import digest
+from fedme.results import records, summary
+from fedme.running import run
+from fedme.running.progress import Display
+
+SMALL = [
+    "rounds=5",
+    "partition.name=iid",
+    "partition.clients=5",
+    "data.limit=150",
+    "data.public=20",
+    "models.pool=['dnn-8']",
+    "models.assign=round-robin",
+    "finetune.epochs=0",
+    "train.batch=16",
+]
+
+
+class Killed(BaseException):
+    """As good as a power cut."""
+
+
+class Fused(Display):
+    def __init__(self, rounds):
+        super().__init__(Console(quiet=True), quiet=True)
+        self.left = rounds
+
+    def advance(self, *words):
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+
+
+def do(folder, *words, fuse=-1):
+    experiment, _ = load("digits-fedme", [*SMALL, *words, f"output={folder}"])
+    return run.start(experiment, Fused(fuse))
+
+
+def weights(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("model.safetensors"))}
+
+
+def timeless(folder):
+    return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in records.read(folder)]
+
+
+OFFENDER = ["attack.clients=['2']", "attack.kind=not-a-number", "defence.quarantine=2", "defence.quarantine_rounds=2"]
+
+
+def test_an_offender_is_named_kept_out_for_a_while_and_in_no_mean(tmp_path, fedme):
+    folder = do(tmp_path / "run", "method=fedavg", *OFFENDER)
+    missing = {
+        row["round"]: row["notes"]["missing"]
+        for row in records.read(folder)
+        if row["client"] == "2" and row.get("notes", {}).get("missing")
+    }
+    assert missing[0] == missing[1] == missing[4] == "refused: model.params.1.weight: is not finite"
+    assert missing[2] == missing[3] == f"quarantined until round 4; last {missing[0]}"
+    told = summary.read(folder)
+    assert told["refused"] == {"2": {"rounds": 3, "first": 0, "reason": missing[0]}}
+    assert told["quarantined"]["2"]["rounds"] == 2
+    assert told["hostile"] == ["2"]
+    assert {each["clients"] for each in told["results"]} == {4}
+    code, out, _ = fedme("show", folder)
+    assert code == 0
+    assert "Hostile on purpose, and in none of the means: client 2." in out
+    assert "client 2: quarantined in 2 rounds, first in round 2" in out
+    assert fedme("report", folder, "--output", tmp_path / "page.html")[0] == 0
+    assert "client 2: quarantined in 2 rounds, first in round 2" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+def test_a_quarantine_survives_a_crash(tmp_path, rounds):
+    words = ["method=fedme", *OFFENDER]
+    whole = do(tmp_path / "whole", *words)
+    with pytest.raises(Killed):
+        do(tmp_path / "torn", *words, fuse=rounds)
+    assert run.resume(tmp_path / "torn", Fused(-1))
+    assert timeless(tmp_path / "torn") == timeless(whole)
+    assert weights(tmp_path / "torn") == weights(whole)
+
+
+@pytest.mark.parametrize("kind", ["sign-flip", "huge-norm"])
+def test_a_norm_bound_keeps_what_an_attack_destroys(tmp_path, kind):
+    words = ["method=fedavg", "attack.clients=['2']", f"attack.kind={kind}", "rounds=8", "data.limit=800"]
+
+    def accuracy(folder):
+        return next(r["accuracy"]["pooled"] for r in summary.read(folder)["results"] if r["split"] == "test")
+
+    open_, guarded = do(tmp_path / "open", *words), do(tmp_path / "guarded", *words, "defence.norm=0.5")
+    assert accuracy(guarded) > accuracy(open_) + 0.2
+    assert "refused" not in summary.read(guarded)  # such messages are well formed
+
+
+def test_label_flipping_is_learnt_and_tested_honestly(tmp_path):
+    words = ["method=local", "attack.clients=['2']", "attack.kind=label-flip", "data.limit=800"]
+    folder = do(tmp_path / "run", *words)
+    last = [r for r in records.read(folder) if (r["client"], r["stage"], r["round"]) == ("2", "round", 4)]
+    wrong, right = (next(r["accuracy"] for r in last if r["split"] == split) for split in ("test", "val"))
+    assert right > wrong + 0.3  # it has learnt its wrong labels well
+
+
+def test_hostile_clients_are_drawn_by_the_seed(tmp_path):
+    folders = [do(tmp_path / str(i), "method=local", "attack.clients=2", f"seed={seed}") for i, seed in enumerate((0, 0, 1, 2))]
+    chosen = [summary.read(folder)["hostile"] for folder in folders]
+    assert chosen[0] == chosen[1]
+    assert all(len(each) == 2 for each in chosen)
+    assert len({tuple(each) for each in chosen}) > 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["attack.clients=['x']"], "attack.clients: names x, but there is no such client"),
+        (["attack.clients=9"], "attack.clients: 9 of 5 clients cannot be hostile"),
+        (["attack.clients=-1"], "attack.clients: must not be negative"),
+        (["attack.kind=label-flip", "attack.strength=3"], "attack.strength: means nothing for 'label-flip'"),
+        (["attack.kind=sign-flop"], "did you mean 'sign-flip'"),
+        (["defence.average=mode"], "defence.average"),
+        (["defence.trim=0.7"], "defence.trim: must be in"),
+        (["method.defence={norm=1.0}"], "method.defence: unknown key; these settings are in a table of their own"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(tmp_path, words, said):
+    with pytest.raises(ConfigError, match=said):
+        do(tmp_path / "run", *words)
+
+
+def test_settings_that_do_nothing_are_said():
+    for words, said in (
+        (["method=local", "defence.average=median"], "local averages nothing: defence.average is not used"),
+        (["method=fedavg", "defence.guest=1.0"], "fedavg lends no models: defence.guest is not used"),
+    ):
+        assert said in hints(load("digits-fedme", words)[0])
+
+
+def test_without_the_tables_a_configuration_is_what_it_was():
+    plain = load("digits-fedme", ["defence.average=mean"])[0].plain()
+    assert "defence" not in plain["method"]
+    before = {key: value for key, value in plain.items() if key not in ("defence", "attack")}
+    assert digest(before) == digest(plain)
+    assert digest(load("digits-fedme", ["defence.norm=1.5"])[0].plain()) != digest(plain)
