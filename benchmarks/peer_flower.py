@@ -96,7 +96,7 @@ def main() -> None:
     server_app, strategy, last = ServerApp(), Timed(), {}
 
     @server_app.main()
-    def serve(grid: Grid, context: Context) -> None:
+    def run_on_server(grid: Grid, context: Context) -> None:
         settings = ConfigRecord(
             {"model": job.model, "data": job.data, "weights": job.weights, "batch": job.batch, "lr": job.lr}
         )

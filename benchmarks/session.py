@@ -14,8 +14,8 @@ from fedme.core.key import Key
 from fedme.core.method import Round, Task
 from fedme.core.operations import Op, Train
 from fedme.datasets import Federation
-from fedme.federation.in_process import InProcess
-from fedme.federation.round import play
+from fedme.federation.in_process import InProcessEngine
+from fedme.federation.round import run_round
 from fedme.running import assembly
 
 sys.path.insert(0, str(Path(__file__).parent))  # `networks:cnn` is found wherever the benchmark is started
@@ -32,7 +32,7 @@ class Count:
         """Count these operations."""
         for op in operations:
             if isinstance(op, Train):
-                batches = op.local.batches(len(op.data), op.key.at("batches"))
+                batches = op.batch_schedule.batches(len(op.data), op.key.at("batches"))
                 self.steps += len(batches)
                 self.samples += sum(map(len, batches))
 
@@ -45,7 +45,7 @@ class Session:
         self.root, self.method = Key(experiment.settings.seed), experiment.method
         self.batched = assembly.executor(experiment.settings.engine)
         self.task: Task = assembly.prepare(experiment, federation, self.batched).task
-        self.engine = InProcess(self.method, self.task, federation.clients, self.root, self.batched)
+        self.engine = InProcessEngine(self.method, self.task, federation.clients, self.root, self.batched)
         self.server = self.method.init_server(self.task, self.root.at("init"))
         self.t = 0
 
@@ -63,7 +63,7 @@ class Session:
 
     def play(self) -> None:
         """One round."""
-        self.server = play(self.method, self.task, self.engine, self.server, self.t, self.rounds, self.root).server
+        self.server = run_round(self.method, self.task, self.engine, self.server, self.t, self.rounds, self.root).server
         self.t += 1
 
     def counted(self) -> Count:
@@ -89,7 +89,7 @@ class Session:
     def accuracy(self) -> float:
         """The share of right answers of the personal models (with FedAvg: the global one) on all test samples."""
         deliveries = {client: self.method.deliver(self.task, self.server, client) for client in self.task.members}
-        done = self.engine.assess(deliveries, Round(self.t - 1, self.rounds))
+        done = self.engine.evaluate_models(deliveries, Round(self.t - 1, self.rounds))
         tested = [s.metrics for each in done.values() for s in each.value.scores if (s.model, s.split) == ("personal", "test")]
         return sum(each.correct for each in tested) / sum(each.samples for each in tested)
 

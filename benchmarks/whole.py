@@ -11,7 +11,7 @@ import protocol
 from rich.console import Console
 from session import parse
 
-from fedme.federation.round import Played, play
+from fedme.federation.round import RoundResult, run_round
 from fedme.results import summary
 from fedme.running import round_loop, run
 from fedme.running.progress import Display
@@ -23,10 +23,10 @@ class Clock:
     def __init__(self) -> None:
         self.seconds = 0.0
 
-    def play(self, *args: Any, **kwargs: Any) -> Played:
+    def run_round(self, *args: Any, **kwargs: Any) -> RoundResult:
         """One round."""
         began = time.perf_counter()
-        played = play(*args, **kwargs)
+        played = run_round(*args, **kwargs)
         self.seconds += time.perf_counter() - began
         return played
 

@@ -25,8 +25,8 @@ from fedme.deployment import provisioning, server_app, site_app
 from fedme.deployment.operator_folder import Federation, Settings
 from fedme.deployment.site_data import client_data, with_own_data
 from fedme.deployment.site_settings import Site, agreed, with_members
-from fedme.federation.in_process import InProcess
-from fedme.federation.round import play
+from fedme.federation.in_process import InProcessEngine
+from fedme.federation.round import run_round
 from fedme.running.progress import Display
 from fedme_test_grid import Grid, context
 
@@ -170,12 +170,12 @@ class Deployment:
         task = with_members(base, {name: site.member() for name, site in sites.items()})
         data = {name: client_data(site) for name, site in sites.items()}
         root, rounds = Key(experiment.settings.seed), experiment.settings.rounds
-        engine = InProcess(experiment.method, task, data, root)
+        engine = InProcessEngine(experiment.method, task, data, root)
         server = experiment.method.init_server(task, root.at("init"))
         for t in range(rounds):
-            server = play(experiment.method, task, engine, server, t, rounds, root).server
+            server = run_round(experiment.method, task, engine, server, t, rounds, root).server
         deliveries = {name: experiment.method.deliver(task, server, name) for name in sites}
-        done = engine.assess(deliveries, Round(rounds - 1, rounds))
+        done = engine.evaluate_models(deliveries, Round(rounds - 1, rounds))
         return {name: each.value.models["personal"] for name, each in done.items()}
 
 

@@ -10,9 +10,9 @@ from fedme.core.data import Arrays, ClientData, ClientId, Schema, Split
 from fedme.core.key import Key
 from fedme.core.method import Member, Round, Task
 from fedme.core.model import Arch, Model
-from fedme.execution.lockstep import Execute
-from fedme.federation.in_process import InProcess
-from fedme.federation.round import Answer, play
+from fedme.execution.lockstep import Executor
+from fedme.federation.in_process import InProcessEngine
+from fedme.federation.round import Reply, run_round
 
 FEATURES, CLASSES = 3, 4
 
@@ -73,12 +73,12 @@ def task(
     return Task(schema, members, shared, resolve, unlabeled, public, torch.float64)
 
 
-class Losing(InProcess):
+class Losing(InProcessEngine):
     """An engine that loses the replies of some clients (their state too: they never heard of the round)."""
 
     lost: Callable[[int, ClientId], bool] = staticmethod(lambda t, client: False)
 
-    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer]:
+    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply]:
         return super().exchange({client: down for client, down in downs.items() if not self.lost(when.t, client)}, when)
 
 
@@ -89,7 +89,7 @@ def federate(
     rounds: int = 3,
     seed: int = 0,
     lost: Callable[[int, ClientId], bool] = lambda t, client: False,
-    execute: Execute | None = None,
+    execute: Executor | None = None,
 ) -> tuple[Any, Losing]:
     """Play some rounds; the server's state and the engine, which holds the clients' states."""
     root = Key(seed)
@@ -98,14 +98,14 @@ def federate(
     method.check(task)
     server = method.init_server(task, root.at("init"))
     for t in range(rounds):
-        server = play(method, task, engine, server, t, rounds, root).server
+        server = run_round(method, task, engine, server, t, rounds, root).server
     return server, engine
 
 
-def personal(method: Any, server: Any, engine: InProcess, rounds: int = 3) -> dict[ClientId, Model]:
+def personal(method: Any, server: Any, engine: InProcessEngine, rounds: int = 3) -> dict[ClientId, Model]:
     """Every client's personal model."""
     deliveries = {client: method.deliver(engine.task, server, client) for client in engine.task.members}
-    done = engine.assess(deliveries, Round(rounds - 1, rounds))
+    done = engine.evaluate_models(deliveries, Round(rounds - 1, rounds))
     return {client: each.value.models["personal"] for client, each in done.items()}
 
 

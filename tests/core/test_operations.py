@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from fedme.core.key import Key
 from fedme.core.model import Model
-from fedme.core.operations import Evaluate, Local, Predict, Train, at_once, evaluate, predict, together, train
+from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train, evaluate, immediately, in_parallel, predict, train
 from fedme.learning.objectives import CrossEntropy
-from fedme.learning.optimizers import Sgd
+from fedme.learning.optimizers import SGD
 from fedme_test_support import LINEAR, split
 
 KEY = Key(3).at("batches")
@@ -24,7 +24,7 @@ def lists(batches):
 @settings(deadline=None, derandomize=True)
 @given(st.integers(0, 30), st.integers(1, 35), st.integers(1, 4), st.booleans())
 def test_whole_epochs_see_every_sample_once_each(samples, batch, epochs, shuffle):
-    batches = lists(Local(epochs, batch, shuffle=shuffle).batches(samples, KEY))
+    batches = lists(BatchSchedule(epochs, batch, shuffle=shuffle).batches(samples, KEY))
     per_epoch = -(-samples // batch)
     assert len(batches) == epochs * per_epoch
     for epoch in range(epochs):
@@ -36,35 +36,35 @@ def test_whole_epochs_see_every_sample_once_each(samples, batch, epochs, shuffle
 @settings(deadline=None, derandomize=True)
 @given(st.integers(1, 20), st.integers(1, 25), st.integers(0, 12))
 def test_a_number_of_steps_is_the_beginning_of_enough_epochs(samples, batch, steps):
-    some = lists(Local(1, batch, steps).batches(samples, KEY))
-    many = lists(Local(20, batch).batches(samples, KEY))
+    some = lists(BatchSchedule(1, batch, steps).batches(samples, KEY))
+    many = lists(BatchSchedule(20, batch).batches(samples, KEY))
     assert len(some) == steps
     assert some == many[:steps]
 
 
 def test_epochs_are_in_different_orders_and_keys_decide():
-    first, second = lists(Local(2, 50).batches(40, KEY))
+    first, second = lists(BatchSchedule(2, 50).batches(40, KEY))
     assert first != second
     assert first != sorted(first)
-    assert lists(Local(2, 50).batches(40, KEY)) == [first, second]
-    assert lists(Local(2, 50).batches(40, Key(4)))[0] != first
+    assert lists(BatchSchedule(2, 50).batches(40, KEY)) == [first, second]
+    assert lists(BatchSchedule(2, 50).batches(40, Key(4)))[0] != first
 
 
 def test_the_order_does_not_depend_on_the_batch_size():
-    small, large = lists(Local(1, 3).batches(10, KEY)), lists(Local(1, 10).batches(10, KEY))
+    small, large = lists(BatchSchedule(1, 3).batches(10, KEY)), lists(BatchSchedule(1, 10).batches(10, KEY))
     assert list(chain(*small)) == large[0]
 
 
 @pytest.mark.parametrize(
     ("local", "expected"),
     [
-        (Local(1, 2, shuffle=False), [[0, 1], [2, 3], [4]]),
-        (Local(2, 2, shuffle=False), [[0, 1], [2, 3], [4], [0, 1], [2, 3], [4]]),
-        (Local(1, 2, steps=2, shuffle=False), [[0, 1], [2, 3]]),
-        (Local(1, 2, steps=2, shuffle=False, offset=2), [[4], [0, 1]]),
-        (Local(1, 2, steps=4, shuffle=False, offset=7), [[2, 3], [4], [0, 1], [2, 3]]),
-        (Local(1, 9, steps=2, shuffle=False, offset=5), [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]),
-        (Local(1, 2, steps=0, shuffle=False), []),
+        (BatchSchedule(1, 2, shuffle=False), [[0, 1], [2, 3], [4]]),
+        (BatchSchedule(2, 2, shuffle=False), [[0, 1], [2, 3], [4], [0, 1], [2, 3], [4]]),
+        (BatchSchedule(1, 2, steps=2, shuffle=False), [[0, 1], [2, 3]]),
+        (BatchSchedule(1, 2, steps=2, shuffle=False, offset=2), [[4], [0, 1]]),
+        (BatchSchedule(1, 2, steps=4, shuffle=False, offset=7), [[2, 3], [4], [0, 1], [2, 3]]),
+        (BatchSchedule(1, 9, steps=2, shuffle=False, offset=5), [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]),
+        (BatchSchedule(1, 2, steps=0, shuffle=False), []),
     ],
 )
 def test_without_shuffling_the_order_of_the_data_wraps_around(local, expected):
@@ -72,16 +72,16 @@ def test_without_shuffling_the_order_of_the_data_wraps_around(local, expected):
 
 
 def test_steps_go_on_over_the_rounds_where_the_last_one_stopped():
-    rounds = [lists(Local(1, 2, steps=4, shuffle=False, offset=4 * t).batches(5, KEY)) for t in range(3)]
+    rounds = [lists(BatchSchedule(1, 2, steps=4, shuffle=False, offset=4 * t).batches(5, KEY)) for t in range(3)]
     assert list(chain(*rounds)) == [[0, 1], [2, 3], [4]] * 4
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_tiny_and_missing_data(shuffle):
-    assert lists(Local(3, 20, shuffle=shuffle).batches(1, KEY)) == [[0]] * 3
-    assert lists(Local(1, 20, 2, shuffle).batches(1, KEY)) == [[0]] * 2
-    assert Local(3, 20, shuffle=shuffle).batches(0, KEY) == []
-    assert Local(3, 20, 5, shuffle).batches(0, KEY) == []
+    assert lists(BatchSchedule(3, 20, shuffle=shuffle).batches(1, KEY)) == [[0]] * 3
+    assert lists(BatchSchedule(1, 20, 2, shuffle).batches(1, KEY)) == [[0]] * 2
+    assert BatchSchedule(3, 20, shuffle=shuffle).batches(0, KEY) == []
+    assert BatchSchedule(3, 20, 5, shuffle).batches(0, KEY) == []
 
 
 # Work that runs side by side. Operations are stood in for by text; whoever drives them answers with the text in capitals.
@@ -108,30 +108,30 @@ def run(steps):
 
 
 def test_together_hands_over_what_all_wait_for_and_gives_answers_back_in_order():
-    results, handed = run(together([work("a", 2), work("b", 3), work("c", 1)]))
+    results, handed = run(in_parallel([work("a", 2), work("b", 3), work("c", 1)]))
     assert handed == [("a0", "b0", "c0"), ("a1", "b1"), ("b2",)]
     assert results == [("a", ["A0", "A1"]), ("b", ["B0", "B1", "B2"]), ("c", ["C0"])]
 
 
 def test_together_keeps_the_order_of_the_work_not_of_its_end():
-    results, handed = run(together([work("a", 3), work("b", 0), work("c", 1)]))
+    results, handed = run(in_parallel([work("a", 3), work("b", 0), work("c", 1)]))
     assert [name for name, _ in results] == ["a", "b", "c"]
     assert handed == [("a0", "c0"), ("a1",), ("a2",)]
 
 
 def test_together_of_nothing_and_of_work_without_operations():
-    assert run(together([])) == ([], [])
-    assert run(together([at_once(1), at_once(2)])) == ([1, 2], [])
-    assert run(at_once("x")) == ("x", [])
+    assert run(in_parallel([])) == ([], [])
+    assert run(in_parallel([immediately(1), immediately(2)])) == ([1, 2], [])
+    assert run(immediately("x")) == ("x", [])
 
 
 def test_together_within_together():
     def pair(name):
-        inner = yield from together([work(name + "x", 1), work(name + "y", 2)])
+        inner = yield from in_parallel([work(name + "x", 1), work(name + "y", 2)])
         after = yield from work(name + "z", 1)
         return [*inner, after]
 
-    results, handed = run(together([pair("a"), work("b", 1), pair("c")]))
+    results, handed = run(in_parallel([pair("a"), work("b", 1), pair("c")]))
     assert handed == [("ax0", "ay0", "b0", "cx0", "cy0"), ("ay1", "cy1"), ("az0", "cz0")]
     assert results[1] == ("b", ["B0"])
     for name, result in (("a", results[0]), ("c", results[2])):
@@ -148,7 +148,7 @@ def test_several_operations_at_once_come_back_to_who_asked():
         answers = yield tuple(f"{name}{i}" for i in range(count))
         return list(answers)
 
-    results, handed = run(together([greedy("a", 2), greedy("b", 0), greedy("c", 3)]))
+    results, handed = run(in_parallel([greedy("a", 2), greedy("b", 0), greedy("c", 3)]))
     assert handed == [("a0", "a1", "c0", "c1", "c2")]
     assert results == [["A0", "A1"], [], ["C0", "C1", "C2"]]
 
@@ -159,20 +159,20 @@ def test_an_error_in_one_piece_of_work_comes_out():
         raise KeyError("lost")
 
     with pytest.raises(KeyError, match="lost"):
-        run(together([work("a", 3), broken()]))
+        run(in_parallel([work("a", 3), broken()]))
 
 
 def test_the_helpers_hand_over_one_operation_and_return_its_result():
-    model, data, local = Model.init(LINEAR, Key(0)), split(4, Key(1)), Local()
-    rule = Sgd(CrossEntropy(), 0.1)
+    model, data, local = Model.init(LINEAR, Key(0)), split(4, Key(1)), BatchSchedule()
+    optimizer = SGD(CrossEntropy(), 0.1)
     for steps, expected in [
         (evaluate(model, data), Evaluate(model, data)),
         (evaluate(model, data, timed=True), Evaluate(model, data, True)),
         (predict(model, data), Predict(model, data)),
-        (train({"own": model}, rule, data, local, Key(2)), Train({"own": model}, rule, data, local, Key(2), {}, {})),
+        (train({"own": model}, optimizer, data, local, Key(2)), Train({"own": model}, optimizer, data, local, Key(2), {}, {})),
         (
-            train({"own": model}, rule, data, local, Key(2), {"own": {"w": torch.ones(1)}}, {"own": model}),
-            Train({"own": model}, rule, data, local, Key(2), {"own": {"w": torch.ones(1)}}, {"own": model}),
+            train({"own": model}, optimizer, data, local, Key(2), {"own": {"w": torch.ones(1)}}, {"own": model}),
+            Train({"own": model}, optimizer, data, local, Key(2), {"own": {"w": torch.ones(1)}}, {"own": model}),
         ),
     ]:
         (operation,) = next(steps)

@@ -19,8 +19,8 @@ from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 from fedme.core.serialization import pack, unpack
 from fedme.core.typed import TypedError
-from fedme.federation.in_process import InProcess
-from fedme.federation.round import play
+from fedme.federation.in_process import InProcessEngine
+from fedme.federation.round import run_round
 from fedme.learning.local_training import Training
 from fedme.methods import METHODS
 from fedme.methods.fedavg import Shared
@@ -47,7 +47,7 @@ def equal(a: Any, b: Any) -> bool:
     return a == b
 
 
-class Listening(InProcess):
+class Listening(InProcessEngine):
     """Keeps every message."""
 
     def exchange(self, downs, when):
@@ -78,7 +78,7 @@ def played(name: str):
     server = method.init_server(setting, root.at("init"))
     values = [("server", server)]
     for t in range(2):
-        server = play(method, setting, engine, server, t, 2, root).server
+        server = run_round(method, setting, engine, server, t, 2, root).server
         values.append(("server", server))
     values += engine.heard + [("state", state) for state in engine.states.values()]
     values += [("down", method.deliver(setting, server, client)) for client in setting.members]
@@ -264,12 +264,12 @@ def test_a_run_goes_on_from_what_was_read():
         setting, data, root = task((DENSE, WIDE, LINEAR)), clients(), Key(0)
         expected, whole = federate(method, setting, data, rounds=3)
         server = method.init_server(setting, root.at("init"))
-        engine = InProcess(method, setting, data, root)
+        engine = InProcessEngine(method, setting, data, root)
         for t in range(3):
             server_kind, state_kind, tensors = kinds(method)["server"], kinds(method)["state"], {}
             plain = json.loads(json.dumps([pack(server, tensors, "server"), pack(engine.states, tensors, "clients")]))
             server = unpack(server_kind, plain[0], tensors, ARCHS)
             engine.states = unpack(dict[str, state_kind], plain[1], tensors, ARCHS)
-            server = play(method, setting, engine, server, t, 3, root).server
+            server = run_round(method, setting, engine, server, t, 3, root).server
         assert equal(server, expected)
         assert equal(engine.states, whole.states)

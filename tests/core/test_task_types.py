@@ -5,7 +5,7 @@ import torch
 from torch.distributions import Bernoulli, Categorical, Independent, Normal, kl_divergence
 
 from fedme.core.key import Key
-from fedme.core.task_types import KINDS, kind_of, name_of
+from fedme.core.task_types import TASK_LOSSES, task_loss, task_type_of
 from fedme.learning.objectives import CrossEntropy, Mutual
 
 B, C = 6, 4
@@ -27,11 +27,11 @@ def distribution(name, z):
     return Independent(Bernoulli(logits=z) if name == "multi-label" else Normal(z, torch.ones_like(z)), 1)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", TASK_LOSSES)
 def test_loss_and_mutual_term_are_those_of_a_distribution(name):
     y, a, b = TARGETS[name], outputs(1), outputs(2)
-    assert name_of(y) == name
-    kind = kind_of(y)
+    assert task_type_of(y) == name
+    kind = task_loss(y)
     mine, peer = distribution(name, a), distribution(name, b)
     target = y if name == "classification" else y.double()
     constant = C * torch.tensor(2 * torch.pi).log() / 2 if name == "regression" else 0.0
@@ -39,22 +39,22 @@ def test_loss_and_mutual_term_are_those_of_a_distribution(name):
     assert torch.allclose(kind.divergence(kind.ready(b), kind.ready(a)), kl_divergence(peer, mine), atol=1e-12)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", TASK_LOSSES)
 @pytest.mark.parametrize("objective", [CrossEntropy(), Mutual("x", "y"), Mutual("x", "y", (0.3, 0.8), (0.7, 0.2))], ids=str)
 def test_slopes_are_the_derivatives(name, objective):
     y, logits = TARGETS[name], {"x": outputs(1), "y": outputs(2)}
     losses = objective(logits, y)
     expected = torch.autograd.grad(losses["x"].sum() + losses["y"].sum(), [logits["x"], logits["y"]])
     with torch.no_grad():
-        found = objective.slopes(logits, y)
+        found = objective.logit_gradients(logits, y)
     assert torch.allclose(found["x"], expected[0], atol=1e-12)
     assert torch.allclose(found["y"], expected[1], atol=1e-12)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", TASK_LOSSES)
 def test_large_outputs_stay_finite(name):
     y = TARGETS[name]
-    kind = kind_of(y)
+    kind = task_loss(y)
     sure = torch.full((B, C), 800.0) * torch.where(torch.arange(C) == 1, 1.0, -1.0)
     assert kind.loss(kind.ready(sure), y).isfinite().all()
     assert kind.divergence(kind.ready(sure), kind.ready(-sure)).isfinite().all()
@@ -63,5 +63,7 @@ def test_large_outputs_stay_finite(name):
 
 def test_right_answers():
     z = torch.tensor([[2.0, -1.0], [-3.0, 0.5], [float("nan"), 1.0]])
-    assert KINDS["multi-label"].accuracy(z, torch.tensor([[True, False], [True, True], [False, True]])) == pytest.approx(4 / 6)
-    assert KINDS["regression"].accuracy(z, z) != KINDS["regression"].accuracy(z, z)  # nothing is right or wrong
+    assert TASK_LOSSES["multi-label"].accuracy(z, torch.tensor([[True, False], [True, True], [False, True]])) == pytest.approx(
+        4 / 6
+    )
+    assert TASK_LOSSES["regression"].accuracy(z, z) != TASK_LOSSES["regression"].accuracy(z, z)  # nothing is right or wrong

@@ -292,7 +292,7 @@ TRAININGS = st.builds(
     steps=st.none() | st.integers(1, 9),
     lr=st.floats(1e-6, 10),
     clip=st.none() | st.floats(1e-3, 100),
-    decay_at=st.lists(st.floats(0.01, 0.99), max_size=3).map(tuple),
+    lr_decay_at=st.lists(st.floats(0.01, 0.99), max_size=3).map(tuple),
     cohort=st.none() | st.integers(1, 9),
 )
 FEDMES = st.builds(

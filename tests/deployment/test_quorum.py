@@ -6,20 +6,20 @@ from fedme.config.experiment import load
 from fedme.core.method import Report, Round
 from fedme.deployment import site_engine as deployed
 from fedme.deployment.operator_folder import Settings
-from fedme.deployment.site_engine import Deployed
+from fedme.deployment.site_engine import SiteEngine
 from fedme.deployment.site_settings import agreed
 from fedme.federation.flower import EngineError
-from fedme.federation.round import Absent, Answer
+from fedme.federation.round import NoReply, Reply
 from fedme_test_support import SITES
 
 
-class Scripted(Deployed):
+class Scripted(SiteEngine):
     """Sites that answer when their time has come: site "a" at once, "b" when it is asked for the second time, and so on."""
 
     def _exchange(self, downs, when):
         self.asked = [*getattr(self, "asked", []), "".join(downs)]
         turn = len(self.asked)
-        return {c: Answer(down, Report({}), 0.0) if "abc".index(c) < turn else Absent("not yet") for c, down in downs.items()}
+        return {c: Reply(down, Report({}), 0.0) if "abc".index(c) < turn else NoReply("not yet") for c, down in downs.items()}
 
     def _meet(self):
         pass
@@ -47,7 +47,7 @@ def test_whichever_wants_more_replies(tmp_path, monkeypatch, replies, words, ask
     sites = engine(tmp_path, monkeypatch, Settings(min_replies=replies), *words)
     answers = sites.exchange(dict.fromkeys("abc", 1), Round(0, 3))
     assert sites.asked == asked
-    assert [client for client, answer in answers.items() if isinstance(answer, Answer)] == list("abc"[: len(asked)])
+    assert [client for client, answer in answers.items() if isinstance(answer, Reply)] == list("abc"[: len(asked)])
 
 
 def test_patience_ends(tmp_path, monkeypatch):

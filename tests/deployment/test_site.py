@@ -31,7 +31,7 @@ from fedme.deployment.site_settings import Site, agreed, with_members
 from fedme.deployment.site_state import PrivateState, claimed, exchanges
 from fedme.federation.flower.message_content import Envelope
 from fedme.federation.reply_validation import check_sent
-from fedme.learning.accountant import Ledger, Spent, epsilon
+from fedme.learning.accountant import Ledger, PrivacyCost, epsilon
 from fedme.methods.fedavg import Shared, Up
 from fedme.methods.fedme.exchange import room_for
 from fedme.methods.fedme.fedme import Down
@@ -311,7 +311,7 @@ def test_a_private_site_never_answers_twice_with_the_same_noise(folder):
 
 
 def test_a_server_looks_at_short_ledgers_only():
-    many = tuple(Spent(0.5, 1.0 + i, 1) for i in range(17))
+    many = tuple(PrivacyCost(0.5, 1.0 + i, 1) for i in range(17))
     assert claimed(many[:16]) == many[:16]
     with pytest.raises(TypedError, match="17 entries"):
         claimed(many)

@@ -15,11 +15,11 @@ from torch import nn
 from fedme.core.data import Arrays, Split
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
-from fedme.core.operations import Evaluate, Local, Predict, Train
+from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train
 from fedme.execution import compiled, reference
-from fedme.execution.dispatcher import Batched
+from fedme.execution.dispatcher import Dispatcher
 from fedme.learning.objectives import CrossEntropy, Imitate, Mutual
-from fedme.learning.optimizers import Moreau, MutualMoreau, Sgd
+from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
 from fedme_test_support import DENSE, LINEAR, NORMALISED, WIDE, clients, same
 
 missing = compiled.library()
@@ -50,7 +50,7 @@ def network(widths: tuple[int, ...], activation: str, bias: bool, dropout: float
     return nn.Sequential(*layers[:-2])
 
 
-def operation(archs, rule, samples, local, features, classes, dtype=torch.float64, seed=0):
+def operation(archs, optimizer, samples, local, features, classes, dtype=torch.float64, seed=0):
     draw = Key(seed).torch()
     source = Arrays(
         torch.randn(3 * samples, features, generator=draw), torch.randint(0, classes, (3 * samples,), generator=draw)
@@ -59,11 +59,11 @@ def operation(archs, rule, samples, local, features, classes, dtype=torch.float6
     models = {role: Model.init(arch, Key(seed).at(role), dtype) for role, arch in archs.items()}
     frozen = {role: Model.init(arch, Key(seed).at("f", role), dtype) for role, arch in archs.items()}
     opt = {r: {n: torch.randn(p.shape, generator=draw, dtype=dtype) for n, p in m.params.items()} for r, m in models.items()}
-    return Train(models, rule, Split(source, rows), local, Key(seed).at("t"), opt if rule.momentum else {}, frozen)
+    return Train(models, optimizer, Split(source, rows), local, Key(seed).at("t"), opt if optimizer.momentum else {}, frozen)
 
 
 def equal(op, tolerance=1e-9):
-    batched = Batched(path="compiled")
+    batched = Dispatcher(path="compiled")
     ((got, _),) = batched([op])
     assert batched.explain() == ["train: 1 operations compiled"]
     want = reference.run(op)
@@ -90,7 +90,7 @@ shares = st.floats(0, 2)
     activation=st.sampled_from(sorted(ACTIVATIONS)),
     bias=st.booleans(),
     samples=st.integers(1, 40),
-    local=st.builds(Local, epochs=st.integers(1, 2), batch=st.integers(1, 17), shuffle=st.booleans()),
+    local=st.builds(BatchSchedule, epochs=st.integers(1, 2), batch=st.integers(1, 17), shuffle=st.booleans()),
     mutual=st.one_of(st.none(), st.tuples(shares, shares, shares, shares)),
     momentum=st.sampled_from([0.0, 0.9]),
     weight_decay=st.sampled_from([0.0, 0.1]),
@@ -109,8 +109,8 @@ def test_training_equals_the_reference(
     }  # fmt: skip
     both = len(archs) == 2 and mutual is not None
     objective = Mutual("a", "b", mutual[:2], mutual[2:]) if both else CrossEntropy()
-    rule = Sgd(objective, 0.05, momentum=momentum, weight_decay=weight_decay, prox=prox, clip=clip)
-    equal(operation(archs, rule, samples, local, features, classes, seed=seed))
+    optimizer = SGD(objective, 0.05, momentum=momentum, weight_decay=weight_decay, prox=prox, clip=clip)
+    equal(operation(archs, optimizer, samples, local, features, classes, seed=seed))
 
 
 @built
@@ -120,7 +120,7 @@ def test_training_equals_the_reference(
     features=widths,
     classes=st.integers(1, 13),
     samples=st.integers(1, 40),
-    local=st.builds(Local, epochs=st.integers(1, 2), batch=st.integers(1, 17), shuffle=st.booleans()),
+    local=st.builds(BatchSchedule, epochs=st.integers(1, 2), batch=st.integers(1, 17), shuffle=st.booleans()),
     inner=st.integers(1, 3),
     l2=st.sampled_from([0.0, 0.1]),
     mutual=st.booleans(),
@@ -134,22 +134,24 @@ def test_inner_loops_equal_the_reference(hidden, features, classes, samples, loc
         for each in hidden
     )
     archs = {"aux": first, "local": second, "theta": first} if mutual else {"theta": first, "w": first}
-    rule = (MutualMoreau if mutual else Moreau)(0.05, 0.02, 3.0, inner, l2)
-    equal(replace(operation(archs, Sgd(CrossEntropy(), 0.1), samples, local, features, classes, seed=seed), rule=rule))
+    optimizer = (MutualMoreau if mutual else Moreau)(0.05, 0.02, 3.0, inner, l2)
+    equal(
+        replace(operation(archs, SGD(CrossEntropy(), 0.1), samples, local, features, classes, seed=seed), optimizer=optimizer)
+    )
 
 
 @built
 def test_wide_layers_in_single_precision():
     arch = Arch.named("wide-one", network, widths=(784, 100, 10), activation="relu", bias=True)
-    equal(operation({"own": arch}, Sgd(CrossEntropy(), 0.01), 95, Local(1, 10), 784, 10, torch.float32), 1e-4)
+    equal(operation({"own": arch}, SGD(CrossEntropy(), 0.01), 95, BatchSchedule(1, 10), 784, 10, torch.float32), 1e-4)
 
 
 @built
 def test_what_diverges_is_not_a_number_either_way():
     arch = Arch.named("diverging", network, widths=(6, 5, 3), activation="relu", bias=True)
-    op = operation({"own": arch}, Sgd(CrossEntropy(), 1e200), 20, Local(3, 5), 6, 3)
+    op = operation({"own": arch}, SGD(CrossEntropy(), 1e200), 20, BatchSchedule(3, 5), 6, 3)
     equal(op)
-    ((got, _),) = Batched(path="compiled")([op])
+    ((got, _),) = Dispatcher(path="compiled")([op])
     assert not got.models["own"].finite
 
 
@@ -158,9 +160,9 @@ def test_what_diverges_is_not_a_number_either_way():
 def test_outputs_equal_the_reference(dtype):
     arch = Arch.named("looking", network, widths=(7, 9, 5), activation="tanh", bias=True)
     for samples in (1, 4, 99, 100, 101, 250):
-        op = operation({"own": arch}, Sgd(CrossEntropy(), 0.1), samples, Local(1, 5), 7, 5, dtype)
+        op = operation({"own": arch}, SGD(CrossEntropy(), 0.1), samples, BatchSchedule(1, 5), 7, 5, dtype)
         model = op.models["own"]
-        batched = Batched(path="compiled")
+        batched = Dispatcher(path="compiled")
         (logits, _), (score, _) = batched([Predict(model, op.data), Evaluate(model, op.data)])
         want = reference.run(Predict(model, op.data))
         assert torch.allclose(logits, want, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-12)
@@ -172,7 +174,7 @@ def test_outputs_equal_the_reference(dtype):
 def test_results_do_not_depend_on_threads_or_company():
     data = clients((7, 23, 1, 12, 2, 40))
     ops = [
-        Train({"own": Model.init(WIDE, Key(i))}, Sgd(CrossEntropy(), 0.1), d.train, Local(2, 5), Key(i))
+        Train({"own": Model.init(WIDE, Key(i))}, SGD(CrossEntropy(), 0.1), d.train, BatchSchedule(2, 5), Key(i))
         for i, d in enumerate(data.values())
     ]
     before = torch.get_num_threads()
@@ -180,10 +182,10 @@ def test_results_do_not_depend_on_threads_or_company():
         found = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append([got for got, _ in Batched()(ops)])
+            found.append([got for got, _ in Dispatcher()(ops)])
     finally:
         torch.set_num_threads(before)
-    found.append([Batched()([op])[0][0] for op in ops])
+    found.append([Dispatcher()([op])[0][0] for op in ops])
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):
             assert a.losses == b.losses
@@ -192,50 +194,50 @@ def test_results_do_not_depend_on_threads_or_company():
 
 @built
 def test_models_that_are_handed_over_stay_as_they_are():
-    op = operation({"own": WIDE}, Sgd(CrossEntropy(), 0.1, momentum=0.9), 20, Local(1, 5), 3, 4)
+    op = operation({"own": WIDE}, SGD(CrossEntropy(), 0.1, momentum=0.9), 20, BatchSchedule(1, 5), 3, 4)
     model = op.models["own"]
     given = [*model.params.values(), *op.opt["own"].values()]
     before = [value.clone() for value in given]
-    ((got, _),) = Batched(path="compiled")([op])
+    ((got, _),) = Dispatcher(path="compiled")([op])
     assert all(torch.equal(a, b) for a, b in zip(before, given, strict=True))
     assert not any(torch.equal(got.models["own"].params[name], value) for name, value in model.params.items())
 
 
 @built
 def test_weights_in_any_order_of_memory():
-    op = operation({"own": LINEAR}, Sgd(CrossEntropy(), 0.1), 20, Local(1, 5), 3, 4)
+    op = operation({"own": LINEAR}, SGD(CrossEntropy(), 0.1), 20, BatchSchedule(1, 5), 3, 4)
     model = op.models["own"]
     turned = model.with_params({n: p.t().contiguous().t() if p.dim() == 2 else p for n, p in model.params.items()})
     a, b = (reference.run(Predict(m, op.data)) for m in (model, turned))
-    ((c, _),) = Batched(path="compiled")([Predict(turned, op.data)])
+    ((c, _),) = Dispatcher(path="compiled")([Predict(turned, op.data)])
     assert torch.allclose(a, b, atol=1e-12)
     assert torch.allclose(a, c, atol=1e-12)
 
 
 @built
 @pytest.mark.parametrize(
-    ("rule", "arch", "reason"),
+    ("optimizer", "arch", "reason"),
     [
-        (Sgd(CrossEntropy(), 0.1, alternating=True), DENSE, "its models step one after another"),
+        (SGD(CrossEntropy(), 0.1, alternating=True), DENSE, "its models step one after another"),
         (Moreau(0.1, 0.05, 2.0, 3, objective=Imitate("mse")), DENSE, "its loss is another one"),
-        (Sgd(Imitate("mse"), 0.1), DENSE, "its loss is another one"),
-        (Sgd(Mutual("own", "other"), 0.1), DENSE, "its loss is another one"),
-        (Sgd(CrossEntropy(), 0.1), NORMALISED, "has other layers"),
+        (SGD(Imitate("mse"), 0.1), DENSE, "its loss is another one"),
+        (SGD(Mutual("own", "other"), 0.1), DENSE, "its loss is another one"),
+        (SGD(CrossEntropy(), 0.1), NORMALISED, "has other layers"),
     ],
     ids=str,
 )
-def test_what_it_does_not_know_is_left_to_others(rule, arch, reason):
-    op = Train({"own": Model.init(arch, Key(0))}, rule, clients()["1"].train, Local(1, 5), Key(0))
+def test_what_it_does_not_know_is_left_to_others(optimizer, arch, reason):
+    op = Train({"own": Model.init(arch, Key(0))}, optimizer, clients()["1"].train, BatchSchedule(1, 5), Key(0))
     assert reason in compiled.obstacle(op)
 
 
 @built
 def test_labels_that_do_not_exist_are_refused():
     data = clients()["1"].train
-    op = Train({"own": Model.init(DENSE, Key(0), torch.float64)}, Sgd(CrossEntropy(), 0.1), data, Local(1, 5), Key(0))
+    op = Train({"own": Model.init(DENSE, Key(0), torch.float64)}, SGD(CrossEntropy(), 0.1), data, BatchSchedule(1, 5), Key(0))
     wrong = data.labelled(torch.full((len(data),), 4))
     with pytest.raises(IndexError, match="class 4 or 4 is not among the 4 there are"):
-        Batched(path="compiled")([Train(op.models, op.rule, wrong, op.local, op.key)])
+        Dispatcher(path="compiled")([Train(op.models, op.optimizer, wrong, op.batch_schedule, op.key)])
 
 
 @built
@@ -243,20 +245,20 @@ def test_what_does_not_fit_together_is_refused():
     narrow, wide = (Arch.named(f"classes-{n}", network, widths=(3, n), activation="relu", bias=True) for n in (4, 5))
     data = clients()["1"].train
     pair = {"a": Model.init(narrow, Key(0)), "b": Model.init(wide, Key(0))}
-    op = Train(pair, Sgd(Mutual("a", "b"), 0.1), data, Local(1, 5), Key(0))
+    op = Train(pair, SGD(Mutual("a", "b"), 0.1), data, BatchSchedule(1, 5), Key(0))
     with pytest.raises(ValueError, match="must have the same classes"):
-        Batched(path="compiled")([op])
+        Dispatcher(path="compiled")([op])
     own = {"own": pair["a"]}
     for frozen in ({"own": pair["b"]}, {"own": Model.init(narrow, Key(0), torch.float64)}):
-        op = Train(own, Sgd(CrossEntropy(), 0.1, prox=1.0), data, Local(1, 5), Key(0), {}, frozen)
+        op = Train(own, SGD(CrossEntropy(), 0.1, prox=1.0), data, BatchSchedule(1, 5), Key(0), {}, frozen)
         with pytest.raises(ValueError, match="not of its size or type"):
-            Batched(path="compiled")([op])
+            Dispatcher(path="compiled")([op])
 
 
 def test_without_compiled_code_networks_are_stacked(monkeypatch):
     monkeypatch.setattr(compiled, "library", lambda: "it was not built")
-    op = Train({"own": Model.init(DENSE, Key(0))}, Sgd(CrossEntropy(), 0.1), clients()["1"].train, Local(1, 5), Key(0))
-    batched = Batched()
+    op = Train({"own": Model.init(DENSE, Key(0))}, SGD(CrossEntropy(), 0.1), clients()["1"].train, BatchSchedule(1, 5), Key(0))
+    batched = Dispatcher()
     batched([op])
     assert batched.explain() == ["train: 1 operations stacked"]
 
@@ -264,10 +266,10 @@ def test_without_compiled_code_networks_are_stacked(monkeypatch):
 @built
 def test_compiled_code_runs_on_threads_here_with_the_same_bits():
     ops = [
-        Train({"own": Model.init(WIDE, Key(i))}, Sgd(CrossEntropy(), 0.1), d.train, Local(2, 5), Key(9 - i))
+        Train({"own": Model.init(WIDE, Key(i))}, SGD(CrossEntropy(), 0.1), d.train, BatchSchedule(2, 5), Key(9 - i))
         for i, d in enumerate(clients((7, 23, 9, 12)).values())
     ]
-    one, several = Batched(), Batched(workers=3)
+    one, several = Dispatcher(), Dispatcher(workers=3)
     a, b = ([done.models["own"] for done, _ in each(ops)] for each in (one, several))
     several.close()
     assert all(same(x, y) for x, y in zip(a, b, strict=True))

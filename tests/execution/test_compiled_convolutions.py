@@ -13,12 +13,12 @@ from torch import nn
 from fedme.core.data import Arrays, Split
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
-from fedme.core.operations import Evaluate, Local, Predict, Train
+from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train
 from fedme.execution import compiled, reference
-from fedme.execution.dispatcher import Batched
+from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.layers import layers
 from fedme.learning.objectives import CrossEntropy, Mutual
-from fedme.learning.optimizers import Moreau, MutualMoreau, Sgd
+from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
 from fedme.networks import convolutional
 from fedme.networks.two_part import two_parts
 from fedme_test_support import same
@@ -75,15 +75,17 @@ def images(samples, shape=SHAPE, classes=CLASSES, seed=0):
     return Split(Arrays(x, y), torch.randperm(2 * samples, generator=draw)[:samples])
 
 
-def operation(roles, rule, data, local, dtype=torch.float64, seed=0):
+def operation(roles, optimizer, data, local, dtype=torch.float64, seed=0):
     draw = Key(seed).at("momentum").torch()
     models, frozen = ({r: Model.init(a, Key(seed).at(what, r), dtype) for r, a in roles.items()} for what in ("own", "frozen"))
     opt = {r: {n: torch.randn(p.shape, generator=draw, dtype=dtype) for n, p in m.params.items()} for r, m in models.items()}
-    return Train(models, rule, data, local, Key(seed).at("train"), opt if getattr(rule, "momentum", 0) else {}, frozen)
+    return Train(
+        models, optimizer, data, local, Key(seed).at("train"), opt if getattr(optimizer, "momentum", 0) else {}, frozen
+    )
 
 
 def equal(op, tolerance=1e-9):
-    batched = Batched()
+    batched = Dispatcher()
     ((got, _),) = batched([op])
     assert batched.explain() == ["train: 1 operations compiled"]
     want = reference.run(op)
@@ -97,7 +99,7 @@ def equal(op, tolerance=1e-9):
     assert dict(got.losses) == pytest.approx(dict(want.losses), rel=tolerance, abs=tolerance)
 
 
-locals_ = st.builds(Local, epochs=st.integers(1, 2), batch=st.integers(1, 7), shuffle=st.booleans())
+locals_ = st.builds(BatchSchedule, epochs=st.integers(1, 2), batch=st.integers(1, 7), shuffle=st.booleans())
 
 
 @settings(max_examples=100, deadline=None)
@@ -115,16 +117,16 @@ locals_ = st.builds(Local, epochs=st.integers(1, 2), batch=st.integers(1, 7), sh
 def test_training_equals_the_reference(pair, samples, local, mutual, momentum, weight_decay, prox, clip, seed):
     roles = {role: arch for role, arch in zip("ab", pair, strict=True) if arch is not None}
     objective = Mutual("a", "b", (0.7, 1.0), (1.0, 0.4)) if mutual and len(roles) == 2 else CrossEntropy()
-    rule = Sgd(objective, 0.02, momentum, weight_decay, clip, prox)
-    equal(operation(roles, rule, images(samples, seed=seed), local, seed=seed))
+    optimizer = SGD(objective, 0.02, momentum, weight_decay, clip, prox)
+    equal(operation(roles, optimizer, images(samples, seed=seed), local, seed=seed))
 
 
 @settings(max_examples=25, deadline=None)
 @given(arch=archs(), other=archs(), local=locals_, inner=st.integers(1, 3), mutual=st.booleans(), seed=st.integers(0, 1000))
 def test_inner_loops_equal_the_reference(arch, other, local, inner, mutual, seed):
     roles = {"aux": arch, "local": other, "theta": arch} if mutual else {"theta": arch, "w": arch}
-    rule = (MutualMoreau if mutual else Moreau)(0.05, 0.02, 3.0, inner, 0.1)
-    equal(operation(roles, rule, images(9, seed=seed), local, seed=seed))
+    optimizer = (MutualMoreau if mutual else Moreau)(0.05, 0.02, 3.0, inner, 0.1)
+    equal(operation(roles, optimizer, images(9, seed=seed), local, seed=seed))
 
 
 @settings(max_examples=40, deadline=None)
@@ -133,7 +135,7 @@ def test_inner_loops_equal_the_reference(arch, other, local, inner, mutual, seed
 )
 def test_outputs_equal_the_reference(arch, samples, seed, dtype):
     model, data = Model.init(arch, Key(seed), dtype), images(samples, seed=seed)
-    batched = Batched()
+    batched = Dispatcher()
     (logits, _), (score, _) = batched([Predict(model, data), Evaluate(model, data)])
     assert all("compiled" in line for line in batched.explain())
     assert torch.allclose(logits, reference.run(Predict(model, data)), rtol=0, atol=1e-4 if dtype == torch.float32 else 1e-11)
@@ -161,9 +163,9 @@ SHAPES = dict.fromkeys(ZOO, (1, 12, 13)) | {
 @pytest.mark.parametrize("name", ZOO)
 def test_the_networks_of_the_zoo(name, dtype):
     data = images(13, SHAPES[name], 5)
-    rule = Sgd(CrossEntropy(), 0.05, momentum=0.5, weight_decay=1e-3)
+    optimizer = SGD(CrossEntropy(), 0.05, momentum=0.5, weight_decay=1e-3)
     equal(
-        operation({"own": Arch.named(f"zoo-{name}", ZOO[name])}, rule, data, Local(2, 5), dtype),
+        operation({"own": Arch.named(f"zoo-{name}", ZOO[name])}, optimizer, data, BatchSchedule(2, 5), dtype),
         1e-4 if dtype == torch.float32 else 1e-9,
     )
 
@@ -174,7 +176,7 @@ def test_a_convolution_and_a_dense_network_learn_from_each_other():
         "a": Arch.named("one-convolution", lambda: network([(5, (3, 3), (1, 1), True, "relu", 0.2, (2, 2), "none", 0.0)], [])),
         "b": Arch.named("dense-beside", lambda: nn.Sequential(*(make() for make in dense))),
     }
-    equal(operation(roles, Sgd(Mutual("a", "b"), 0.05, clip=1.0), images(11), Local(3, 4)))
+    equal(operation(roles, SGD(Mutual("a", "b"), 0.05, clip=1.0), images(11), BatchSchedule(3, 4)))
 
 
 def trainings(count=5):
@@ -183,7 +185,11 @@ def trainings(count=5):
     )
     return [
         operation(
-            {"own": arch}, Sgd(CrossEntropy(), 0.1), replace(images(9), rows=torch.arange(3 + 2 * i)), Local(2, 4), seed=i
+            {"own": arch},
+            SGD(CrossEntropy(), 0.1),
+            replace(images(9), rows=torch.arange(3 + 2 * i)),
+            BatchSchedule(2, 4),
+            seed=i,
         )
         for i in range(count)
     ]
@@ -191,19 +197,21 @@ def trainings(count=5):
 
 def test_results_do_not_depend_on_threads_or_company():
     ops = trainings()
-    one, several = Batched(), Batched(workers=3)
+    one, several = Dispatcher(), Dispatcher(workers=3)
     try:
         found = [[done.models["own"] for done, _ in each(ops)] for each in (one, several)]
     finally:
         several.close()
     assert several.paths == one.paths == {("train", "compiled"): 5}
-    found.append([Batched()([op])[0][0].models["own"] for op in ops])
+    found.append([Dispatcher()([op])[0][0].models["own"] for op in ops])
     assert all(same(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
 def test_a_batch_of_all_samples_takes_no_more_memory_than_they_do():
     (op,) = trainings(1)
-    whole, vast = (Batched()([replace(op, local=Local(2, batch))])[0][0].models["own"] for batch in (3, 2_000_000))
+    whole, vast = (
+        Dispatcher()([replace(op, batch_schedule=BatchSchedule(2, batch))])[0][0].models["own"] for batch in (3, 2_000_000)
+    )
     assert same(whole, vast)
 
 
@@ -216,7 +224,7 @@ def test_every_operation_ticks_when_it_is_done_and_a_tick_may_stop_the_rest(work
         if len(ticks) == 7:
             raise KeyboardInterrupt
 
-    batched = Batched(tick, workers=workers)
+    batched = Dispatcher(tick, workers=workers)
     try:
         batched(trainings())
         assert len(ticks) == 5
@@ -232,7 +240,7 @@ def test_weights_in_any_order_of_memory_and_left_as_they_are():
     model = op.models["own"]
     turned = reference.arranged(model)
     before = {name: value.clone() for name, value in turned.params.items()}
-    a, b = (Batched()([replace(op, models={"own": each})])[0][0].models["own"] for each in (model, turned))
+    a, b = (Dispatcher()([replace(op, models={"own": each})])[0][0].models["own"] for each in (model, turned))
     assert same(a, b)
     assert all(torch.equal(before[name], value) for name, value in turned.params.items())
     assert all(value.is_contiguous() for value in b.params.values())
@@ -263,8 +271,8 @@ def test_other_layers_go_elsewhere_with_the_result_of_the_reference(middle):
         width = nn.Sequential(middle, nn.Flatten())(torch.zeros(2, *SHAPE)).shape[1]
     arch = Arch.named(f"elsewhere {middle}", lambda: nn.Sequential(middle, nn.Flatten(), nn.Linear(width, CLASSES)))
     assert layers(arch) is None
-    op = operation({"own": arch}, Sgd(CrossEntropy(), 0.1), images(7), Local(1, 3))
-    batched = Batched()
+    op = operation({"own": arch}, SGD(CrossEntropy(), 0.1), images(7), BatchSchedule(1, 3))
+    batched = Dispatcher()
     ((got, _),) = batched([op])
     assert not any("compiled" in line for line in batched.explain())
     assert same(got.models["own"], reference.run(op).models["own"])
@@ -272,7 +280,7 @@ def test_other_layers_go_elsewhere_with_the_result_of_the_reference(middle):
 
 def test_what_does_not_fit_is_refused():
     arch = Arch.named("refused", lambda: network([(3, (3, 3), (0, 0), True, "relu", 0.0, (2, 2), "none", 0.0)], []))
-    rule, local = Sgd(CrossEntropy(), 0.1), Local(1, 3)
+    optimizer, local = SGD(CrossEntropy(), 0.1), BatchSchedule(1, 3)
     for shape, said in (
         ((3, 9, 8), "takes 2 inputs, but is given 3"),
         ((2, 2, 8), "does not fit into"),
@@ -280,6 +288,6 @@ def test_what_does_not_fit_is_refused():
         ((2, 72), "takes channels, rows and columns"),
     ):
         with pytest.raises(ValueError, match=said):
-            Batched(path="compiled")([operation({"own": arch}, rule, images(4, shape), local)])
+            Dispatcher(path="compiled")([operation({"own": arch}, optimizer, images(4, shape), local)])
     with pytest.raises(IndexError, match="is not among the 4 there are"):
-        Batched(path="compiled")([operation({"own": arch}, rule, images(4, classes=9, seed=1), local)])
+        Dispatcher(path="compiled")([operation({"own": arch}, optimizer, images(4, classes=9, seed=1), local)])

@@ -7,12 +7,12 @@ from fedme.config.experiment import ConfigError
 from fedme.config.settings import EngineOptions
 from fedme.core.key import Key
 from fedme.core.model import Model
-from fedme.core.operations import Local, Predict, Train
+from fedme.core.operations import BatchSchedule, Predict, Train
 from fedme.execution import reference
 from fedme.execution.device import home, missing, moved
-from fedme.execution.dispatcher import Batched
+from fedme.execution.dispatcher import Dispatcher
 from fedme.learning.objectives import CrossEntropy
-from fedme.learning.optimizers import Sgd
+from fedme.learning.optimizers import SGD
 from fedme.running.assembly import executor
 from fedme_test_support import DENSE, NORMALISED, clients
 
@@ -22,8 +22,8 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 def train(arch):
     model = Model.init(arch, Key(1), torch.float64)
     opt = {"own": {name: torch.ones_like(p) for name, p in model.params.items()}}
-    rule = Sgd(CrossEntropy(), 0.1, momentum=0.9, prox=0.1)
-    return Train({"own": model}, rule, clients()["1"].train, Local(1, 4), Key(2), opt, {"own": model})
+    optimizer = SGD(CrossEntropy(), 0.1, momentum=0.9, prox=0.1)
+    return Train({"own": model}, optimizer, clients()["1"].train, BatchSchedule(1, 4), Key(2), opt, {"own": model})
 
 
 def test_all_weights_of_an_operation_move_and_the_data_stays():
@@ -48,7 +48,7 @@ def test_results_come_home():
 def test_the_way_to_a_device_and_back_changes_nothing(arch):
     op = train(arch)
     expected = reference.run(op)
-    ((got, _),) = Batched()._there_and_back([op])
+    ((got, _),) = Dispatcher()._there_and_back([op])
     assert all(torch.allclose(got.models["own"].params[n], p, atol=1e-12) for n, p in expected.models["own"].params.items())
 
 
@@ -66,6 +66,6 @@ def test_a_device_that_is_not_here_is_refused_by_name():
 def test_another_device_agrees(arch):
     op = train(arch)
     expected = reference.run(op)
-    ((got, _),) = Batched(device="cuda")([op])
+    ((got, _),) = Dispatcher(device="cuda")([op])
     assert got.models["own"].device == CPU
     assert all(torch.allclose(got.models["own"].params[n], p, atol=1e-9) for n, p in expected.models["own"].params.items())

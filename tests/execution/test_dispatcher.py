@@ -6,14 +6,14 @@ from torch import nn
 
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
-from fedme.core.operations import Evaluate, Local, Predict, Train
+from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train
 from fedme.execution import compiled, reference
 from fedme.execution.dense_networks import chain
-from fedme.execution.dispatcher import Batched
+from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.reference import one_by_one
 from fedme.learning.local_training import Training
 from fedme.learning.objectives import CrossEntropy, Imitate, Mutual
-from fedme.learning.optimizers import Moreau, MutualMoreau, Sgd
+from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
 from fedme.methods import METHODS
 from fedme_test_support import DENSE, DROPPING, LINEAR, NORMALISED, WIDE, clients, federate, personal, split, task
 
@@ -43,7 +43,7 @@ def test_every_method_batched_equals_alone(name, train, path):
     shared = DROPPING if name not in ("pfml",) else LINEAR
     setting = task(archs, shared=shared, public=8, unlabeled=split(10, Key(9)))
     data = clients(SIZES, public=8)
-    batched = Batched(path=path)
+    batched = Dispatcher(path=path)
     a = personal(method, *federate(method, setting, data, rounds=3))
     b = personal(method, *federate(method, setting, data, rounds=3, execute=batched))
     assert all(near(a[c], b[c]) for c in data)
@@ -52,14 +52,14 @@ def test_every_method_batched_equals_alone(name, train, path):
     )
     expected = "compiled" if path == "auto" and not isinstance(compiled.library(), str) else "stacked"
     assert batched.paths["train", expected] > 0
-    assert not any(path.startswith("alone") for _, path in batched.paths)
+    assert not any(path.startswith("reference") for _, path in batched.paths)
 
 
 def test_what_cannot_be_stacked_runs_alone_beside_the_rest():
     method = METHODS["fedme"](train=Training(epochs=2, batch=5, lr=0.1))
     setting = task((DENSE, NORMALISED, WIDE, LINEAR, DENSE))
     data = clients(SIZES)
-    batched = Batched(path="stacked")
+    batched = Dispatcher(path="stacked")
     a = personal(method, *federate(method, setting, data, rounds=3))
     b = personal(method, *federate(method, setting, data, rounds=3, execute=batched))
     assert all(near(a[c], b[c]) for c in data)
@@ -68,19 +68,19 @@ def test_what_cannot_be_stacked_runs_alone_beside_the_rest():
 
 
 RULES = [
-    Sgd(CrossEntropy(), 0.1),
-    Sgd(CrossEntropy(), 0.1, momentum=0.9, weight_decay=0.1),
-    Sgd(CrossEntropy(), 0.1, clip=0.2, prox=0.5),
-    Sgd(CrossEntropy(), 0.1, prox=0.5, weight_decay=0.1),
-    Sgd(CrossEntropy(), 0.1, momentum=0.9, prox=0.5, clip=0.3, weight_decay=0.1),
-    Sgd(Mutual("a", "b"), 0.1, momentum=0.9),
-    Sgd(Mutual("a", "b", (0.7, 0.2), (0.3, 0.8)), 0.1, clip=0.3),
-    Sgd(Mutual("a", "b"), 0.1, momentum=0.9, alternating=True, clip=0.3),
+    SGD(CrossEntropy(), 0.1),
+    SGD(CrossEntropy(), 0.1, momentum=0.9, weight_decay=0.1),
+    SGD(CrossEntropy(), 0.1, clip=0.2, prox=0.5),
+    SGD(CrossEntropy(), 0.1, prox=0.5, weight_decay=0.1),
+    SGD(CrossEntropy(), 0.1, momentum=0.9, prox=0.5, clip=0.3, weight_decay=0.1),
+    SGD(Mutual("a", "b"), 0.1, momentum=0.9),
+    SGD(Mutual("a", "b", (0.7, 0.2), (0.3, 0.8)), 0.1, clip=0.3),
+    SGD(Mutual("a", "b"), 0.1, momentum=0.9, alternating=True, clip=0.3),
 ]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
-def test_rules_over_two_roles_of_mixed_architectures(rule):
+@pytest.mark.parametrize("optimizer", RULES, ids=str)
+def test_rules_over_two_roles_of_mixed_architectures(optimizer):
     data = clients(SIZES)
     kinds = [(DENSE, WIDE), (WIDE, DENSE), (DENSE, DENSE), (DROPPING, LINEAR), (LINEAR, DROPPING)]
     ops = []
@@ -90,9 +90,19 @@ def test_rules_over_two_roles_of_mixed_architectures(rule):
         opt = {
             "a": {n: torch.randn(p.shape, dtype=torch.float64, generator=Key(i).torch()) for n, p in models["a"].params.items()}
         }
-        ops.append(Train(models, rule, data[str(i)].train, Local(2, 4), Key(7).at(i), opt if rule.momentum else {}, frozen))
+        ops.append(
+            Train(
+                models,
+                optimizer,
+                data[str(i)].train,
+                BatchSchedule(2, 4),
+                Key(7).at(i),
+                opt if optimizer.momentum else {},
+                frozen,
+            )
+        )
     expected = [reference.run(op) for op in ops]
-    batched = Batched(path="stacked")
+    batched = Dispatcher(path="stacked")
     for want, (got, _) in zip(expected, batched(ops), strict=True):
         assert list(got.models) == list(want.models)
         assert all(near(want.models[r], got.models[r]) for r in want.models)
@@ -104,9 +114,9 @@ def test_rules_over_two_roles_of_mixed_architectures(rule):
 
 
 @pytest.mark.parametrize(
-    "rule", [Moreau(0.1, 0.05, 2.0, 3, 0.01), MutualMoreau(0.1, 0.05, 2.0, 2, 0.01)], ids=["moreau", "mutual"]
+    "optimizer", [Moreau(0.1, 0.05, 2.0, 3, 0.01), MutualMoreau(0.1, 0.05, 2.0, 2, 0.01)], ids=["moreau", "mutual"]
 )
-def test_inner_loops(rule):
+def test_inner_loops(optimizer):
     data = clients(SIZES)
     ops = []
     for i in range(5):
@@ -114,11 +124,11 @@ def test_inner_loops(rule):
             Model.init(DROPPING, Key(i), torch.float64),
             Model.init(WIDE if i % 2 else DROPPING, Key(i).at(1), torch.float64),
         )
-        models = {"theta": w, "w": w} if isinstance(rule, Moreau) else {"aux": aux, "local": w, "theta": aux}
-        frozen = {} if isinstance(rule, Moreau) else {"aux": aux, "local": w}
-        ops.append(Train(models, rule, data[str(i)].train, Local(2, 4), Key(7).at(i), {}, frozen))
+        models = {"theta": w, "w": w} if isinstance(optimizer, Moreau) else {"aux": aux, "local": w, "theta": aux}
+        frozen = {} if isinstance(optimizer, Moreau) else {"aux": aux, "local": w}
+        ops.append(Train(models, optimizer, data[str(i)].train, BatchSchedule(2, 4), Key(7).at(i), {}, frozen))
     expected = [reference.run(op) for op in ops]
-    for want, (got, _) in zip(expected, Batched()(ops), strict=True):
+    for want, (got, _) in zip(expected, Dispatcher()(ops), strict=True):
         assert all(near(want.models[r], got.models[r]) for r in want.models)
         assert want.losses == pytest.approx(got.losses)
 
@@ -131,7 +141,7 @@ def test_predictions_and_scores_of_one_model_and_of_many(path):
     ops = [Predict(shared, d.train) for d in data.values()] + [Evaluate(shared, d.train) for d in data.values()]
     ops += [Predict(m, d.train) for m, d in zip(models, data.values(), strict=True)]
     ops += [Evaluate(m, d.test) for m, d in zip(models, data.values(), strict=True)]
-    for want, (got, seconds) in zip([reference.run(op) for op in ops], Batched(path=path)(ops), strict=True):
+    for want, (got, seconds) in zip([reference.run(op) for op in ops], Dispatcher(path=path)(ops), strict=True):
         if isinstance(want, torch.Tensor):
             assert torch.allclose(want, got, atol=1e-12)
         else:
@@ -147,23 +157,26 @@ def test_digest_targets_are_imitated():
         ops = [
             Train(
                 {"own": m},
-                Sgd(Imitate(loss), 0.1),
+                SGD(Imitate(loss), 0.1),
                 d.train.labelled(torch.randn(len(d.train), 4, generator=Key(3).torch(), dtype=torch.float64)),
-                Local(2, 3),
+                BatchSchedule(2, 3),
                 Key(1),
             )
             for m, d in zip(models, data.values(), strict=True)
         ]
-        for want, (got, _) in zip([reference.run(op) for op in ops], Batched()(ops), strict=True):
+        for want, (got, _) in zip([reference.run(op) for op in ops], Dispatcher()(ops), strict=True):
             assert near(want.models["own"], got.models["own"])
 
 
 @pytest.mark.parametrize("path", ["auto", "stacked"])
 def test_single_precision_agrees_after_a_round(path):
     data = clients((40, 60, 30))
-    rule = Sgd(CrossEntropy(), 0.1, momentum=0.9)
-    ops = [Train({"own": Model.init(WIDE, Key(i))}, rule, d.train, Local(1, 10), Key(1)) for i, d in enumerate(data.values())]
-    for want, (got, _) in zip([reference.run(op) for op in ops], Batched(path=path)(ops), strict=True):
+    optimizer = SGD(CrossEntropy(), 0.1, momentum=0.9)
+    ops = [
+        Train({"own": Model.init(WIDE, Key(i))}, optimizer, d.train, BatchSchedule(1, 10), Key(1))
+        for i, d in enumerate(data.values())
+    ]
+    for want, (got, _) in zip([reference.run(op) for op in ops], Dispatcher(path=path)(ops), strict=True):
         assert near(want.models["own"], got.models["own"], 1e-4)
 
 
@@ -172,11 +185,11 @@ def test_slopes_are_the_derivatives_of_the_losses(objective):
     draw = Key(0).torch()
     logits = {r: torch.randn(3, 5, 4, generator=draw, dtype=torch.float64, requires_grad=True) for r in "ab"}
     y = torch.randint(0, 4, (3, 5), generator=draw)
-    slopes = objective.slopes({r: z.detach() for r, z in logits.items()}, y)
+    logit_gradients = objective.logit_gradients({r: z.detach() for r, z in logits.items()}, y)
     expected = objective(logits, y)
     for role, z in logits.items():
         (grad,) = torch.autograd.grad(expected[role].sum(), z, retain_graph=True)
-        assert torch.allclose(slopes[role], grad, atol=1e-12)
+        assert torch.allclose(logit_gradients[role], grad, atol=1e-12)
 
 
 class Odd(nn.Module):
@@ -221,10 +234,10 @@ def test_other_activations_and_no_bias(path):
     assert chain(arch) is not None
     data = clients(SIZES)
     ops = [
-        Train({"own": Model.init(arch, Key(i), torch.float64)}, Sgd(CrossEntropy(), 0.1), d.train, Local(2, 3), Key(1))
+        Train({"own": Model.init(arch, Key(i), torch.float64)}, SGD(CrossEntropy(), 0.1), d.train, BatchSchedule(2, 3), Key(1))
         for i, d in enumerate(data.values())
     ]
-    for want, (got, _) in zip([reference.run(op) for op in ops], Batched(path=path)(ops), strict=True):
+    for want, (got, _) in zip([reference.run(op) for op in ops], Dispatcher(path=path)(ops), strict=True):
         assert near(want.models["own"], got.models["own"])
 
 
@@ -235,7 +248,7 @@ def test_an_activation_that_stands_in_several_places_acts_in_each(path):
         return nn.Sequential(nn.Linear(3, 5), tanh, nn.Linear(5, 6), tanh, nn.Linear(6, 4))
 
     model, data = Model.init(Arch.named("one-tanh", net), Key(0), torch.float64), clients(SIZES)["1"].train
-    assert torch.allclose(Batched(path=path)([Predict(model, data)])[0][0], reference.run(Predict(model, data)), atol=1e-12)
+    assert torch.allclose(Dispatcher(path=path)([Predict(model, data)])[0][0], reference.run(Predict(model, data)), atol=1e-12)
 
 
 def test_far_fewer_torch_operations():
@@ -250,11 +263,11 @@ def test_far_fewer_torch_operations():
 
     data = clients((30,) * 20)
     ops = [
-        Train({"own": Model.init(DENSE, Key(i), torch.float64)}, Sgd(CrossEntropy(), 0.1), d.train, Local(1, 3), Key(1))
+        Train({"own": Model.init(DENSE, Key(i), torch.float64)}, SGD(CrossEntropy(), 0.1), d.train, BatchSchedule(1, 3), Key(1))
         for i, d in enumerate(data.values())
     ]
     counts = []
-    for execute in (one_by_one(), Batched(path="stacked")):
+    for execute in (one_by_one(), Dispatcher(path="stacked")):
         execute(ops)  # warm
         with Count() as count:
             execute(ops)
@@ -290,44 +303,44 @@ def test_other_networks_are_stacked_by_vmap(name):
     method = METHODS[name](train=Training(epochs=2, batch=5, lr=0.02, clip=1.0))
     setting = task((DENSE, RESIDUAL, WIDE, RESIDUAL, LINEAR) if name in OWN else (LINEAR,) * 5, shared=RESIDUAL)
     data = clients(SIZES)
-    batched = Batched()
+    batched = Dispatcher()
     a = personal(method, *federate(method, setting, data, rounds=3))
     b = personal(method, *federate(method, setting, data, rounds=3, execute=batched))
     assert all(near(a[c], b[c]) for c in data)
     assert batched.paths["train", "stacked by vmap"] > 0
     assert batched.paths["predict", "stacked by vmap"] > 0 or name == "fedme"  # nobody may have adopted it
-    assert not any("alone" in line for line in batched.explain())
+    assert not any("reference" in line for line in batched.explain())
 
 
 def test_a_network_that_draws_its_own_random_numbers_runs_alone():
     method = METHODS["local"](train=Training(epochs=2, batch=5, lr=0.1))
-    batched = Batched()
+    batched = Dispatcher()
     a = personal(method, *federate(method, task((WILD,) * 5), clients(SIZES), rounds=2))
     b = personal(method, *federate(method, task((WILD,) * 5), clients(SIZES), rounds=2, execute=batched))
     assert all(near(a[c], b[c], 0.0) for c in a)
-    assert any("alone: wild cannot be batched" in line for line in batched.explain())
+    assert any("reference: wild cannot be batched" in line for line in batched.explain())
 
 
 def agree(ops):
-    batched = Batched()
+    batched = Dispatcher()
     for want, (got, _) in zip([reference.run(op) for op in ops], batched(ops), strict=True):
         assert all(near(want.models[r], got.models[r]) for r in want.models)
         assert want.losses == pytest.approx(got.losses)
     return batched
 
 
-def two_roles(rule, frozen=()):
+def two_roles(optimizer, frozen=()):
     ops = []
     for i, data in enumerate(clients(SIZES).values()):
         models = {r: Model.init(DENSE, Key(i).at(r), torch.float64) for r in "ab"}
         anchors = {r: Model.init(DENSE, Key(i).at("f", r), torch.float64) for r in frozen}
-        ops.append(Train(models, rule, data.train, Local(2, 4), Key(7).at(i), {}, anchors))
+        ops.append(Train(models, optimizer, data.train, BatchSchedule(2, 4), Key(7).at(i), {}, anchors))
     return ops
 
 
 @pytest.mark.parametrize("frozen", ["", "a", "ab"])
 def test_only_models_with_an_anchor_are_pulled(frozen):
-    agree(two_roles(Sgd(CrossEntropy(), 0.1, prox=0.5, weight_decay=0.1), frozen))
+    agree(two_roles(SGD(CrossEntropy(), 0.1, prox=0.5, weight_decay=0.1), frozen))
 
 
 class Smoothed:
@@ -338,7 +351,7 @@ class Smoothed:
 
 
 def test_a_loss_that_expects_samples_by_classes_can_be_stacked():
-    batched = agree(two_roles(Sgd(Smoothed(), 0.1)))
+    batched = agree(two_roles(SGD(Smoothed(), 0.1)))
     assert batched.paths == {("train", "stacked"): len(SIZES)}
 
 
@@ -346,33 +359,33 @@ def test_a_rule_that_cannot_be_compared_runs_alone():
     class Unhashable(Smoothed):
         __hash__ = None
 
-    batched = agree(two_roles(Sgd(Unhashable(), 0.1)))
-    assert batched.explain() == ["train: 5 operations alone: its rule cannot be compared with others"]
+    batched = agree(two_roles(SGD(Unhashable(), 0.1)))
+    assert batched.explain() == ["train: 5 operations reference: its rule cannot be compared with others"]
 
 
-@pytest.mark.parametrize("path", ["alone", "stacked", "vmap", "workers"])
+@pytest.mark.parametrize("path", ["reference", "stacked", "vmap", "workers"])
 @pytest.mark.parametrize("name", ["fedme", "pfml", "fml", "fedavg"])
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_path_can_be_forced(name, path):
     method = METHODS[name](train=Training(epochs=2, batch=5, lr=0.1, momentum=0.9))
     setting = task((DENSE, WIDE, DROPPING, LINEAR, NORMALISED) if name in OWN else (LINEAR,) * 5, shared=DROPPING)
     data = clients(SIZES)
-    batched = Batched(workers=2, path=path)
+    batched = Dispatcher(workers=2, path=path)
     try:
         a = personal(method, *federate(method, setting, data, rounds=2))
         b = personal(method, *federate(method, setting, data, rounds=2, execute=batched))
     finally:
         batched.close()
-    assert all(near(a[c], b[c], 0.0 if path in ("alone", "workers") else 1e-9) for c in data)
+    assert all(near(a[c], b[c], 0.0 if path in ("reference", "workers") else 1e-9) for c in data)
     taken = {way.split(":")[0] for what, way in batched.paths if what == "train"}
-    allowed = {"alone": {"alone"}, "stacked": {"stacked", "alone"}, "vmap": {"stacked by vmap", "alone"}}
+    allowed = {"reference": {"reference"}, "stacked": {"stacked", "reference"}, "vmap": {"stacked by vmap", "reference"}}
     assert taken <= allowed.get(path, {"in workers"})
-    assert taken & {"alone": {"alone"}, "workers": {"in workers"}, "vmap": {"stacked by vmap"}}.get(path, {"stacked"})
+    assert taken & {"reference": {"reference"}, "workers": {"in workers"}, "vmap": {"stacked by vmap"}}.get(path, {"stacked"})
 
 
 def test_speed_is_measured_in_this_process():
-    batched = Batched(workers=2)
+    batched = Dispatcher(workers=2)
     ops = [Evaluate(Model.init(NORMALISED, Key(i)), clients()["1"].val, timed=True) for i in range(3)]
     assert all(score.seconds > 0 for score, _ in batched(ops))
     assert batched.workers.workers == []
-    assert batched.paths == {("evaluate", "alone: its speed is to be measured"): 3}
+    assert batched.paths == {("evaluate", "reference: its speed is to be measured"): 3}

@@ -7,11 +7,11 @@ from torch import nn
 from fedme.core.data import Arrays, Split
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
-from fedme.core.operations import Local, Predict, Train
+from fedme.core.operations import BatchSchedule, Predict, Train
 from fedme.execution import inplace, reference
-from fedme.execution.dispatcher import Batched
+from fedme.execution.dispatcher import Dispatcher
 from fedme.learning.objectives import CrossEntropy, Mutual
-from fedme.learning.optimizers import Moreau, Sgd
+from fedme.learning.optimizers import SGD, Moreau
 from fedme_test_support import NORMALISED, clients, same
 
 CONV = Arch.named(
@@ -65,7 +65,13 @@ def test_the_bits_of_the_reference(settings, dtype):
     model, anchor = (Model.init(CONV, Key(i), dtype) for i in range(2))
     opt = {"own": {name: torch.full_like(p, 0.01) for name, p in model.params.items()}} if "momentum" in settings else {}
     op = Train(
-        {"own": model}, Sgd(CrossEntropy(), 0.1, **settings), images(23), Local(2, 5), Key(3), opt=opt, frozen={"own": anchor}
+        {"own": model},
+        SGD(CrossEntropy(), 0.1, **settings),
+        images(23),
+        BatchSchedule(2, 5),
+        Key(3),
+        opt=opt,
+        frozen={"own": anchor},
     )
     assert inplace.suits(op)
     before = {name: p.clone() for name, p in model.params.items()}
@@ -81,7 +87,7 @@ def test_the_bits_of_the_reference(settings, dtype):
 @pytest.mark.parametrize("archs", [(CONV, OTHER), (CONV, CONV)])
 def test_two_that_learn_from_each_other(archs):
     models = {role: Model.init(arch, Key(i)) for i, (role, arch) in enumerate(zip(("own", "guest"), archs, strict=True))}
-    op = Train(models, Sgd(Mutual("own", "guest"), 0.1, momentum=0.9, clip=1.0), images(11), Local(2, 4), Key(3))
+    op = Train(models, SGD(Mutual("own", "guest"), 0.1, momentum=0.9, clip=1.0), images(11), BatchSchedule(2, 4), Key(3))
     assert inplace.suits(op)
     equal(inplace.train(op), reference.train(op))
 
@@ -90,11 +96,21 @@ def test_everything_else_is_the_references_business():
     split = next(iter(clients((9,)).values())).train
     tied = Arch.named("tied", Twice)
     others = [
-        Train({"own": Model.init(NORMALISED, Key(0))}, Sgd(CrossEntropy(), 0.1), split, Local(1, 4), Key(0)),
-        Train({"own": Model.init(tied, Key(0))}, Sgd(CrossEntropy(), 0.1), split, Local(1, 4), Key(0)),
-        Train({"own": Model.init(CONV, Key(0))}, Sgd(CrossEntropy(), 0.1, alternating=True), images(5), Local(1, 4), Key(0)),
+        Train({"own": Model.init(NORMALISED, Key(0))}, SGD(CrossEntropy(), 0.1), split, BatchSchedule(1, 4), Key(0)),
+        Train({"own": Model.init(tied, Key(0))}, SGD(CrossEntropy(), 0.1), split, BatchSchedule(1, 4), Key(0)),
         Train(
-            dict.fromkeys(("theta", "w"), Model.init(CONV, Key(0))), Moreau(0.1, 0.1, 1.0, 2), images(5), Local(1, 4), Key(0)
+            {"own": Model.init(CONV, Key(0))},
+            SGD(CrossEntropy(), 0.1, alternating=True),
+            images(5),
+            BatchSchedule(1, 4),
+            Key(0),
+        ),
+        Train(
+            dict.fromkeys(("theta", "w"), Model.init(CONV, Key(0))),
+            Moreau(0.1, 0.1, 1.0, 2),
+            images(5),
+            BatchSchedule(1, 4),
+            Key(0),
         ),
     ]
     for op in others:
@@ -105,9 +121,9 @@ def test_everything_else_is_the_references_business():
 
 
 def test_the_plain_reference_stays_what_it_is(monkeypatch):
-    op = Train({"own": Model.init(CONV, Key(0))}, Sgd(CrossEntropy(), 0.1), images(5), Local(1, 4), Key(0))
+    op = Train({"own": Model.init(CONV, Key(0))}, SGD(CrossEntropy(), 0.1), images(5), BatchSchedule(1, 4), Key(0))
     taken = []
     monkeypatch.setattr(inplace, "train", lambda op: taken.append(op) or reference.train(op))
-    for path in ("alone", "workers"):
-        Batched(path=path)([op])
+    for path in ("reference", "workers"):
+        Dispatcher(path=path)([op])
     assert len(taken) == 1

@@ -12,11 +12,11 @@ from fedme.core import tree
 from fedme.core.data import Arrays, Split
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
-from fedme.core.operations import Batch, Local, Private, Train
+from fedme.core.operations import Batch, BatchSchedule, GaussianMechanism, Train
 from fedme.execution import reference
-from fedme.execution.dispatcher import Batched
+from fedme.execution.dispatcher import Dispatcher
 from fedme.learning.objectives import CrossEntropy, Mutual
-from fedme.learning.optimizers import Moreau, MutualMoreau, Sgd
+from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
 
 SOURCE = Arrays(
     torch.randn(90, 3, 4, generator=Key(1).torch(), dtype=torch.float64), torch.randint(0, 3, (90,), generator=Key(2).torch())
@@ -45,14 +45,16 @@ def conv():
 ARCHS = [Arch(dense), Arch(dense, width=5, drop=0.3), Arch(Odd)]
 
 
-def operations(rule, archs=ARCHS, private=lambda i: Private(0.5 + 0.1 * i, 0.7), roles=("own", "guest"), frozen=False):
+def operations(
+    optimizer, archs=ARCHS, private=lambda i: GaussianMechanism(0.5 + 0.1 * i, 0.7), roles=("own", "guest"), frozen=False
+):
     found = []
     for i in range(5):
         models = {role: Model.init(archs[(i + j) % len(archs)], Key(10 * i + j), torch.float64) for j, role in enumerate(roles)}
         rows = torch.arange(i * 15, i * 15 + 7 + 2 * i)
         anchors = models if frozen else {}
-        local = Local(1, 4, poisson=True)
-        found.append(Train(models, rule, Split(SOURCE, rows), local, Key(7).at(i), frozen=anchors, private=private(i)))
+        local = BatchSchedule(1, 4, poisson=True)
+        found.append(Train(models, optimizer, Split(SOURCE, rows), local, Key(7).at(i), frozen=anchors, mechanism=private(i)))
     return found
 
 
@@ -62,9 +64,9 @@ def distance(a, b):
 
 PAIR = Mutual("own", "guest")
 RULES = {
-    "sgd": (Sgd(PAIR, 0.1, 0.9, 1e-3), ("own", "guest"), False),
-    "alternating": (Sgd(PAIR, 0.1, alternating=True), ("own", "guest"), False),
-    "pulled and clipped": (Sgd(PAIR, 0.1, clip=0.3, prox=0.1), ("own", "guest"), True),
+    "sgd": (SGD(PAIR, 0.1, 0.9, 1e-3), ("own", "guest"), False),
+    "alternating": (SGD(PAIR, 0.1, alternating=True), ("own", "guest"), False),
+    "pulled and clipped": (SGD(PAIR, 0.1, clip=0.3, prox=0.1), ("own", "guest"), True),
     "moreau": (Moreau(0.1, 0.1, 2.0, 3), ("theta", "w"), False),
     "mutual moreau": (MutualMoreau(0.1, 0.1, 2.0, 2), ("aux", "local", "theta"), True),
 }
@@ -73,12 +75,12 @@ RULES = {
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("path", ["auto", "compiled", "stacked", "vmap", "workers"])
 def test_all_ways_agree(name, path):
-    rule, roles, frozen = RULES[name]
+    optimizer, roles, frozen = RULES[name]
     # Models that meet in arithmetic have one network: one with dropout, and what is no chain of layers.
     for archs in [[ARCHS[1]], [ARCHS[2]]] if "moreau" in name else [ARCHS]:
-        ops = operations(rule, archs, roles=roles, frozen=frozen)
+        ops = operations(optimizer, archs, roles=roles, frozen=frozen)
         plain = [reference.train(op) for op in ops]
-        engine = Batched(path=path, workers=2)
+        engine = Dispatcher(path=path, workers=2)
         try:
             found = [value for value, _ in engine(ops)]
             if path in ("stacked", "vmap"):
@@ -90,12 +92,15 @@ def test_all_ways_agree(name, path):
             assert one.losses == pytest.approx(other.losses, nan_ok=True)
 
 
-@pytest.mark.parametrize("path", ["alone", "stacked", "vmap"])
+@pytest.mark.parametrize("path", ["reference", "stacked", "vmap"])
 def test_without_noise_and_clipping_it_is_training_on_the_same_batches(path):
     """The loss of a step is the sum over its batch, which may be empty, divided by the mean size of a batch."""
-    op = replace(operations(Sgd(PAIR, 0.2), [ARCHS[0]], lambda i: Private(math.inf, 0.0))[0], local=Local(12, 2, poisson=True))
-    ((found, _),) = Batched(path=path)([op])
-    batches = op.local.batches(len(op.data), op.key.at("batches"))
+    op = replace(
+        operations(SGD(PAIR, 0.2), [ARCHS[0]], lambda i: GaussianMechanism(math.inf, 0.0))[0],
+        batch_schedule=BatchSchedule(12, 2, poisson=True),
+    )
+    ((found, _),) = Dispatcher(path=path)([op])
+    batches = op.batch_schedule.batches(len(op.data), op.key.at("batches"))
     assert 0 in map(len, batches)
     networks = {role: model.module().train() for role, model in op.models.items()}
     for rows in batches:
@@ -116,7 +121,7 @@ def test_without_noise_and_clipping_it_is_training_on_the_same_batches(path):
 def gradient_of(op, models=None):
     """The private gradient of the whole training part as one batch."""
     seeds = reference.mask_seeds(op.models, op.key)
-    gradient = reference.PerExample(op.rule.objective, seeds, op=op, mechanism=op.private)
+    gradient = reference.PerExample(op.optimizer.objective, seeds, op=op, mechanism=op.mechanism)
     everything = torch.arange(len(op.data))
     return gradient(models or op.models, Batch(op.data.inputs(everything), op.data.y, 0))[0]
 
@@ -128,9 +133,9 @@ def norm(grads):
 @pytest.mark.parametrize("arch", range(3))
 def test_one_sample_moves_the_sum_by_at_most_the_clip_over_both_models(arch):
     limit = 0.3
-    rule = Sgd(PAIR, 1.0)
-    for op in operations(rule, [ARCHS[arch]], lambda i: Private(limit, 0.0)):
-        whole = min(op.local.batch, len(op.data))
+    optimizer = SGD(PAIR, 1.0)
+    for op in operations(optimizer, [ARCHS[arch]], lambda i: GaussianMechanism(limit, 0.0)):
+        whole = min(op.batch_schedule.batch, len(op.data))
         one = replace(op, data=op.data.take(torch.tensor([2])))
         assert norm(gradient_of(one)) * 1 <= limit + 1e-12  # own and guest together
         both = {role: tree.norm(each) for role, each in gradient_of(one).items()}
@@ -143,21 +148,26 @@ def test_one_sample_moves_the_sum_by_at_most_the_clip_over_both_models(arch):
 
 
 def test_small_gradients_are_left_as_they_are():
-    op = operations(Sgd(PAIR, 1.0), [ARCHS[0]], lambda i: Private(1e6, 0.0))[0]
-    free = gradient_of(replace(op, private=Private(math.inf, 0.0)))
+    op = operations(SGD(PAIR, 1.0), [ARCHS[0]], lambda i: GaussianMechanism(1e6, 0.0))[0]
+    free = gradient_of(replace(op, mechanism=GaussianMechanism(math.inf, 0.0)))
     assert all(torch.equal(free[role][name], g) for role, each in gradient_of(op).items() for name, g in each.items())
 
 
-@pytest.mark.parametrize("path", ["alone", "stacked", "vmap"])
+@pytest.mark.parametrize("path", ["reference", "stacked", "vmap"])
 def test_noise_is_on_the_sum_with_deviation_noise_times_clip(path):
     """Many steps of an empty-handed client: what moves its weights is noise alone."""
     steps, clip, noise = 100, 0.5, 1.7
     arch = ARCHS[0]
     flat = Arrays(torch.zeros(4, 3, 4, dtype=torch.float64), torch.zeros(4, dtype=torch.int64))
     model = Model.init(arch, Key(0), torch.float64)
-    still = Sgd(CrossEntropy(), 1e-300)  # weights stay, so that the data's own gradient stays what it is
+    still = SGD(CrossEntropy(), 1e-300)  # weights stay, so that the data's own gradient stays what it is
     train = Train(
-        {"own": model}, still, Split(flat, torch.arange(4)), Local(batch=2, steps=steps, poisson=True), Key(3), private=None
+        {"own": model},
+        still,
+        Split(flat, torch.arange(4)),
+        BatchSchedule(batch=2, steps=steps, poisson=True),
+        Key(3),
+        mechanism=None,
     )
     seen = []
 
@@ -173,7 +183,7 @@ def test_noise_is_on_the_sum_with_deviation_noise_times_clip(path):
             seen.append(grads["own"][name].flatten().clone())
             return models, opt
 
-    Batched(path=path)([replace(train, rule=Watching(), private=Private(clip, noise))])
+    Dispatcher(path=path)([replace(train, optimizer=Watching(), mechanism=GaussianMechanism(clip, noise))])
     assert len(seen) == steps
     drawn = torch.cat(seen) / (noise * clip / 2)  # two is the batch size asked for
     assert stats.kstest(drawn.numpy(), "norm").pvalue > 0.01
@@ -181,29 +191,31 @@ def test_noise_is_on_the_sum_with_deviation_noise_times_clip(path):
     assert abs(float(drawn.mean())) < 4 / math.sqrt(len(drawn))
 
 
-@pytest.mark.parametrize("path", ["alone", "stacked", "vmap"])
+@pytest.mark.parametrize("path", ["reference", "stacked", "vmap"])
 def test_a_sample_that_is_not_a_number_says_nothing(path):
     spoiled = SOURCE.x.clone()
     spoiled[3] = math.inf
     spoiled[5] = math.nan
-    op = operations(Sgd(PAIR, 0.1), [ARCHS[0]], lambda i: Private(0.5, 0.3))[1]
-    op = replace(op, data=Split(Arrays(spoiled, SOURCE.labels), torch.arange(9)), local=Local(3, 9, poisson=True))
-    ((found, _),) = Batched(path=path)([op])
+    op = operations(SGD(PAIR, 0.1), [ARCHS[0]], lambda i: GaussianMechanism(0.5, 0.3))[1]
+    op = replace(
+        op, data=Split(Arrays(spoiled, SOURCE.labels), torch.arange(9)), batch_schedule=BatchSchedule(3, 9, poisson=True)
+    )
+    ((found, _),) = Dispatcher(path=path)([op])
     assert all(model.finite for model in found.models.values())
     plain = reference.train(op)
     assert distance(found, plain) < 1e-12
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_one_other_noise():
-    ops = operations(Sgd(PAIR, 0.1))
-    first, again = (Batched()(ops) for _ in range(2))
+    ops = operations(SGD(PAIR, 0.1))
+    first, again = (Dispatcher()(ops) for _ in range(2))
     assert all(distance(a, b) == 0.0 for (a, _), (b, _) in zip(first, again, strict=True))
-    other = Batched()([replace(op, key=Key(8).at(i)) for i, op in enumerate(ops)])
+    other = Dispatcher()([replace(op, key=Key(8).at(i)) for i, op in enumerate(ops)])
     assert all(distance(a, b) > 1e-3 for (a, _), (b, _) in zip(first, other, strict=True))
 
 
 def test_float32_and_convolutions():
-    ops = operations(Sgd(PAIR, 0.1), [Arch(conv), ARCHS[0]])
+    ops = operations(SGD(PAIR, 0.1), [Arch(conv), ARCHS[0]])
     narrow = [
         replace(
             op,
@@ -213,5 +225,5 @@ def test_float32_and_convolutions():
         )
         for op in ops
     ]
-    for exact, rough in zip(Batched()(ops), Batched()(narrow), strict=True):
+    for exact, rough in zip(Dispatcher()(ops), Dispatcher()(narrow), strict=True):
         assert distance(exact[0], rough[0]) < 1e-4

@@ -10,21 +10,21 @@ from torch import Tensor, nn
 from fedme.core.data import Arrays, CropFlip, Split
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
-from fedme.core.operations import Evaluate, Local, Predict, Train
+from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train
 from fedme.execution import reference
 from fedme.learning.objectives import CrossEntropy, Imitate, Mutual
-from fedme.learning.optimizers import Moreau, MutualMoreau, Sgd
+from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
 from fedme_test_support import CLASSES, DENSE, DROPPING, FEATURES, LINEAR, NORMALISED, split
 
-RULE = Sgd(CrossEntropy(), 0.1, momentum=0.9)
+RULE = SGD(CrossEntropy(), 0.1, momentum=0.9)
 
 
 def model(arch, seed=0, dtype=torch.float64):
     return Model.init(arch if isinstance(arch, Arch) else Arch(arch), Key(seed), dtype)
 
 
-def trained(start, data, local=Local(2, 4), rule=RULE, key=Key(5), **more):
-    return reference.run(Train({"own": start}, rule, data, local, key, **more))
+def trained(start, data, batch_schedule=BatchSchedule(2, 4), optimizer=RULE, key=Key(5), **more):
+    return reference.run(Train({"own": start}, optimizer, data, batch_schedule, key, **more))
 
 
 def same(a: Model, b: Model) -> bool:
@@ -105,7 +105,7 @@ def test_evaluation_changes_nothing():
 
 @pytest.mark.parametrize("arch", [LINEAR, DENSE, NORMALISED], ids=lambda a: a.name)
 def test_training_is_torchs_by_hand_statistics_included(arch):
-    start, data, key, local = model(arch), split(14, Key(1)), Key(5), Local(3, 4)
+    start, data, key, local = model(arch), split(14, Key(1)), Key(5), BatchSchedule(3, 4)
     result = trained(start, data, local, key=key)
     module = start.module().train()
     optimiser = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
@@ -135,14 +135,14 @@ def test_training_leaves_the_model_it_was_given():
 
 def test_a_batch_of_one_uses_the_statistics_there_are():
     start, data = model(NORMALISED), split(1, Key(1))
-    result = trained(start, data, Local(1, 4), Sgd(CrossEntropy(), 0.1))
+    result = trained(start, data, BatchSchedule(1, 4), SGD(CrossEntropy(), 0.1))
     module = start.module()  # in evaluation mode
     F.cross_entropy(module(data.inputs()), data.y).backward()
     for name, p in module.named_parameters():
         expected = p if p.grad is None else p - 0.1 * p.grad
         assert torch.allclose(result.models["own"].params[name], expected, rtol=0, atol=1e-12)
     assert all(torch.equal(result.models["own"].buffers[n], start.buffers[n]) for n in start.buffers)
-    last = trained(start, split(5, Key(1)), Local(1, 4)).models["own"]  # batches of four and of one
+    last = trained(start, split(5, Key(1)), BatchSchedule(1, 4)).models["own"]  # batches of four and of one
     assert last.buffers["1.num_batches_tracked"].item() == 1
     assert all(torch.isfinite(p).all() for p in last.params.values())
 
@@ -153,7 +153,7 @@ def normalised_and_dropping() -> nn.Module:
 
 def test_a_batch_of_one_still_drops():
     start, data = model(normalised_and_dropping), split(1, Key(1))
-    after = trained(start, data, Local(1, 4), Sgd(CrossEntropy(), 0.1)).models["own"]
+    after = trained(start, data, BatchSchedule(1, 4), SGD(CrossEntropy(), 0.1)).models["own"]
     still = (after.params["3.weight"] == start.params["3.weight"]).all(0)  # inputs that were dropped have no gradient
     assert 5 < int(still.sum()) < 25
 
@@ -168,8 +168,8 @@ def test_no_samples_no_steps(arch):
 
 def test_momentum_goes_on_where_it_is_handed_in():
     start, data = model(DENSE), split(8, Key(1))
-    local = Local(1, 4, shuffle=False)
-    two = trained(start, data, Local(2, 4, shuffle=False))
+    local = BatchSchedule(1, 4, shuffle=False)
+    two = trained(start, data, BatchSchedule(2, 4, shuffle=False))
     once = trained(start, data, local)
     again = trained(once.models["own"], data, local, opt=once.opt)
     assert same(again.models["own"], two.models["own"])
@@ -197,8 +197,8 @@ class Tied(nn.Module):
 
 
 def test_tied_weights_stay_tied_and_learn_from_both_uses():
-    start, data, local = model(Tied), split(8, Key(1)), Local(3, 8, shuffle=False)
-    after = trained(start, data, local, Sgd(CrossEntropy(), 0.1)).models["own"]
+    start, data, local = model(Tied), split(8, Key(1)), BatchSchedule(3, 8, shuffle=False)
+    after = trained(start, data, local, SGD(CrossEntropy(), 0.1)).models["own"]
     module = start.module()
     optimiser = torch.optim.SGD(module.parameters(), 0.1)
     for _ in range(3):
@@ -231,7 +231,7 @@ def test_dropout_is_decided_by_the_key_and_leaves_the_global_generator(arch):
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(2)
     assert same(trained(start, data).models["own"], first)
-    whole = Local(1, 12, shuffle=False)  # one step on everything: only the masks can differ
+    whole = BatchSchedule(1, 12, shuffle=False)  # one step on everything: only the masks can differ
     a, b = (trained(start, data, whole, key=Key(seed)).models["own"] for seed in (1, 2))
     assert not same(a, b)
 
@@ -260,10 +260,10 @@ def test_masks_differ_by_step_by_role_and_by_call_within_a_step():
             seen.extend(z.detach().clone() for z in logits.values())
             return CrossEntropy()(logits, y)
 
-    still = Sgd(Spy(), 1e-300)  # a step that changes nothing: only masks can make outputs differ
-    reference.run(Train({"a": start, "b": start}, still, data, Local(2, 6, shuffle=False), Key(5)))
+    still = SGD(Spy(), 1e-300)  # a step that changes nothing: only masks can make outputs differ
+    reference.run(Train({"a": start, "b": start}, still, data, BatchSchedule(2, 6, shuffle=False), Key(5)))
     reference.run(
-        Train({"theta": start, "w": start}, Moreau(1e-300, 1e-300, 0.0, 2, objective=Spy()), data, Local(1, 6), Key(5))
+        Train({"theta": start, "w": start}, Moreau(1e-300, 1e-300, 0.0, 2, objective=Spy()), data, BatchSchedule(1, 6), Key(5))
     )
     assert len(seen) == 6
     sums = [round(z.abs().sum().item(), 9) for z in seen]
@@ -282,12 +282,12 @@ class HalfFrozen(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "rule", [Sgd(CrossEntropy(), 0.1, 0.9, 0.1, clip=1.0), Moreau(0.1, 0.1, 1.0, 2, 0.1)], ids=["sgd", "moreau"]
+    "optimizer", [SGD(CrossEntropy(), 0.1, 0.9, 0.1, clip=1.0), Moreau(0.1, 0.1, 1.0, 2, 0.1)], ids=["sgd", "moreau"]
 )
-def test_frozen_parameters_never_move(rule):
+def test_frozen_parameters_never_move(optimizer):
     start = model(HalfFrozen)
-    roles = {"theta": start, "w": start} if isinstance(rule, Moreau) else {"own": start}
-    after = reference.run(Train(roles, rule, split(9, Key(1)), Local(2, 4), Key(5))).models
+    roles = {"theta": start, "w": start} if isinstance(optimizer, Moreau) else {"own": start}
+    after = reference.run(Train(roles, optimizer, split(9, Key(1)), BatchSchedule(2, 4), Key(5))).models
     for m in after.values():
         assert torch.equal(m.buffers["body.weight"], start.buffers["body.weight"])
         assert torch.equal(m.buffers["body.bias"], start.buffers["body.bias"])
@@ -297,7 +297,7 @@ def test_frozen_parameters_never_move(rule):
 
 def test_a_parameter_that_is_not_used_has_no_gradient():
     start = model(HalfFrozen)
-    after = trained(start, split(9, Key(1)), rule=Sgd(CrossEntropy(), 0.1)).models["own"]
+    after = trained(start, split(9, Key(1)), optimizer=SGD(CrossEntropy(), 0.1)).models["own"]
     assert torch.equal(after.params["unused"], start.params["unused"])
 
 
@@ -317,7 +317,7 @@ class Reassigning(nn.Module):
 
 def test_buffers_that_a_module_assigns_are_kept():
     start, data = model(Reassigning), split(8, Key(1))
-    after = trained(start, data, Local(1, 8)).models["own"]
+    after = trained(start, data, BatchSchedule(1, 8)).models["own"]
     assert torch.allclose(after.buffers["centre"], 0.5 * data.inputs().mean(0))
 
 
@@ -335,7 +335,7 @@ def test_inputs_may_be_a_dictionary_of_symbols_and_numbers():
     x = {"symbols": torch.randint(0, 5, (30,), generator=draw), "numbers": torch.randn(30, 2, generator=draw)}
     data = Split(Arrays(x, torch.randint(0, CLASSES, (30,), generator=draw)), torch.arange(30))
     start = model(TwoInputs)
-    after = trained(start, data, Local(5, 10)).models["own"]
+    after = trained(start, data, BatchSchedule(5, 10)).models["own"]
     assert reference.run(Evaluate(after, data)).loss < reference.run(Evaluate(start, data)).loss
     expected = start.module()(x["symbols"], x["numbers"].double())
     assert torch.allclose(reference.run(Predict(start, data)), expected)
@@ -357,7 +357,7 @@ def test_images_are_augmented_in_training_only_and_differently_at_each_step():
     labels = torch.arange(10) % CLASSES
     data = Split(Watched(x, labels, augmentation=CropFlip(1)), torch.arange(10))
     start = model(image_net)
-    after = trained(start, data, Local(2, 5)).models["own"]
+    after = trained(start, data, BatchSchedule(2, 5)).models["own"]
     assert len(asked) == len(set(asked)) == 4
     assert None not in asked
     asked.clear()
@@ -365,28 +365,28 @@ def test_images_are_augmented_in_training_only_and_differently_at_each_step():
     reference.run(Predict(after, data))
     assert asked == [None, None]
     asked.clear()
-    unchanged = trained(start, data, Local(2, 5, augment=False)).models["own"]
+    unchanged = trained(start, data, BatchSchedule(2, 5, augment=False)).models["own"]
     assert asked == [None] * 4
     plain = Split(Arrays(x, labels), torch.arange(10))
     assert score.loss == reference.run(Evaluate(after, plain)).loss
-    assert same(unchanged, trained(start, plain, Local(2, 5)).models["own"])
+    assert same(unchanged, trained(start, plain, BatchSchedule(2, 5)).models["own"])
     assert not same(unchanged, after)
 
 
 def test_reported_losses_are_means_over_samples_of_every_role():
     own, guest, data = model(DENSE), model(LINEAR), split(7, Key(1))
     objective, still = Mutual("own", "guest"), 1e-300
-    result = reference.run(Train({"own": own, "guest": guest}, Sgd(objective, still), data, Local(1, 4), Key(5)))
+    result = reference.run(Train({"own": own, "guest": guest}, SGD(objective, still), data, BatchSchedule(1, 4), Key(5)))
     logits = {"own": own(data.inputs()), "guest": guest(data.inputs())}
     expected = {role: loss.mean().item() for role, loss in objective(logits, data.y).items()}
     assert result.losses == pytest.approx(expected, abs=1e-12)  # batches of four and three: samples count, not batches
     alternating = reference.run(
-        Train({"own": own, "guest": guest}, Sgd(objective, still, alternating=True), data, Local(1, 4), Key(5))
+        Train({"own": own, "guest": guest}, SGD(objective, still, alternating=True), data, BatchSchedule(1, 4), Key(5))
     )
     assert alternating.losses == pytest.approx(expected, abs=1e-12)
     pfml = MutualMoreau(still, still, 0.0, 2, objective=Mutual("aux", "local"))
     models = {"aux": own, "local": guest, "theta": own}
-    three = reference.run(Train(models, pfml, data, Local(1, 4), Key(5), frozen={"aux": own, "local": guest}))
+    three = reference.run(Train(models, pfml, data, BatchSchedule(1, 4), Key(5), frozen={"aux": own, "local": guest}))
     assert three.losses == pytest.approx({"aux": expected["own"], "local": expected["guest"]}, abs=1e-12)
 
 
@@ -394,18 +394,20 @@ def test_a_reported_loss_is_that_before_the_step():
     start, data = model(DENSE), split(7, Key(1))
     expected = F.cross_entropy(start(data.inputs()), data.y).item()
     moreau = Moreau(0.1, 0.5, 1.0, 3)  # three inner steps on the one batch: the first look counts
-    result = reference.run(Train({"theta": start, "w": start}, moreau, data, Local(1, 7), Key(5)))
+    result = reference.run(Train({"theta": start, "w": start}, moreau, data, BatchSchedule(1, 7), Key(5)))
     assert result.losses == {"theta": pytest.approx(expected, abs=1e-12)}
     both = {"own": start, "guest": model(LINEAR)}
-    turns = Sgd(CrossEntropy(), 0.5, alternating=True)
-    assert reference.run(Train(both, turns, data, Local(1, 7), Key(5))).losses["own"] == pytest.approx(expected, abs=1e-12)
+    turns = SGD(CrossEntropy(), 0.5, alternating=True)
+    assert reference.run(Train(both, turns, data, BatchSchedule(1, 7), Key(5))).losses["own"] == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 def test_targets_may_be_logits():
     start, teacher, data = model(DENSE), model(LINEAR, 3), split(12, Key(1))
     wanted = data.labelled(reference.run(Predict(teacher, data)))
-    rule = Sgd(Imitate("mse"), 0.1)
-    after = trained(start, wanted, Local(10, 5), rule).models["own"]
+    optimizer = SGD(Imitate("mse"), 0.1)
+    after = trained(start, wanted, BatchSchedule(10, 5), optimizer).models["own"]
 
     def distance(m):
         return (m(data.inputs()) - teacher(data.inputs())).square().mean()

@@ -7,7 +7,7 @@ import torch
 
 from fedme.core.key import Key
 from fedme.core.method import TaskError
-from fedme.execution.dispatcher import Batched
+from fedme.execution.dispatcher import Dispatcher
 from fedme.learning.local_training import Training
 from fedme.methods import METHODS
 from fedme_test_support import CLASSES, DENSE, DROPPING, LINEAR, WIDE, clients, federate, personal, split, task
@@ -36,7 +36,7 @@ def federation(kind):
 
 def setting(kind, archs, shared=LINEAR):
     made = task(archs, shared=shared, public=8, unlabeled=split(10, Key(9)))
-    return replace(made, schema=replace(made.schema, kind=kind))
+    return replace(made, schema=replace(made.schema, task_type=kind))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -45,7 +45,7 @@ def test_every_method_batched_equals_alone(name, kind):
     method = METHODS[name](train=TRAIN)
     archs = (DENSE, WIDE, DROPPING, LINEAR) if name in OWN else (LINEAR,) * 4
     made, data = setting(kind, archs, LINEAR if name == "pfml" else DROPPING), federation(kind)
-    batched = Batched()
+    batched = Dispatcher()
     a = personal(method, *federate(method, made, data, rounds=2), rounds=2)
     b = personal(method, *federate(method, made, data, rounds=2, execute=batched), rounds=2)
     for client in data:
@@ -61,7 +61,7 @@ def test_other_ways_agree_too(kind, path):
     method = METHODS["fedme"](train=TRAIN)
     made, data = setting(kind, (DENSE, WIDE, DROPPING, LINEAR)), federation(kind)
     a = personal(method, *federate(method, made, data, rounds=2), rounds=2)
-    b = personal(method, *federate(method, made, data, rounds=2, execute=Batched(workers=2, path=path)), rounds=2)
+    b = personal(method, *federate(method, made, data, rounds=2, execute=Dispatcher(workers=2, path=path)), rounds=2)
     for client in data:
         assert all(torch.allclose(p, b[client].params[n], rtol=0, atol=1e-9) for n, p in a[client].params.items())
 

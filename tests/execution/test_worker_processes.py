@@ -11,14 +11,14 @@ from torch import nn
 
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
-from fedme.core.operations import Evaluate, Local, Predict, Train
+from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train
 from fedme.execution import compiled, dispatcher, reference
-from fedme.execution.dispatcher import Batched
+from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.reference import one_by_one
 from fedme.execution.worker_processes import WorkerError, Workers, effort
 from fedme.learning.local_training import Training
 from fedme.learning.objectives import CrossEntropy
-from fedme.learning.optimizers import Sgd
+from fedme.learning.optimizers import SGD
 from fedme.methods import METHODS
 from fedme_test_support import DENSE, DROPPING, LINEAR, NORMALISED, WIDE, clients, federate, personal, same, split, task
 
@@ -34,9 +34,9 @@ def workers():
 
 def operations(count=5):
     data = clients((7, 23, 1, 12, 2)[:count])
-    rule = Sgd(CrossEntropy(), 0.1, momentum=0.9)
+    optimizer = SGD(CrossEntropy(), 0.1, momentum=0.9)
     ops = [
-        Train({"own": Model.init(NORMALISED, Key(i), torch.float64)}, rule, d.train, Local(2, 4), Key(1).at(i))
+        Train({"own": Model.init(NORMALISED, Key(i), torch.float64)}, optimizer, d.train, BatchSchedule(2, 4), Key(1).at(i))
         for i, d in enumerate(data.values())
     ]
     models = [Model.init(DROPPING, Key(i), torch.float64) for i in range(count)]
@@ -70,7 +70,7 @@ def test_methods_in_workers(name):
     archs = (DENSE, NORMALISED, LINEAR) if name != "fedavg" else (LINEAR,) * 3
     setting = task(archs, shared=NORMALISED if name != "pfml" else LINEAR)
     data = clients()
-    executor = Batched(workers=2)
+    executor = Dispatcher(workers=2)
     a = personal(method, *federate(method, setting, data, rounds=3))
     b = personal(method, *federate(method, setting, data, rounds=3, execute=executor))
     executor.close()
@@ -94,9 +94,9 @@ def slow_net():
 def test_a_worker_that_is_killed_is_replaced_and_its_work_done_again(workers):
     arch = Arch(slow_net)
     data = clients((20, 20, 20, 20))
-    rule = Sgd(CrossEntropy(), 0.1)
+    optimizer = SGD(CrossEntropy(), 0.1)
     ops = [
-        Train({"own": Model.init(arch, Key(i), torch.float64)}, rule, d.train, Local(1, 1), Key(i))
+        Train({"own": Model.init(arch, Key(i), torch.float64)}, optimizer, d.train, BatchSchedule(1, 1), Key(i))
         for i, d in enumerate(data.values())
     ]
     expected = [reference.run(op) for op in ops]
@@ -172,7 +172,7 @@ def test_a_large_stack_is_dealt_out_with_the_same_bits(name, monkeypatch):
     setting = task(archs, shared=DROPPING if name != "pfml" else LINEAR, public=8, unlabeled=split(10, Key(9)))
     data = clients((7, 23, 1, 12, 2), public=8)
     monkeypatch.setattr(compiled, "library", lambda: "left out")  # compiled code has threads instead
-    whole, dealt = Batched(), Batched(workers=2)
+    whole, dealt = Dispatcher(), Dispatcher(workers=2)
     a = personal(method, *federate(method, setting, data, rounds=2, execute=whole))
     monkeypatch.setattr(dispatcher, "LARGE", 0)
     b = personal(method, *federate(method, setting, data, rounds=2, execute=dealt))

@@ -7,9 +7,9 @@ import torch
 
 from fedme.core.key import Key
 from fedme.core.method import Round, TaskError
-from fedme.federation.failures import Faults, Faulty
-from fedme.federation.in_process import InProcess
-from fedme.federation.round import Absent, Answer, Quorum, play
+from fedme.federation.failures import FailingClients, Faults
+from fedme.federation.in_process import InProcessEngine
+from fedme.federation.round import NoReply, Quorum, Reply, run_round
 from fedme.learning.local_training import Training
 from fedme.methods import METHODS
 from fedme.methods.fedavg import FedAvg
@@ -26,8 +26,8 @@ ROOT = Key(0)
 
 def begin(method, faults, setting=None, data=None):
     setting = setting or task()
-    inner = InProcess(method, setting, data or clients(), ROOT)
-    return Faulty(inner, faults, ROOT), method.init_server(setting, ROOT.at("init"))
+    inner = InProcessEngine(method, setting, data or clients(), ROOT)
+    return FailingClients(inner, faults, ROOT), method.init_server(setting, ROOT.at("init"))
 
 
 def rounds(method, faults, count=3, setting=None, data=None):
@@ -35,7 +35,7 @@ def rounds(method, faults, count=3, setting=None, data=None):
     engine, server = begin(method, faults, setting, data)
     servers, traffic = [], []
     for t in range(count):
-        done = play(method, engine.muster(), engine, server, t, count, ROOT, faults.needs)
+        done = run_round(method, engine.current_task(), engine, server, t, count, ROOT, faults.needs)
         server = done.server
         servers.append(server)
         traffic.append(done.traffic)
@@ -102,8 +102,8 @@ def test_nobody_asks_or_lends_the_model_of_whoever_is_away():
 )
 def test_when_a_client_is_there(join, leave, there):
     faults = Faults(join={"a": join} if join is not None else {}, leave={"a": leave} if leave is not None else {})
-    assert "".join(str(t) for t in range(6) if not faults.away("a", t)) == there
-    assert not any(faults.away("b", t) for t in range(6))
+    assert "".join(str(t) for t in range(6) if not faults.unavailable("a", t)) == there
+    assert not any(faults.unavailable("b", t) for t in range(6))
 
 
 def trained(engine):
@@ -125,8 +125,8 @@ def test_below_the_quorum_only_those_missing_are_asked_again(monkeypatch):
     monkeypatch.setattr(Faults, "drops", lambda self, client, t, key: "dropped out" if key.path[1:] == first else "")
     engine, server = begin(method, Faults(quorum=3, dropout=0.5))
     counts = trained(engine)
-    again = play(method, task(), engine, server, 0, 1, ROOT, Quorum(3, 2))
-    whole = play(method, task(), InProcess(method, task(), clients(), ROOT), server, 0, 1, ROOT)
+    again = run_round(method, task(), engine, server, 0, 1, ROOT, Quorum(3, 2))
+    whole = run_round(method, task(), InProcessEngine(method, task(), clients(), ROOT), server, 0, 1, ROOT)
     assert not again.short
     assert counts == {"0": 1, "1": 1, "2": 1}
     assert same(again.server.model, whole.server.model), "in the end everybody replied"
@@ -139,9 +139,9 @@ def test_a_lost_reply_that_is_asked_for_again_is_the_same_reply(monkeypatch):
     monkeypatch.setattr(Faults, "loses", lambda self, client, when, key: "its reply was lost" if key.path[4] == 0 else "")
     engine, server = begin(method, Faults(lost=0.5), setting)
     counts = trained(engine)
-    again = play(method, setting, engine, server, 0, 1, ROOT, Quorum(3, 1))
-    other = InProcess(method, setting, clients(), ROOT)
-    whole = play(method, setting, other, server, 0, 1, ROOT)
+    again = run_round(method, setting, engine, server, 0, 1, ROOT, Quorum(3, 1))
+    other = InProcessEngine(method, setting, clients(), ROOT)
+    whole = run_round(method, setting, other, server, 0, 1, ROOT)
     assert counts == {"0": 1, "1": 1, "2": 1}, "nobody trains twice for one round"
     assert all(torch.equal(again.server.params[name], value) for name, value in whole.server.params.items())
     assert all(same(engine.states[client].own, other.states[client].own) for client in "012")
@@ -152,8 +152,8 @@ def test_a_round_below_the_quorum_leaves_the_server_as_it_was_and_says_so(quorum
     method = FedAvg(TRAIN)
     faults = Faults(dropped_in={"1": (1,), "2": (1,)}, quorum=quorum, repeats=3)
     engine, server = begin(method, faults)
-    first = play(method, task(), engine, server, 0, 2, ROOT, faults.needs)
-    second = play(method, task(), engine, first.server, 1, 2, ROOT, faults.needs)
+    first = run_round(method, task(), engine, server, 0, 2, ROOT, faults.needs)
+    second = run_round(method, task(), engine, first.server, 1, 2, ROOT, faults.needs)
     needed = {2: 2, 0.5: 2, 3: 3, 1.0: 3}[quorum]
     assert first.short == ""
     assert second.server is first.server
@@ -173,7 +173,7 @@ def test_nobody_is_never_averaged(name):
     setting = task((LINEAR,) * 3, public=8, unlabeled=split(6, Key(9)))
     for faults in (Faults(dropout=1.0), Faults(leave=dict.fromkeys("012", 0)), Faults(lost=1.0)):
         engine, server = begin(method, faults, setting, clients(public=8))
-        done = play(method, setting, engine, server, 0, 1, ROOT, faults.needs)
+        done = run_round(method, setting, engine, server, 0, 1, ROOT, faults.needs)
         if method.pooled:  # the one trainer is no client, and does not fail
             assert not done.short
             continue
@@ -227,15 +227,15 @@ def test_chances_are_those_asked_for_and_the_same_for_the_same_seed():
 
     class Willing:
         def exchange(self, downs, when):
-            return {client: Answer(down, None, 0.0) for client, down in downs.items()}
+            return {client: Reply(down, None, 0.0) for client, down in downs.items()}
 
     def fates(faults, seed):
-        engine = Faulty(Willing(), faults, Key(seed))
+        engine = FailingClients(Willing(), faults, Key(seed))
         return [
             (t, client, each.reason)
             for t in range(5)
             for client, each in engine.exchange(downs, Round(t, 5)).items()
-            if isinstance(each, Absent)
+            if isinstance(each, NoReply)
         ]
 
     faults = Faults(dropout=0.3)
@@ -249,7 +249,7 @@ def test_chances_are_those_asked_for_and_the_same_for_the_same_seed():
 
 
 def test_another_attempt_and_another_exchange_are_other_chances():
-    engine = Faulty(InProcess(FedAvg(TRAIN), task(), clients(), ROOT), Faults(), ROOT)
+    engine = FailingClients(InProcessEngine(FedAvg(TRAIN), task(), clients(), ROOT), Faults(), ROOT)
     seen = []
     for when in (Round(0, 2, "a"), Round(0, 2, "a"), Round(0, 2, "b"), Round(1, 2, "a")):
         engine._count(when)

@@ -46,7 +46,7 @@ momentum = 0.9
 [finetune]
 epochs = 1
 [engine]
-path = "alone"
+path = "reference"
 """
 REAL = {
     "fedme": ["method.clusters=2"],
@@ -89,10 +89,10 @@ def test_the_same_models_as_in_one_process(method, tmp_path):
 def test_every_method_gives_the_models_of_one_process(method, tmp_path, monkeypatch):
     """Whatever travels is written and read as with Ray, whose processes are left out: starting them takes its time."""
 
-    def at_once(server, client, nodes, backend_config):
+    def immediately(server, client, nodes, backend_config):
         server(Grid(range(nodes), lambda message: client(message, context())), context())
 
-    monkeypatch.setattr("flwr.simulation.run_simulation", at_once)
+    monkeypatch.setattr("flwr.simulation.run_simulation", immediately)
     (tmp_path / "experiment.toml").write_text(CONFIG)
     words = ["method.name=" + method, "models.shared=dnn-8", "data.public=20"]
     words += ["method.public_epochs=1"] if method == "fedmd" else []

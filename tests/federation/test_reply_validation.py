@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from fedme.core.data import ClientData
 from fedme.core.key import Key
-from fedme.core.method import Nothing, Report, Round
+from fedme.core.method import Empty, Report, Round
 from fedme.core.metrics import Metrics
 from fedme.core.model import Model
-from fedme.core.operations import Score, Steps
+from fedme.core.operations import Computation, Score
 from fedme.core.tree import leaves
 from fedme.core.typed import TypedError
-from fedme.federation.client_work import Scored
-from fedme.federation.in_process import InProcess
-from fedme.federation.malicious_clients import SPOILING, Attack, Hostile
-from fedme.federation.offences import FOR_GOOD, Conduct, judged, kept_out
+from fedme.federation.client_work import ModelScore
+from fedme.federation.in_process import InProcessEngine
+from fedme.federation.malicious_clients import SPOILING, Attack, MaliciousClients
+from fedme.federation.offences import FOR_GOOD, OffenceRecord, quarantined, record_offences
 from fedme.federation.reply_validation import bounded, check_reply, check_report, check_scores, check_sent
-from fedme.federation.round import Absent, Answer, play
+from fedme.federation.round import NoReply, Reply, run_round
 from fedme.learning.local_training import Training
 from fedme.learning.partial_model import Part
 from fedme.learning.robust_aggregation import Defence
@@ -44,7 +44,7 @@ def tensors(value) -> list[torch.Tensor]:
     return [leaf for _, leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-class Silent(InProcess):
+class Silent(InProcessEngine):
     """Some replies never arrive, though the clients did their work; then they hear nothing more in the round."""
 
     lost = frozenset()
@@ -52,17 +52,17 @@ class Silent(InProcess):
     def exchange(self, downs, when):
         first = when.phase == self.method.phases[0]
         answers = super().exchange({c: down for c, down in downs.items() if first or (when.t, c) not in self.lost}, when)
-        return {c: Absent("lost") if (when.t, c) in self.lost else answer for c, answer in answers.items()}
+        return {c: NoReply("lost") if (when.t, c) in self.lost else answer for c, answer in answers.items()}
 
 
 class Bad(Silent):
     """The same replies arrive, but spoilt."""
 
-    kind = "not-a-number"
+    kind = "non-finite"
 
     def exchange(self, downs, when):
         spoilt = [client for t, client in self.lost if t == when.t]
-        return Hostile(super(Silent, self), self.method, Attack((), self.kind), spoilt).exchange(downs, when)
+        return MaliciousClients(super(Silent, self), self.method, Attack((), self.kind), spoilt).exchange(downs, when)
 
 
 def run(name, kind, engine_of, pairs, rounds=3):
@@ -72,7 +72,7 @@ def run(name, kind, engine_of, pairs, rounds=3):
     engine.lost, engine.kind = frozenset(pairs), kind
     server, traffic = method.init_server(setting, ROOT.at("init")), []
     for t in range(rounds):
-        played = play(method, setting, engine, server, t, rounds, ROOT)
+        played = run_round(method, setting, engine, server, t, rounds, ROOT)
         server = played.server
         traffic.append(played.traffic)
     return server, engine, traffic
@@ -102,7 +102,7 @@ def test_a_bad_reply_is_as_if_it_had_never_come(name, kind, pairs):
 
 def test_the_reason_names_the_place():
     for kind, words in (
-        ("not-a-number", "refused: model.params.0.weight: is not finite"),
+        ("non-finite", "refused: model.params.0.weight: is not finite"),
         ("shape", "refused: model.params.0.weight: float64 of shape (6, 3) expected, float64 of shape (1, 6, 3) given"),
         ("architecture", "refused: model.arch: architecture normalised expected, intruder given"),
         ("replay", "refused: when: it is about"),
@@ -189,8 +189,8 @@ class Offer:
 
 class Offering(fedavg.FedAvg):
     def client_round(
-        self, state: Nothing, down: fedavg.Shared, data: ClientData, when: Round, key: Key
-    ) -> Steps[tuple[Nothing, Offer, Report]]:
+        self, state: Empty, down: fedavg.Shared, data: ClientData, when: Round, key: Key
+    ) -> Computation[tuple[Empty, Offer, Report]]:
         raise NotImplementedError
 
 
@@ -224,7 +224,7 @@ def test_reports_and_scores_must_be_possible():
         with pytest.raises(TypedError):
             check_report(report, seconds, "classification")
     check_report(Report({}, {"own": replace(score, accuracy=float("nan"))}), 1.0, "regression")  # never right or wrong
-    fine = Scored("personal", "mlr", "round", "test", Metrics(10, 7, 3, 0.5, 0.7))
+    fine = ModelScore("personal", "mlr", "round", "test", Metrics(10, 7, 3, 0.5, 0.7))
     check_scores([fine])
     for odd in (
         replace(fine, split="train"),
@@ -272,17 +272,17 @@ def test_a_change_is_scaled_down_to_the_bound_by_hand():
 
 def test_offenders_are_kept_out_for_a_while_or_for_good():
     lenient, strict = Defence(quarantine=2, quarantine_rounds=3), Defence(quarantine=1)
-    once = judged({}, [("a", "refused: x")], 4, lenient)
-    assert once == {"a": Conduct(1, "refused: x", 0)}
-    assert not kept_out(once, 5)
-    twice = judged(once, [("a", "refused: y")], 6, lenient)
-    assert [t for t in range(7, 14) if kept_out(twice, t)] == [7, 8, 9]
+    once = record_offences({}, [("a", "refused: x")], 4, lenient)
+    assert once == {"a": OffenceRecord(1, "refused: x", 0)}
+    assert not quarantined(once, 5)
+    twice = record_offences(once, [("a", "refused: y")], 6, lenient)
+    assert [t for t in range(7, 14) if quarantined(twice, t)] == [7, 8, 9]
     assert twice["a"].until == 10
     assert twice["a"].words() == "quarantined until round 10; last refused: y"
-    assert judged(twice, [("a", "refused: z")], 10, lenient)["a"].offences == 1  # it begins anew
-    assert judged({}, [("a", "refused: x")], 0, strict)["a"].until == FOR_GOOD
-    assert "for good" in judged({}, [("a", "refused: x")], 0, strict)["a"].words()
-    assert judged({}, [("a", "refused: x")], 0, Defence())["a"].until == 0
+    assert record_offences(twice, [("a", "refused: z")], 10, lenient)["a"].offences == 1  # it begins anew
+    assert record_offences({}, [("a", "refused: x")], 0, strict)["a"].until == FOR_GOOD
+    assert "for good" in record_offences({}, [("a", "refused: x")], 0, strict)["a"].words()
+    assert record_offences({}, [("a", "refused: x")], 0, Defence())["a"].until == 0
 
 
 def test_whoever_is_in_quarantine_is_not_asked():
@@ -290,10 +290,10 @@ def test_whoever_is_in_quarantine_is_not_asked():
     engine = Bad(method, setting, clients(), ROOT)
     engine.lost = frozenset({(0, "1"), (1, "1")})
     kept = Defence(quarantine=2, quarantine_rounds=2)
-    server, conduct, asked = method.init_server(setting, ROOT.at("init")), {}, []
+    server, offences, asked = method.init_server(setting, ROOT.at("init")), {}, []
     for t in range(5):
-        played = play(method, setting, engine, server, t, 5, ROOT, defence=kept, conduct=conduct)
-        server, conduct = played.server, played.conduct
+        played = run_round(method, setting, engine, server, t, 5, ROOT, defence=kept, offences=offences)
+        server, offences = played.server, played.offences
         asked.append(played.traffic["1"].bytes_down > 0)
         if t == 2:
             assert played.traffic["1"].reason.startswith("quarantined until round 4; last refused: ")
@@ -301,23 +301,23 @@ def test_whoever_is_in_quarantine_is_not_asked():
 
 
 def test_an_answer_that_was_not_asked_for_is_nobodys():
-    class Chatty(InProcess):
+    class Chatty(InProcessEngine):
         def exchange(self, downs, when):
-            return {**super().exchange(downs, when), "stranger": Answer(MODEL, Report({}), 0.0)}
+            return {**super().exchange(downs, when), "stranger": Reply(MODEL, Report({}), 0.0)}
 
     method, setting = method_of("fedavg"), task()
-    played = play(method, setting, Chatty(method, setting, clients(), ROOT), method.init_server(setting, ROOT), 0, 1, ROOT)
+    played = run_round(method, setting, Chatty(method, setting, clients(), ROOT), method.init_server(setting, ROOT), 0, 1, ROOT)
     assert "stranger" not in played.traffic
-    assert "stranger" not in played.conduct
+    assert "stranger" not in played.offences
 
 
 def test_everybody_in_quarantine_is_a_round_of_nobody():
     for name in SHARING:
         method = method_of(name)
         setting = task((LINEAR,) * 3, public=8, unlabeled=split(6, Key(9)))
-        engine = InProcess(method, setting, clients(public=8), ROOT)
+        engine = InProcessEngine(method, setting, clients(public=8), ROOT)
         server = method.init_server(setting, ROOT.at("init"))
-        out = dict.fromkeys(setting.members, Conduct(0, "refused: x", FOR_GOOD))
-        played = play(method, setting, engine, server, 0, 1, ROOT, conduct=out)
+        out = dict.fromkeys(setting.members, OffenceRecord(0, "refused: x", FOR_GOOD))
+        played = run_round(method, setting, engine, server, 0, 1, ROOT, offences=out)
         assert not any(each.answered for each in played.traffic.values())
-        assert played.conduct == out
+        assert played.offences == out

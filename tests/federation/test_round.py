@@ -9,9 +9,9 @@ import torch
 from fedme.core.key import Key
 from fedme.core.method import POOL, Plan, Report, Round
 from fedme.core.tree import nbytes
-from fedme.execution.lockstep import Done
-from fedme.federation.in_process import InProcess
-from fedme.federation.round import Answer, Traffic, play
+from fedme.execution.lockstep import Timed
+from fedme.federation.in_process import InProcessEngine
+from fedme.federation.round import Reply, Traffic, run_round
 from fedme.learning.local_training import Training
 from fedme.methods import METHODS
 from fedme.methods.fedavg import FedAvg
@@ -21,7 +21,7 @@ TRAIN = Training(epochs=1, batch=4, lr=0.05)
 ROOT = Key(0)
 
 
-def begin(method, setting, data, kind=InProcess):
+def begin(method, setting, data, kind=InProcessEngine):
     return kind(method, setting, data, ROOT), method.init_server(setting, ROOT.at("init"))
 
 
@@ -29,7 +29,7 @@ def test_fedavg_sends_its_weights_once_each_way_and_little_else():
     data, setting = clients(), task(shared=NORMALISED)
     method = FedAvg(TRAIN)
     engine, server = begin(method, setting, data)
-    done = play(method, setting, engine, server, 0, 1, ROOT)
+    done = run_round(method, setting, engine, server, 0, 1, ROOT)
     model = done.server.model
     tensors = [*model.params.values(), *model.buffers.values()]
     weights = sum(t.numel() * t.element_size() for t in tensors)
@@ -49,11 +49,11 @@ def test_half_the_bytes_for_half_the_precision():
         plain = task()
         setting = type(plain)(plain.schema, plain.members, plain.shared, plain.resolve, dtype=dtype)
         engine, server = begin(FedAvg(TRAIN), setting, data)
-        sizes[dtype] = play(FedAvg(TRAIN), setting, engine, server, 0, 1, ROOT).traffic["0"].bytes_up
+        sizes[dtype] = run_round(FedAvg(TRAIN), setting, engine, server, 0, 1, ROOT).traffic["0"].bytes_up
     assert sizes[torch.float64] - sizes[torch.float32] == 4 * LINEAR.parameters
 
 
-class Recording(InProcess):
+class Recording(InProcessEngine):
     def exchange(self, downs, when):
         answers = super().exchange(downs, when)
         self.heard = getattr(self, "heard", [])
@@ -67,7 +67,7 @@ def test_bytes_and_seconds_are_those_of_the_messages_of_all_exchanges(name):
     mixed = name in ("local", "fedmd", "fml", "pfml", "fedme")
     setting = task((DENSE, WIDE, LINEAR) if mixed else (LINEAR,) * 3, public=8, unlabeled=split(6, Key(9)))
     engine, server = begin(method, setting, clients(public=8), Recording)
-    done = play(method, setting, engine, server, 0, 1, ROOT)
+    done = run_round(method, setting, engine, server, 0, 1, ROOT)
     assert len(engine.heard) == len(method.phases) * (1 if method.pooled else 3)
     for client, traffic in done.traffic.items():
         mine = [(down, answer) for who, down, answer in engine.heard if who == client]
@@ -81,19 +81,19 @@ def test_bytes_and_seconds_are_those_of_the_messages_of_all_exchanges(name):
 
 def test_traffic_adds_up_over_exchanges_and_later_reports_win():
     traffic = Traffic()
-    traffic.add(torch.zeros(3), Answer(torch.zeros(2), Report({"own": 1.0}, {}, {"a": 1, "b": 1}), 0.5))
-    traffic.add(torch.zeros(1), Answer(torch.zeros(5), Report({"guest": 2.0}, {}, {"b": 2}), 0.25))
+    traffic.add(torch.zeros(3), Reply(torch.zeros(2), Report({"own": 1.0}, {}, {"a": 1, "b": 1}), 0.5))
+    traffic.add(torch.zeros(1), Reply(torch.zeros(5), Report({"guest": 2.0}, {}, {"b": 2}), 0.25))
     assert (traffic.bytes_down, traffic.bytes_up, traffic.seconds) == (16, 28, 0.75)
     assert traffic.report == Report({"own": 1.0, "guest": 2.0}, {}, {"a": 1, "b": 2})
     assert traffic.answered
     traffic.add(torch.zeros(2), None)  # a reply that never came
-    traffic.add(torch.zeros(2), Answer(None, Report({}), 0.25))  # one that does not count
+    traffic.add(torch.zeros(2), Reply(None, Report({}), 0.25))  # one that does not count
     assert (traffic.bytes_down, traffic.bytes_up, traffic.seconds) == (32, 28, 1.0)
     assert not traffic.answered
     assert Traffic().report == Report({})
 
 
-class Shuffled(InProcess):
+class Shuffled(InProcessEngine):
     """Answers arrive in any order."""
 
     def exchange(self, downs, when):
@@ -122,10 +122,10 @@ def test_the_order_of_arrival_changes_no_bit(name):
     setting = task((LINEAR,) * 5, public=8, unlabeled=split(6, Key(9)))
     data = clients((7, 3, 5, 2, 9), public=8)
     results = []
-    for kind in (InProcess, Shuffled):
+    for kind in (InProcessEngine, Shuffled):
         engine, server = begin(method, setting, data, kind)
         for t in range(3):
-            server = play(method, setting, engine, server, t, 3, ROOT).server
+            server = run_round(method, setting, engine, server, t, 3, ROOT).server
         states = {client: engine.states[client] for client in sorted(engine.states)}
         results.append(tensors(server) + tensors(states))
     assert len(results[0]) == len(results[1]) > 0
@@ -142,7 +142,7 @@ def test_replies_are_handed_on_in_the_order_of_the_members():
 
     setting = task((LINEAR,) * 5)
     engine, server = begin(Watched(TRAIN), setting, clients((3,) * 5), Shuffled)
-    play(Watched(TRAIN), setting, engine, server, 0, 1, ROOT)
+    run_round(Watched(TRAIN), setting, engine, server, 0, 1, ROOT)
     assert seen == [["0", "1", "2", "3", "4"]]
 
 
@@ -150,7 +150,7 @@ def test_missing_replies_are_left_out_and_nobody_is_normal():
     data, setting, method = clients(), task(), FedAvg(TRAIN)
     engine, server = begin(method, setting, data, Losing)
     engine.lost = lambda t, client: client == "1" or t == 1
-    first = play(method, setting, engine, server, 0, 2, ROOT)
+    first = run_round(method, setting, engine, server, 0, 2, ROOT)
     assert {c: each.answered for c, each in first.traffic.items()} == {"0": True, "1": False, "2": True}
     silent = first.traffic["1"]
     assert (silent.bytes_down, silent.bytes_up) == (first.traffic["0"].bytes_down, 0)  # it was sent its message
@@ -158,7 +158,7 @@ def test_missing_replies_are_left_out_and_nobody_is_normal():
     for name, value in first.server.model.params.items():
         expected = (7 * alone["0"].params[name] + 4 * alone["2"].params[name]) / 11
         assert torch.allclose(value, expected, rtol=0, atol=1e-14)
-    second = play(method, setting, engine, first.server, 1, 2, ROOT)
+    second = run_round(method, setting, engine, first.server, 1, 2, ROOT)
     assert not any(each.answered or each.bytes_up for each in second.traffic.values())
     assert second.server is first.server
 
@@ -170,7 +170,7 @@ def test_whoever_trains_without_counting_is_recorded_but_not_aggregated():
 
     method, setting = Partly(TRAIN), task()
     engine, server = begin(method, setting, clients(), Recording)
-    done = play(method, setting, engine, server, 0, 1, ROOT)
+    done = run_round(method, setting, engine, server, 0, 1, ROOT)
     assert list(done.traffic) == ["0", "1", "2"]
     two = next(answer.up.model for client, _, answer in engine.heard if client == "2")
     assert all(torch.allclose(done.server.model.params[n], p, rtol=0, atol=1e-15) for n, p in two.params.items())
@@ -180,7 +180,7 @@ def test_whoever_trains_without_counting_is_recorded_but_not_aggregated():
 def test_whoever_trains_for_its_own_sake_sends_nothing(name):
     method, setting = METHODS[name](train=Training(epochs=1, batch=4, lr=0.05, cohort=1)), task()
     engine, server = begin(method, setting, clients(), Recording)
-    done = play(method, setting, engine, server, 0, 1, ROOT)
+    done = run_round(method, setting, engine, server, 0, 1, ROOT)
     (counted,) = method.plan(server, list(setting.members), Round(0, 1), ROOT.at("round", 0, "server")).count
     assert {client for client, _, answer in engine.heard if answer.up is not None} == {counted}
     assert [client for client, each in done.traffic.items() if each.bytes_up] == [counted]
@@ -189,24 +189,24 @@ def test_whoever_trains_for_its_own_sake_sends_nothing(name):
 
 
 def test_only_those_who_are_there_are_asked():
-    class Away(InProcess):
-        def away(self, when):
+    class Away(InProcessEngine):
+        def unavailable(self, when):
             return {"1": "not connected"}
 
     method, setting = FedAvg(TRAIN), task()
     engine, server = begin(method, setting, clients(), Away)
-    traffic = play(method, setting, engine, server, 0, 1, ROOT).traffic
+    traffic = run_round(method, setting, engine, server, 0, 1, ROOT).traffic
     assert {client: each.reason for client, each in traffic.items()} == {"0": "", "1": "not connected", "2": ""}
     assert not traffic["1"].answered
     assert not traffic["1"].bytes_down
-    assert InProcess(method, setting, clients(), ROOT).away(Round(0, 1)) == {}
+    assert InProcessEngine(method, setting, clients(), ROOT).unavailable(Round(0, 1)) == {}
 
 
 def test_an_answer_of_a_stranger_is_not_aggregated():
-    class Strange(InProcess):
+    class Strange(InProcessEngine):
         def exchange(self, downs, when):
             answers = super().exchange(downs, when)
-            return {**answers, "1": Answer("nonsense", Report({}), 0.0)}
+            return {**answers, "1": Reply("nonsense", Report({}), 0.0)}
 
     class Few(FedAvg):
         def plan(self, server, present, when, key):
@@ -218,7 +218,7 @@ def test_an_answer_of_a_stranger_is_not_aggregated():
 
     setting = task()
     engine, server = begin(Few(TRAIN), setting, clients(), Strange)
-    assert play(Few(TRAIN), setting, engine, server, 0, 1, ROOT).server.model.arch == LINEAR
+    assert run_round(Few(TRAIN), setting, engine, server, 0, 1, ROOT).server.model.arch == LINEAR
 
 
 def test_every_exchange_of_a_round_has_its_own_phase_and_the_same_server_key():
@@ -233,29 +233,29 @@ def test_every_exchange_of_a_round_has_its_own_phase_and_the_same_server_key():
 
     setting = task()
     engine, server = begin(Two(TRAIN), setting, clients())
-    play(Two(TRAIN), setting, engine, server, 4, 9, ROOT)
+    run_round(Two(TRAIN), setting, engine, server, 4, 9, ROOT)
     assert calls == [(Round(4, 9, phase), ROOT.at("round", 4, "server")) for phase in ("first", "second")]
 
 
 def test_the_pool_counts_as_a_client():
     method, setting, data = METHODS["centralized"](train=TRAIN), task(), clients()
     engine, server = begin(method, setting, data)
-    done = play(method, setting, engine, server, 0, 1, ROOT)
+    done = run_round(method, setting, engine, server, 0, 1, ROOT)
     assert list(done.traffic) == [POOL]
     assert not torch.equal(done.server.model.params["0.weight"], server.model.params["0.weight"])
 
 
 def test_work_of_the_server_is_timed_as_its_own():
-    class Sleepy(InProcess):
+    class Sleepy(InProcessEngine):
         def exchange(self, downs, when):
-            return {c: Answer(a.up, a.report, 1000.0) for c, a in super().exchange(downs, when).items()}
+            return {c: Reply(a.up, a.report, 1000.0) for c, a in super().exchange(downs, when).items()}
 
-        def serve(self, steps):
-            result = super().serve(steps)
-            return Done(result.value, 2000.0)
+        def run_on_server(self, steps):
+            result = super().run_on_server(steps)
+            return Timed(result.value, 2000.0)
 
     method, setting = FedAvg(TRAIN), task()
     engine, server = begin(method, setting, clients(), Sleepy)
-    done = play(method, setting, engine, server, 0, 1, ROOT)
+    done = run_round(method, setting, engine, server, 0, 1, ROOT)
     assert all(t.seconds == 1000.0 for t in done.traffic.values())
     assert done.server_seconds < 10.0  # not the clients'

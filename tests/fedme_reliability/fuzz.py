@@ -48,16 +48,16 @@ from fedme.deployment.operator_folder import Settings as Operator
 from fedme.deployment.site_data import client_data
 from fedme.deployment.site_settings import Site
 from fedme.deployment.site_state import PrivateState
-from fedme.federation.in_process import InProcess
+from fedme.federation.in_process import InProcessEngine
 from fedme.federation.reply_validation import Kinds, check_reply
-from fedme.federation.round import play
+from fedme.federation.round import run_round
 from fedme.learning.local_training import Training
 from fedme.methods import METHODS
 from fedme.methods.local import State
 from fedme.results import summary, views
 from fedme.running import assembly, checkpoint, run
 from fedme.running.progress import Display
-from fedme.running.run_queue import MENDABLE
+from fedme.running.run_queue import USER_ERRORS
 from fedme.running.weight_store import Store
 from fedme_reliability.frame import Row
 from fedme_reliability.mutate import of_bytes, of_json, of_lines, of_toml
@@ -106,7 +106,7 @@ def attempt(target: Target, original: bytes, number: int, tally: Tally, mutate: 
         with within(SECONDS), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             target.act()
-    except MENDABLE as error:
+    except USER_ERRORS as error:
         tally.refused += 1
         said = one_line(str(error))  # as the command line shows it
         if not said or "Traceback" in said:
@@ -417,7 +417,7 @@ def messages(folder: Path) -> list[Target]:
     return found
 
 
-class Listening(InProcess):
+class Listening(InProcessEngine):
     heard: list[Any]
 
     def exchange(self, downs: Any, when: Round) -> Any:
@@ -432,7 +432,7 @@ def _heard(name: str) -> list[Any]:
     setting = _task(name)
     engine = Listening(method, setting, clients(public=8), Key(0))
     engine.heard = []
-    play(method, setting, engine, method.init_server(setting, Key(0).at("init")), 0, 1, Key(0))
+    run_round(method, setting, engine, method.init_server(setting, Key(0).at("init")), 0, 1, Key(0))
     return [each for each in engine.heard if each[2] is not None]
 
 

@@ -20,11 +20,11 @@ from fedme.auditing.run_audit import EVERYBODY, audit
 from fedme.core.data import Arrays, Split
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
-from fedme.core.operations import Local, Private, Train
-from fedme.execution.dispatcher import Batched
-from fedme.learning.accountant import ORDERS, Spent, epsilon
+from fedme.core.operations import BatchSchedule, GaussianMechanism, Train
+from fedme.execution.dispatcher import Dispatcher
+from fedme.learning.accountant import ORDERS, PrivacyCost, epsilon
 from fedme.learning.objectives import CrossEntropy
-from fedme.learning.optimizers import Sgd
+from fedme.learning.optimizers import SGD
 from fedme.methods import METHODS
 from fedme.results import summary
 from fedme.running.progress import Display
@@ -63,7 +63,7 @@ def agree(rate: float, noise: float, steps: int) -> bool:
     whole = [order for order in ORDERS if order == int(order)]
     renyi = RdpAccountant(whole).compose(event).get_epsilon(DELTA)
     tight = PLDAccountant(value_discretization_interval=1e-3).compose(event).get_epsilon(DELTA)
-    ours = epsilon((Spent(rate, noise, steps),), DELTA)
+    ours = epsilon((PrivacyCost(rate, noise, steps),), DELTA)
     return 0.99 * tight <= ours <= renyi * (1 + 1e-6)
 
 
@@ -87,22 +87,29 @@ def told_apart(noise: float, steps: int, trials: int) -> tuple[float, float]:
     x[samples] = 100.0
     source = Arrays(x, torch.zeros(samples + 1, dtype=torch.int64))
     model = Model.init(Arch(nn.Linear, in_features=4, out_features=3, bias=False), Key(0), torch.float64)
-    rule = Sgd(CrossEntropy(), 1e-6)  # so small a rate that the gradient stays what it is
+    optimizer = SGD(CrossEntropy(), 1e-6)  # so small a rate that the gradient stays what it is
     probability = model(x[samples:]).softmax(-1)[0]
     direction = torch.outer(probability - torch.eye(3, dtype=torch.float64)[0], x[samples])
     direction /= direction.norm()
 
     def scores(rows: torch.Tensor, name: str) -> np.ndarray:
-        local = Local(batch=batch, steps=steps, poisson=True)
+        local = BatchSchedule(batch=batch, steps=steps, poisson=True)
         ops = [
-            Train({"own": model}, rule, Split(source, rows), local, Key(1).at(name, i), private=Private(clip, noise))
+            Train(
+                {"own": model},
+                optimizer,
+                Split(source, rows),
+                local,
+                Key(1).at(name, i),
+                mechanism=GaussianMechanism(clip, noise),
+            )
             for i in range(trials)
         ]
-        done = [value.models["own"].params["weight"] - model.params["weight"] for value, _ in Batched()(ops)]
+        done = [value.models["own"].params["weight"] - model.params["weight"] for value, _ in Dispatcher()(ops)]
         return np.array([float(-(moved * direction).sum()) for moved in done])
 
     without, having = scores(torch.arange(samples), "without"), scores(torch.arange(1, samples + 1), "with")
-    claimed = epsilon((Spent(rate, noise, steps),), DELTA)
+    claimed = epsilon((PrivacyCost(rate, noise, steps),), DELTA)
     half = trials // 2
     best = max(
         np.quantile(without[:half], np.linspace(0.5, 0.999, 60)), key=lambda at: _lower(without[:half], having[:half], at)

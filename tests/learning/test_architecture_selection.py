@@ -9,14 +9,14 @@ from fedme.core.key import Key
 from fedme.core.method import Round
 from fedme.core.model import Arch, Model
 from fedme.core.operations import Evaluate, Score, Train, Trained
-from fedme.execution.lockstep import drive
+from fedme.execution.lockstep import run_in_lockstep
 from fedme.execution.reference import one_by_one
 from fedme.learning.architecture_selection import best_local
 from fedme.learning.local_training import Training
 from fedme.learning.objectives import CrossEntropy
 from fedme_test_support import DENSE, LINEAR, WIDE, clients
 
-TRAINING = Training(epochs=1, batch=4, lr=0.1, momentum=0.9, decay=0.5, decay_at=(0.5,))
+TRAINING = Training(epochs=1, batch=4, lr=0.1, momentum=0.9, lr_decay=0.5, lr_decay_at=(0.5,))
 
 
 def choose(pool, accuracies, losses=None):
@@ -34,7 +34,7 @@ def choose(pool, accuracies, losses=None):
                 answers.append(Score(6, (losses or {}).get(name, 1.0), accuracies[name]))
         return [(answer, 0.0) for answer in answers]
 
-    return drive({"c": best_local(pool, data, TRAINING, 4, Key(0), torch.float64)}, execute)["c"].value, asked, data
+    return run_in_lockstep({"c": best_local(pool, data, TRAINING, 4, Key(0), torch.float64)}, execute)["c"].value, asked, data
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_each_one_trains_on_the_training_part_and_is_judged_on_the_validation_pa
     assert len(trainings) == 2 * 4
     assert all(op.data is data.train for op in trainings)
     assert all(op.data is data.val for op in asked if isinstance(op, Evaluate))
-    assert [op.rule.lr for op in trainings] == [0.1] * 4 + [0.05] * 4  # side by side, round by round
-    assert all(op.rule.momentum == 0.9 for op in trainings)
+    assert [op.optimizer.lr for op in trainings] == [0.1] * 4 + [0.05] * 4  # side by side, round by round
+    assert all(op.optimizer.momentum == 0.9 for op in trainings)
     assert [bool(op.opt) for op in trainings] == [False] * 2 + [True] * 6  # momentum is kept between rounds
     assert len({op.key for op in trainings}) == 8
     first = trainings[0].models["own"]
@@ -87,7 +87,7 @@ def test_what_one_architecture_gets_does_not_depend_on_the_pool():
 
     def scores(pool):
         steps = best_local(pool, data, TRAINING, 2, Key(0), torch.float64)
-        return drive({"c": steps}, one_by_one())["c"].value.scores
+        return run_in_lockstep({"c": steps}, one_by_one())["c"].value.scores
 
     whole, part = scores([LINEAR, DENSE, WIDE]), scores([WIDE])
     assert (whole["wide"].loss, whole["wide"].accuracy) == (part["wide"].loss, part["wide"].accuracy)
@@ -96,10 +96,10 @@ def test_what_one_architecture_gets_does_not_depend_on_the_pool():
 
 def test_by_hand_with_one_architecture():
     data = clients((30,))["0"]
-    choice = drive({"c": best_local([DENSE], data, TRAINING, 1, Key(0), torch.float64)}, one_by_one())["c"].value
+    choice = run_in_lockstep({"c": best_local([DENSE], data, TRAINING, 1, Key(0), torch.float64)}, one_by_one())["c"].value
     start = Model.init(DENSE, Key(0).at("dense", "init"), torch.float64)
-    rule = TRAINING.sgd(CrossEntropy(), Round(0, 1))
-    op = Train({"own": start}, rule, data.train, TRAINING.local(Round(0, 1)), Key(0).at("dense", "round", 0))
+    optimizer = TRAINING.sgd(CrossEntropy(), Round(0, 1))
+    op = Train({"own": start}, optimizer, data.train, TRAINING.batch_schedule(Round(0, 1)), Key(0).at("dense", "round", 0))
     ((trained, _),) = one_by_one()([op])
     module = trained.models["own"].module()
     expected = torch.nn.functional.cross_entropy(module(data.val.inputs()), data.val.y).item()

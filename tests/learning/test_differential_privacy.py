@@ -6,15 +6,15 @@ from torch import nn
 
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
-from fedme.core.operations import Evaluate, Local, Private, Train, evaluate, together, train
-from fedme.learning.accountant import PrivacyError, Spent
-from fedme.learning.differential_privacy import Guard, gradients, normal, privately
+from fedme.core.operations import BatchSchedule, Evaluate, GaussianMechanism, Train, evaluate, in_parallel, train
+from fedme.learning.accountant import PrivacyCost, PrivacyError
+from fedme.learning.differential_privacy import PrivacyPolicy, gradients, normal, with_privacy
 from fedme.learning.objectives import CrossEntropy
-from fedme.learning.optimizers import Moreau, MutualMoreau, Sgd
+from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
 from fedme_test_support import clients
 
-RULE = Sgd(CrossEntropy(), 0.1)
-GUARD = Guard(Private(1.0, 2.0), 1e-5)
+RULE = SGD(CrossEntropy(), 0.1)
+GUARD = PrivacyPolicy(GaussianMechanism(1.0, 2.0), 1e-5)
 
 
 def test_uniform_and_normal_numbers_are_what_they_say():
@@ -45,7 +45,7 @@ def test_noise_has_the_deviation_asked_for_and_the_shape_of_weights():
 
 
 def test_batches_drawn_by_chance():
-    local = Local(epochs=400, batch=5, poisson=True)
+    local = BatchSchedule(epochs=400, batch=5, poisson=True)
     batches = local.batches(20, Key(1))
     assert len(batches) == local.count(20) == 1600
     assert local.rate(20) == 0.25
@@ -58,11 +58,11 @@ def test_batches_drawn_by_chance():
     often = torch.cat(batches).bincount(minlength=20).numpy()
     assert stats.chisquare(often).pvalue > 0.01  # nobody is preferred
     assert 0 in sizes  # empty batches are legal
-    assert [len(batch) for batch in Local(1, 50, poisson=True).batches(20, Key(1))] == [20]  # a batch of everybody
-    assert Local(poisson=True).batches(0, Key(1)) == []
+    assert [len(batch) for batch in BatchSchedule(1, 50, poisson=True).batches(20, Key(1))] == [20]  # a batch of everybody
+    assert BatchSchedule(poisson=True).batches(0, Key(1)) == []
 
 
-def drive(steps):
+def run_in_lockstep(steps):
     """The operations of a client, answered with nothing of interest."""
     asked, answers = [], None
     while True:
@@ -79,21 +79,21 @@ def test_every_training_on_own_samples_is_made_private_and_written_down():
     model = {"own": Model.init(Arch(nn.Linear, in_features=3, out_features=4), Key(0))}
 
     def work():
-        a = yield from together([train(model, RULE, data.train, Local(2, 3), Key(1).at(i)) for i in range(2)])
-        b = yield from train(model, RULE, data.public.take(torch.arange(3)), Local(1, 2), Key(2))
+        a = yield from in_parallel([train(model, RULE, data.train, BatchSchedule(2, 3), Key(1).at(i)) for i in range(2)])
+        b = yield from train(model, RULE, data.public.take(torch.arange(3)), BatchSchedule(1, 2), Key(2))
         c = yield from evaluate(model["own"], data.train)
-        d = yield from train(model, RULE, data.train.take(torch.arange(4)), Local(1, 2), Key(3))
+        d = yield from train(model, RULE, data.train.take(torch.arange(4)), BatchSchedule(1, 2), Key(3))
         return [*a, b, c, d]
 
-    ops, (value, ledger) = drive(privately(work(), data, GUARD, (Spent(0.25, 2.0, 1),)))
+    ops, (value, ledger) = run_in_lockstep(with_privacy(work(), data, GUARD, (PrivacyCost(0.25, 2.0, 1),)))
     assert value == ["answer"] * 5
     assert [type(op) for op in ops] == [Train, Train, Train, Evaluate, Train]
-    private = [op for op in ops if isinstance(op, Train) and op.private is not None]
+    private = [op for op in ops if isinstance(op, Train) and op.mechanism is not None]
     assert [len(op.data) for op in private] == [12, 12, 4]
-    assert all(op.local.poisson and op.private == GUARD.mechanism for op in private)
-    assert ops[2].private is None  # public samples
-    assert not ops[2].local.poisson
-    assert set(ledger) == {Spent(0.25, 2.0, 1 + 8 + 8), Spent(0.5, 2.0, 2)}
+    assert all(op.batch_schedule.poisson and op.mechanism == GUARD.mechanism for op in private)
+    assert ops[2].mechanism is None  # public samples
+    assert not ops[2].batch_schedule.poisson
+    assert set(ledger) == {PrivacyCost(0.25, 2.0, 1 + 8 + 8), PrivacyCost(0.5, 2.0, 2)}
     assert len({op.key for op in private}) == 3
 
 
@@ -102,7 +102,9 @@ def test_the_same_round_twice_has_other_noise():
     model = {"own": Model.init(Arch(nn.Linear, in_features=3, out_features=4), Key(0))}
 
     def again(ledger):
-        (op,), (_, after) = drive(privately(train(model, RULE, data.train, Local(), Key(5)), data, GUARD, ledger))
+        (op,), (_, after) = run_in_lockstep(
+            with_privacy(train(model, RULE, data.train, BatchSchedule(), Key(5)), data, GUARD, ledger)
+        )
         return op.key, after
 
     first, ledger = again(())
@@ -113,24 +115,24 @@ def test_the_same_round_twice_has_other_noise():
 def test_the_secret_replaces_the_seed():
     data = clients((8,))["0"]
     model = {"own": Model.init(Arch(nn.Linear, in_features=3, out_features=4), Key(0))}
-    guard = Guard(Private(1.0, 2.0), 1e-5, secret=1 << 200)
-    (op,), _ = drive(privately(train(model, RULE, data.train, Local(), Key(5)), data, guard, ()))
+    guard = PrivacyPolicy(GaussianMechanism(1.0, 2.0), 1e-5, secret=1 << 200)
+    (op,), _ = run_in_lockstep(with_privacy(train(model, RULE, data.train, BatchSchedule(), Key(5)), data, guard, ()))
     assert op.key.seed == 1 << 200
 
 
 def test_nobody_trains_beyond_the_limit():
     data = clients((8,))["0"]
     model = {"own": Model.init(Arch(nn.Linear, in_features=3, out_features=4), Key(0))}
-    guard = Guard(Private(1.0, 2.0), 1e-5, limit=3.0)
+    guard = PrivacyPolicy(GaussianMechanism(1.0, 2.0), 1e-5, limit=3.0)
     with pytest.raises(
         PrivacyError, match=r"client 0: its next training would take it to epsilon .*, beyond privacy.epsilon = 3"
     ):
-        drive(privately(train(model, RULE, data.train, Local(20, 3), Key(5)), data, guard, ()))
+        run_in_lockstep(with_privacy(train(model, RULE, data.train, BatchSchedule(20, 3), Key(5)), data, guard, ()))
 
 
 def test_how_often_a_step_looks_at_its_batch():
     assert gradients(RULE, 2) == 1
-    assert gradients(Sgd(CrossEntropy(), 0.1, alternating=True), 2) == 2
+    assert gradients(SGD(CrossEntropy(), 0.1, alternating=True), 2) == 2
     assert gradients(Moreau(0.1, 0.1, 1.0, 5), 2) == 5
     assert gradients(MutualMoreau(0.1, 0.1, 1.0, 3), 3) == 4
     with pytest.raises(PrivacyError, match="does not know how many gradients a step of Odd takes"):

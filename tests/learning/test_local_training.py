@@ -8,34 +8,34 @@ import pytest
 
 from fedme.core.key import Key
 from fedme.core.method import Round
-from fedme.core.operations import Local
+from fedme.core.operations import BatchSchedule
 from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import CrossEntropy
-from fedme.learning.optimizers import Sgd
+from fedme.learning.optimizers import SGD
 
 
 def test_the_learning_rate_falls_at_fractions_of_the_rounds():
-    training = Training(lr=0.8, decay=0.5, decay_at=(0.5, 0.75))
+    training = Training(lr=0.8, lr_decay=0.5, lr_decay_at=(0.5, 0.75))
     assert [training.lr_at(Round(t, 8)) for t in range(8)] == pytest.approx([0.8] * 4 + [0.4] * 2 + [0.2] * 2)
     assert [training.lr_at(Round(t, 3)) for t in range(3)] == pytest.approx([0.8, 0.8, 0.4])
     assert training.lr_at(Round(0, 1)) == 0.8
     assert [Training(lr=0.8).lr_at(Round(t, 8)) for t in (0, 7)] == [0.8, 0.8]
-    assert Training(lr=0.8, decay_at=(0.5,)).lr_at(Round(7, 8)) == 0.8  # a factor of one by default
+    assert Training(lr=0.8, lr_decay_at=(0.5,)).lr_at(Round(7, 8)) == 0.8  # a factor of one by default
 
 
 def test_sgd_carries_every_setting():
-    training = Training(lr=0.4, momentum=0.9, weight_decay=0.01, clip=20.0, decay=0.1, decay_at=(0.5,))
+    training = Training(lr=0.4, momentum=0.9, weight_decay=0.01, clip=20.0, lr_decay=0.1, lr_decay_at=(0.5,))
     objective = CrossEntropy()
-    assert training.sgd(objective, Round(0, 2)) == Sgd(objective, 0.4, 0.9, 0.01, 20.0, 0.0, False)
-    assert training.sgd(objective, Round(1, 2), 0.3, True) == Sgd(objective, pytest.approx(0.04), 0.9, 0.01, 20.0, 0.3, True)
+    assert training.sgd(objective, Round(0, 2)) == SGD(objective, 0.4, 0.9, 0.01, 20.0, 0.0, False)
+    assert training.sgd(objective, Round(1, 2), 0.3, True) == SGD(objective, pytest.approx(0.04), 0.9, 0.01, 20.0, 0.3, True)
 
 
 def test_batches_of_a_round():
-    assert Training(epochs=3, batch=7).local(Round(5, 9)) == Local(3, 7)
+    assert Training(epochs=3, batch=7).batch_schedule(Round(5, 9)) == BatchSchedule(3, 7)
     steps = Training(batch=7, steps=4, shuffle=False)
-    assert [steps.local(Round(t, 9)).offset for t in range(3)] == [0, 4, 8]
-    assert steps.local().offset == 0
-    assert Training(epochs=3, shuffle=False).local(Round(5, 9)) == Local(3, 20, None, False, 0)
+    assert [steps.batch_schedule(Round(t, 9)).offset for t in range(3)] == [0, 4, 8]
+    assert steps.batch_schedule().offset == 0
+    assert Training(epochs=3, shuffle=False).batch_schedule(Round(5, 9)) == BatchSchedule(3, 20, None, False, 0)
 
 
 PRESENT = tuple("gcaebdf")  # in the order of the members, not of the alphabet
@@ -86,10 +86,10 @@ def test_a_plan_trains_and_counts_the_cohort():
         ("momentum", -0.1),
         ("weight_decay", -1e-9),
         ("clip", 0.0),
-        ("decay", 0.0),
-        ("decay_at", (0.5, 1.0)),
-        ("decay_at", (0.0,)),
-        ("decay_at", (50.0,)),
+        ("lr_decay", 0.0),
+        ("lr_decay_at", (0.5, 1.0)),
+        ("lr_decay_at", (0.0,)),
+        ("lr_decay_at", (50.0,)),
         ("cohort", 0),
     ],
 )
@@ -100,7 +100,7 @@ def test_impossible_settings_are_refused_by_name(name, value):
 
 @pytest.mark.parametrize(
     "fine",
-    [{"steps": None}, {"steps": 1}, {"momentum": 0.0}, {"clip": None}, {"decay": 2.0}, {"cohort": 1}, {"weight_decay": 0.0}],
+    [{"steps": None}, {"steps": 1}, {"momentum": 0.0}, {"clip": None}, {"lr_decay": 2.0}, {"cohort": 1}, {"weight_decay": 0.0}],
 )
 def test_possible_settings_are_not(fine):
     Training(**fine)

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from fedme.core.key import Key
 from fedme.core.model import Model
 from fedme.core.operations import Batch
-from fedme.core.task_types import KINDS
+from fedme.core.task_types import TASK_LOSSES
 from fedme.execution.reference import Autograd
 from fedme.learning.objectives import CrossEntropy, Imitate, Mutual
-from fedme.learning.optimizers import Sgd
+from fedme.learning.optimizers import SGD
 from fedme_test_support import DENSE, FEATURES, LINEAR
 
 B, C = 6, 10
@@ -28,12 +28,12 @@ ONE_HOT = F.one_hot(Y, C).double()
 
 
 def cross_entropy(z, y):
-    kind = KINDS["classification"]
+    kind = TASK_LOSSES["classification"]
     return kind.loss(kind.ready(z), y)
 
 
 def divergence(peer, z):
-    kind = KINDS["classification"]
+    kind = TASK_LOSSES["classification"]
     return kind.divergence(kind.ready(peer), kind.ready(z))
 
 
@@ -170,7 +170,7 @@ def close(a, b):
 
 def test_simultaneous_steps_both_see_each_other_as_they_were():
     data, models, objective = batch(), pair(), Mutual("own", "guest")
-    after, _ = Sgd(objective, 0.5)(Autograd(objective, {}), models, {}, {}, data)
+    after, _ = SGD(objective, 0.5)(Autograd(objective, {}), models, {}, {}, data)
     own, guest = models["own"], models["guest"]
     assert close(after["own"], moved(own, slope_by_hand(own, guest, data)))
     assert close(after["guest"], moved(guest, slope_by_hand(guest, own, data)))
@@ -178,7 +178,7 @@ def test_simultaneous_steps_both_see_each_other_as_they_were():
 
 def test_alternating_steps_show_the_second_the_first_after_its_step():
     data, models, objective = batch(), pair(), Mutual("own", "guest")
-    after, _ = Sgd(objective, 0.5, alternating=True)(Autograd(objective, {}), models, {}, {}, data)
+    after, _ = SGD(objective, 0.5, alternating=True)(Autograd(objective, {}), models, {}, {}, data)
     own = moved(models["own"], slope_by_hand(models["own"], models["guest"], data))
     guest = models["guest"]
     assert close(after["own"], own)

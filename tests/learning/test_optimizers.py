@@ -13,7 +13,7 @@ from fedme.core.operations import Batch
 from fedme.execution.reference import Autograd
 from fedme.learning import optimizers
 from fedme.learning.objectives import CrossEntropy, Mutual
-from fedme.learning.optimizers import Moreau, MutualMoreau, Sgd
+from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
 from fedme_test_support import CLASSES, DENSE, FEATURES, LINEAR
 
 
@@ -27,8 +27,10 @@ def model(arch, seed):
     return Model.init(arch, Key(seed), torch.float64)
 
 
-def take(rule, models, data, opt=None, frozen=None):
-    return rule(Autograd(rule.objective, {}), models, rule.init(models) if opt is None else opt, frozen or {}, data)
+def take(optimizer, models, data, opt=None, frozen=None):
+    return optimizer(
+        Autograd(optimizer.objective, {}), models, optimizer.init(models) if opt is None else opt, frozen or {}, data
+    )
 
 
 def vector(m):
@@ -67,8 +69,8 @@ def pfml_follows_its_objective(inner):
     """Whether every inner and outer step is minus the rate times the slope of L + lam/2 |. - anchor|^2 + l2/2 |.|^2."""
     data = batch()
     aux, local, previous, received = model(DENSE, 1), model(LINEAR, 2), model(DENSE, 3), model(LINEAR, 4)
-    rule = MutualMoreau(LR, INNER_LR, LAM, inner, L2)
-    after, opt = take(rule, {"aux": aux, "local": local, "theta": aux}, data, frozen={"aux": previous, "local": received})
+    optimizer = MutualMoreau(LR, INNER_LR, LAM, inner, L2)
+    after, opt = take(optimizer, {"aux": aux, "local": local, "theta": aux}, data, frozen={"aux": previous, "local": received})
     assert opt == {}
     nought = {"aux": at(aux, 0 * vector(aux)), "local": at(local, 0 * vector(local))}
 
@@ -131,10 +133,10 @@ def test_pfedme_steps_of_theta_are_pulled_to_w_as_it_was():
 def test_pfedme_with_an_exact_inner_solution_descends_the_moreau_envelope():
     """dF/dw = lam (w - theta*), where F(w) is the smallest value of the inner objective: by differences of F itself."""
     data, w = batch(), model(LINEAR, 2)
-    rule = Moreau(LR, 0.3, LAM, 80)
+    optimizer = Moreau(LR, 0.3, LAM, 80)
 
     def best(v):
-        return take(rule, {"theta": v, "w": v}, data)[0]
+        return take(optimizer, {"theta": v, "w": v}, data)[0]
 
     def envelope(v):
         return envelope_value(best(v)["theta"], v, LAM, data)
@@ -157,9 +159,9 @@ def test_sgd_is_torchs_over_five_steps(momentum, decay, limit):
     start = model(DENSE, 1)
     module = start.module()
     optimiser = torch.optim.SGD(module.parameters(), lr=0.2, momentum=momentum, weight_decay=decay)
-    rule = Sgd(CrossEntropy(), 0.2, momentum, decay, limit)
+    optimizer = SGD(CrossEntropy(), 0.2, momentum, decay, limit)
     models = {"own": start}
-    opt = rule.init(models)
+    opt = optimizer.init(models)
     for step in range(5):
         data = batch(step, step=step)
         optimiser.zero_grad()
@@ -167,7 +169,7 @@ def test_sgd_is_torchs_over_five_steps(momentum, decay, limit):
         if limit is not None:
             torch.nn.utils.clip_grad_norm_(module.parameters(), limit)
         optimiser.step()
-        models, opt = take(rule, models, data, opt)
+        models, opt = take(optimizer, models, data, opt)
     for name, p in module.named_parameters():
         assert torch.allclose(models["own"].params[name], p, rtol=0, atol=1e-13)
     assert not torch.allclose(vector(models["own"]), vector(start), atol=1e-3)
@@ -180,10 +182,10 @@ def test_sgd_is_torchs_over_five_steps(momentum, decay, limit):
 
 def test_sgd_leaves_what_it_was_given_alone():
     start, data = model(DENSE, 1), batch()
-    rule = Sgd(CrossEntropy(), 0.2, momentum=0.9)
-    models, opt = {"own": start}, rule.init({"own": start})
+    optimizer = SGD(CrossEntropy(), 0.2, momentum=0.9)
+    models, opt = {"own": start}, optimizer.init({"own": start})
     before = vector(start).clone()
-    take(rule, models, data, opt)
+    take(optimizer, models, data, opt)
     assert models["own"] is start
     assert torch.equal(vector(start), before)
     assert not any(value.any() for value in opt["own"].values())
@@ -193,24 +195,24 @@ def test_the_proximal_pull_is_clipped_with_the_gradient_and_only_where_there_is_
     start, anchor, data = model(LINEAR, 1), model(LINEAR, 2), batch()
     g = vector(start.with_params(Autograd(CrossEntropy(), {})({"own": start}, data)[0]["own"]))
     pull = g + 0.7 * (vector(start) - vector(anchor))
-    after, _ = take(Sgd(CrossEntropy(), 0.2, prox=0.7), {"own": start}, data, frozen={"own": anchor})
+    after, _ = take(SGD(CrossEntropy(), 0.2, prox=0.7), {"own": start}, data, frozen={"own": anchor})
     assert torch.allclose(vector(after["own"]), vector(start) - 0.2 * pull)
     shrunk = pull * 0.1 / (pull.norm() + 1e-6)
     after, _ = take(
-        Sgd(CrossEntropy(), 0.2, clip=0.1, prox=0.7, weight_decay=0.5), {"own": start}, data, frozen={"own": anchor}
+        SGD(CrossEntropy(), 0.2, clip=0.1, prox=0.7, weight_decay=0.5), {"own": start}, data, frozen={"own": anchor}
     )
     assert torch.allclose(vector(after["own"]), vector(start) - 0.2 * (shrunk + 0.5 * vector(start)))
-    after, _ = take(Sgd(CrossEntropy(), 0.2, prox=0.7), {"own": start}, data, frozen={"other": anchor})
+    after, _ = take(SGD(CrossEntropy(), 0.2, prox=0.7), {"own": start}, data, frozen={"other": anchor})
     assert torch.allclose(vector(after["own"]), vector(start) - 0.2 * g)
 
 
 def test_each_model_of_a_pair_is_clipped_by_itself():
     data = batch()
     pair = {"own": model(LINEAR, 1), "guest": at(model(LINEAR, 2), 300 * vector(model(LINEAR, 2)))}
-    rule = Sgd(CrossEntropy(), 0.2, clip=0.5)
-    after, _ = take(rule, pair, data)
+    optimizer = SGD(CrossEntropy(), 0.2, clip=0.5)
+    after, _ = take(optimizer, pair, data)
     for role, m in pair.items():
-        alone, _ = take(rule, {role: m}, data)
+        alone, _ = take(optimizer, {role: m}, data)
         assert torch.allclose(vector(after[role]), vector(alone[role]), rtol=0, atol=1e-14)
 
 
@@ -248,9 +250,9 @@ def alone(m, client):
 
 N = 4
 RULES = {
-    "sgd": (Sgd(CrossEntropy(), 0.2, 0.9, 0.01, clip=0.4, prox=0.3), {"own": DENSE}),
-    "mutual": (Sgd(Mutual("own", "guest"), 0.2, 0.9, clip=0.4), {"own": DENSE, "guest": LINEAR}),
-    "alternating": (Sgd(Mutual("own", "guest"), 0.2, clip=0.4, alternating=True), {"own": DENSE, "guest": LINEAR}),
+    "sgd": (SGD(CrossEntropy(), 0.2, 0.9, 0.01, clip=0.4, prox=0.3), {"own": DENSE}),
+    "mutual": (SGD(Mutual("own", "guest"), 0.2, 0.9, clip=0.4), {"own": DENSE, "guest": LINEAR}),
+    "alternating": (SGD(Mutual("own", "guest"), 0.2, clip=0.4, alternating=True), {"own": DENSE, "guest": LINEAR}),
     "moreau": (Moreau(LR, INNER_LR, LAM, 3, L2), {"theta": DENSE, "w": DENSE}),
     "mutual moreau": (MutualMoreau(LR, INNER_LR, LAM, 2, L2), {"aux": DENSE, "local": LINEAR, "theta": DENSE}),
 }
@@ -266,25 +268,25 @@ def clients_of(archs, blown=None):
     return models, anchors, data
 
 
-def step_in_a_stack(rule, archs, models, anchors, data, times=2):
+def step_in_a_stack(optimizer, archs, models, anchors, data, times=2):
     together = {role: stacked([m[role] for m in models]) for role in archs}
     frozen = {role: stacked([m[role] for m in anchors]) for role in archs}
     whole = Batch(torch.stack([b.x for b in data]), torch.stack([b.y for b in data]), 3)
-    opt = rule.init(together)
+    opt = optimizer.init(together)
     for _ in range(times):
-        together, opt = rule(Stacked(rule.objective), together, opt, frozen, whole)
+        together, opt = optimizer(Stacked(optimizer.objective), together, opt, frozen, whole)
     return together, opt
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_on_a_stack_is_the_rule_for_each_client_alone(name):
-    rule, archs = RULES[name]
+    optimizer, archs = RULES[name]
     models, anchors, data = clients_of(archs)
-    together, opt = step_in_a_stack(rule, archs, models, anchors, data)
+    together, opt = step_in_a_stack(optimizer, archs, models, anchors, data)
     for i in range(N):
-        single, own = models[i], rule.init(models[i])
+        single, own = models[i], optimizer.init(models[i])
         for _ in range(2):
-            single, own = take(rule, single, data[i], own, anchors[i])
+            single, own = take(optimizer, single, data[i], own, anchors[i])
         assert single.keys() == together.keys()
         for role in single:
             assert torch.allclose(vector(alone(together[role], i)), vector(single[role]), rtol=0, atol=1e-12)
@@ -294,9 +296,9 @@ def test_a_rule_on_a_stack_is_the_rule_for_each_client_alone(name):
 
 @pytest.mark.parametrize("name", RULES)
 def test_what_happens_to_one_client_of_a_stack_never_moves_another(name):
-    rule, archs = RULES[name]
-    calm, _ = step_in_a_stack(rule, archs, *clients_of(archs))
-    wild, _ = step_in_a_stack(rule, archs, *clients_of(archs, blown=2))
+    optimizer, archs = RULES[name]
+    calm, _ = step_in_a_stack(optimizer, archs, *clients_of(archs))
+    wild, _ = step_in_a_stack(optimizer, archs, *clients_of(archs, blown=2))
     for role in calm:
         assert not torch.allclose(vector(alone(calm[role], 2)), vector(alone(wild[role], 2)))
         for other in (0, 1, 3):
@@ -304,10 +306,10 @@ def test_what_happens_to_one_client_of_a_stack_never_moves_another(name):
 
 
 def test_the_clip_of_the_stack_really_clips():
-    rule, archs = RULES["sgd"]
+    optimizer, archs = RULES["sgd"]
     models, anchors, data = clients_of(archs, blown=1)
-    free = dataclasses.replace(rule, clip=None)
-    clipped, _ = step_in_a_stack(rule, archs, models, anchors, data, times=1)
+    free = dataclasses.replace(optimizer, clip=None)
+    clipped, _ = step_in_a_stack(optimizer, archs, models, anchors, data, times=1)
     wild, _ = step_in_a_stack(free, archs, models, anchors, data, times=1)
     start = vector(models[1]["own"])
     assert tree.norm(alone(clipped["own"], 1).params).isfinite()

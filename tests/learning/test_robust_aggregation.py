@@ -11,7 +11,7 @@ from fedme.core.key import Key
 from fedme.core.method import Round
 from fedme.core.model import Model, average
 from fedme.core.operations import Score
-from fedme.execution.lockstep import drive
+from fedme.execution.lockstep import run_in_lockstep
 from fedme.execution.reference import one_by_one
 from fedme.learning.local_training import Training
 from fedme.learning.partial_model import Part, merge
@@ -110,7 +110,7 @@ def test_a_guest_much_worse_than_ones_own_model_is_not_let_in():
 
 
 def turned_away(own, guest, data, defence):
-    return drive({"me": welcomed(own, guest, data, defence)}, one_by_one())["me"].value
+    return run_in_lockstep({"me": welcomed(own, guest, data, defence)}, one_by_one())["me"].value
 
 
 def test_fedmes_clients_look_at_a_guest_before_they_train_it():
@@ -133,7 +133,7 @@ def test_a_client_that_turned_a_guest_away_trains_alone_and_says_so():
     server, engine = federate(method, setting, data, rounds=1)
     wild = {name: 1e3 * value for name, value in server.models["1"].params.items()}
     server = type(server)({**server.models, "1": server.models["1"].with_params(wild)}, server.key)
-    downs = engine.serve(
+    downs = engine.run_on_server(
         method.dispatch(setting, server, method.plan(server, ["0", "1"], Round(1, 2), Key(0)), Round(1, 2), Key(0))
     )
     answers = engine.exchange(downs.value, Round(1, 2))

@@ -96,7 +96,7 @@ def test_local_patience_stops_a_client_that_does_not_improve():
     method = Local(Training(epochs=1, batch=1000, lr=5.0), patience=2)  # far too large a step: the loss rises
     _, engine = federate(method, task((LINEAR,)), data, rounds=12)
     state = engine.states["0"]
-    again, _, report = engine.serve(method.client_round(state, up_to_date(), data["0"], Round(12, 20), Key(0))).value
+    again, _, report = engine.run_on_server(method.client_round(state, up_to_date(), data["0"], Round(12, 20), Key(0))).value
     assert state.waited >= 2
     assert again is state
     assert report.notes == {"stopped": True}
@@ -304,5 +304,5 @@ def test_fedme_clusters_models_by_their_logits_on_unlabeled_data():
     ]
     server = type(method.init_server(setting, INIT))({str(i): model for i, model in enumerate(moved)})
     for t in range(5):
-        downs = engine.serve(method.dispatch(setting, server, Plan.all(list("0123")), Round(t, 5), Key(t))).value
+        downs = engine.run_on_server(method.dispatch(setting, server, Plan.all(list("0123")), Round(t, 5), Key(t))).value
         assert {c: d.lender for c, d in downs.items()} == {"0": "2", "2": "0", "1": "3", "3": "1"}

@@ -7,7 +7,7 @@ import torch
 
 from fedme.core.key import Key
 from fedme.core.model import Model
-from fedme.execution.lockstep import drive
+from fedme.execution.lockstep import run_in_lockstep
 from fedme.execution.reference import one_by_one
 from fedme.methods.fedme.clustering import clustered, similar
 from fedme_test_support import LINEAR, split
@@ -104,7 +104,7 @@ def clusters_of(models, unlabeled, count, on="logits"):
         asked.extend(operations)
         return one_by_one()(operations)
 
-    result = drive({"s": clustered(models, unlabeled, count, on, Key(0))}, execute)["s"].value
+    result = run_in_lockstep({"s": clustered(models, unlabeled, count, on, Key(0))}, execute)["s"].value
     return result, asked
 
 

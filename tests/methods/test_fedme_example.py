@@ -12,7 +12,7 @@ from fedme.core.key import Key
 from fedme.core.method import Member, Plan, Round, Task
 from fedme.core.model import Model
 from fedme.core.operations import Evaluate, Score, Train, Trained
-from fedme.execution.lockstep import drive
+from fedme.execution.lockstep import run_in_lockstep
 from fedme.methods.fedme import clustering, fedme
 from fedme.methods.fedme.fedme import FedMe, Server
 from fedme_test_support import LINEAR, clients, same, task
@@ -82,12 +82,12 @@ def test_running_example(monkeypatch, setting):
 
         monkeypatch.setattr(fedme, "lenders", lend)
         when, before = Round(t, 2), {c: number(m) for c, m in server.models.items()}
-        downs = drive({"s": method.dispatch(task_, server, Plan.all(CLIENTS), when, Key(0))}, execute)["s"].value
+        downs = run_in_lockstep({"s": method.dispatch(task_, server, Plan.all(CLIENTS), when, Key(0))}, execute)["s"].value
         assert {c: (number(d.own), number(d.guest)) for c, d in downs.items()} == {
             c: (before[c], before[EXCHANGE[t][c]]) for c in CLIENTS
         }
         work = {c: method.client_round(None, downs[c], data[c], when, Key(0)) for c in CLIENTS}
-        ups = {c: done.value[1] for c, done in drive(work, execute).items()}
+        ups = {c: done.value[1] for c, done in run_in_lockstep(work, execute).items()}
         assert [up.lender if up.adopts else c for c, up in ups.items()] == CHOICES[t]
         server = method.aggregate(server, ups, when, Key(0))
 

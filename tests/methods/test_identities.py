@@ -9,7 +9,7 @@ from fedme.core.data import Arrays, ClientData, Split
 from fedme.core.key import Key
 from fedme.core.method import Plan, Round, TaskError
 from fedme.core.model import Arch
-from fedme.federation.round import play
+from fedme.federation.round import run_round
 from fedme.learning.local_training import Training
 from fedme.methods import METHODS, fedmd
 from fedme.methods.centralized import Centralized
@@ -113,7 +113,7 @@ def test_fedme_without_mutual_learning_trains_its_own_model_as_local_does():
     alone = personal(local, *federate(local, task(archs), data, rounds=1), rounds=1)
     server, engine = federate(method, task(archs), data, rounds=0)
     when = Round(0, 1)
-    downs = engine.serve(
+    downs = engine.run_on_server(
         method.dispatch(task(archs), server, Plan.all(list(data)), when, Key(0).at("round", 0, "server"))
     ).value
     answers = engine.exchange(downs, when)
@@ -157,7 +157,7 @@ def test_mapper_restricted_to_lambda_zero_leaves_the_local_model_untouched():
     method = Mapper(TRAIN, lambdas=(0.0,))
     server, engine = federate(method, task(), clients())
     for client, state in engine.states.items():
-        fresh = engine.serve(method.init_client(task(), client, engine.clients[client], Key(0).at("init"))).value
+        fresh = engine.run_on_server(method.init_client(task(), client, engine.clients[client], Key(0).at("init"))).value
         assert same(state.local, fresh.local)
     shared = method.init_server(task(), Key(0).at("init"))
     assert not same(server.model, shared.model, 1e-6)  # the global model does learn, on the last third
@@ -263,7 +263,7 @@ def test_every_method_learns(name):
     task_, data = task(archs, public=40, unlabeled=split(10, Key(9))), clients((60, 60, 60, 60), public=40)
     server, engine = federate(method, task_, data, rounds=8)
     deliveries = {client: method.deliver(task_, server, client) for client in data}
-    done = engine.assess(deliveries, Round(7, 8))
+    done = engine.evaluate_models(deliveries, Round(7, 8))
     accuracy = [s.metrics.accuracy for d in done.values() for s in d.value.scores if (s.model, s.split) == ("personal", "val")]
     assert sum(accuracy) / len(accuracy) > 2 / CLASSES
 
@@ -277,7 +277,7 @@ def test_fedme_a_client_that_diverges_does_not_spoil_the_others():
     data["1"] = replace(data["1"], train=huge)  # whatever is trained on this diverges
     server, engine = federate(method, task_, data, rounds=0)
     for t in range(4):
-        played = play(method, task_, engine, server, t, 4, Key(1))
+        played = run_round(method, task_, engine, server, t, 4, Key(1))
         server = played.server
         assert all(model.finite for model in server.models.values())
         assert all(each.answered for each in played.traffic.values())  # to diverge is no offence
@@ -299,7 +299,7 @@ def test_fedmd_logits_of_a_model_that_diverged_do_not_count():
             return super().aggregate(server, replies, when, key)
 
     watched = Watched(TRAIN, public_epochs=1, digest_loss="mse")
-    traffic = play(watched, task_, engine, fedmd.Server(), 0, 1, Key(0)).traffic
+    traffic = run_round(watched, task_, engine, fedmd.Server(), 0, 1, Key(0)).traffic
     assert heard == {"outputs": {"0", "2"}, "digest": {"0", "1", "2"}}
     assert {client for client, each in traffic.items() if each.report.notes.get("diverged")} == {"1"}
 
@@ -317,7 +317,9 @@ def test_fml_clients_with_other_classes_share_a_part_and_keep_an_adaptor():
     server, engine = federate(method, setting, data, rounds=3)
     assert set(server.params) == {"0.weight", "0.bias"}
     models = [
-        engine.serve(method.models(engine.states[c], method.deliver(setting, server, c), data[c], Round(2, 3), Key(0))).value
+        engine.run_on_server(
+            method.models(engine.states[c], method.deliver(setting, server, c), data[c], Round(2, 3), Key(0))
+        ).value
         for c in data
     ]
     assert [m["global"].params["2.bias"].shape[0] for m in models] == [CLASSES, 2]
@@ -361,7 +363,7 @@ def test_a_guest_that_does_not_fit_is_never_sent():
     server, engine = federate(method, setting, clients((5, 5, 5, 5)), rounds=0)
     for t in range(6):
         plan = Plan.all(list("0123"))
-        downs = engine.serve(method.dispatch(setting, server, plan, Round(t, 6), Key(t))).value
+        downs = engine.run_on_server(method.dispatch(setting, server, plan, Round(t, 6), Key(t))).value
         assert downs["1"].lender == "3"
         assert downs["2"].guest is None
         assert downs["0"].guest is not None
@@ -379,7 +381,7 @@ def test_only_the_cohort_uploads_where_everybody_trains():
     for method in (PFedMe(train), PFML(train)):
         root = Key(0)
         engine = Losing(method, task(), clients(), root)
-        played = play(method, task(), engine, method.init_server(task(), root.at("init")), 0, 1, root)
+        played = run_round(method, task(), engine, method.init_server(task(), root.at("init")), 0, 1, root)
         assert sorted(t.bytes_up > 0 for t in played.traffic.values()) == [False, False, True]
         assert len(engine.states) == 3
 
@@ -389,7 +391,7 @@ def test_a_client_that_does_not_answer_is_charged_for_what_it_was_sent():
     root = Key(0)
     engine = Losing(method, task(), clients(), root)
     engine.lost = lambda t, client: client == "1"
-    played = play(method, task(), engine, method.init_server(task(), root.at("init")), 0, 1, root)
+    played = run_round(method, task(), engine, method.init_server(task(), root.at("init")), 0, 1, root)
     assert {c: t.answered for c, t in played.traffic.items()} == {"0": True, "1": False, "2": True}
     assert played.traffic["1"].bytes_down == played.traffic["0"].bytes_down > 0
     assert played.traffic["1"].bytes_up == 0
@@ -400,6 +402,6 @@ def test_time_is_measured_only_when_a_criterion_asks_for_it():
         method = FedMe(TRAIN, adopt=adopt)
         root = Key(0)
         engine = Losing(method, task(), clients(), root)
-        played = play(method, task(), engine, method.init_server(task(), root.at("init")), 0, 1, root)
+        played = run_round(method, task(), engine, method.init_server(task(), root.at("init")), 0, 1, root)
         seconds = [score.seconds for t in played.traffic.values() for score in t.report.scores.values()]
         assert all((s > 0) is measured for s in seconds)

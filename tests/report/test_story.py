@@ -189,7 +189,7 @@ def test_what_cannot_be_reported(runs, tmp_path):
 
 
 def test_hostile_clients_are_in_no_mean(tmp_path):
-    folder = do(tmp_path / "attacked", "method=fedavg", "attack.clients=['2']", "attack.kind=not-a-number")
+    folder = do(tmp_path / "attacked", "method=fedavg", "attack.clients=['2']", "attack.kind=non-finite")
     told = report.story(families([folder]))
     means = [r for r in summary.read(folder)["results"] if (r["split"], r["selection"]) == ("test", "last round")]
     personal = next(r for r in means if r["model"] == "personal" and r["stage"] == "round")

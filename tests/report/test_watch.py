@@ -67,15 +67,15 @@ def test_it_follows_a_run_to_its_end(runs, tmp_path, terminal):
 def test_a_round_that_was_read_in_two_pieces_is_one_round(runs, tmp_path, cut):
     folder = shutil.copytree(runs[0], tmp_path / "run")
     whole = (folder / records.NAME).read_bytes()
-    at_once = Followed(folder)
-    at_once.look()
+    immediately = Followed(folder)
+    immediately.look()
     (folder / records.NAME).write_bytes(whole[:-cut])
     piecewise = Followed(folder)
     piecewise.look()
     (folder / records.NAME).write_bytes(whole)
     piecewise.look()
-    assert piecewise.curves == at_once.curves
-    assert piecewise.sent == at_once.sent
+    assert piecewise.curves == immediately.curves
+    assert piecewise.sent == immediately.sent
 
 
 def test_rounds_that_are_computed_again_replace_the_old_ones(runs, tmp_path):

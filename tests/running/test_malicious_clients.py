@@ -51,7 +51,7 @@ def timeless(folder):
     return [{k: v for k, v in row.items() if not k.endswith("seconds")} for row in records.read(folder)]
 
 
-OFFENDER = ["attack.clients=['2']", "attack.kind=not-a-number", "defence.quarantine=2", "defence.quarantine_rounds=2"]
+OFFENDER = ["attack.clients=['2']", "attack.kind=non-finite", "defence.quarantine=2", "defence.quarantine_rounds=2"]
 
 
 def test_an_offender_is_named_kept_out_for_a_while_and_in_no_mean(tmp_path, fedme):
@@ -66,7 +66,7 @@ def test_an_offender_is_named_kept_out_for_a_while_and_in_no_mean(tmp_path, fedm
     told = summary.read(folder)
     assert told["refused"] == {"2": {"rounds": 3, "first": 0, "reason": missing[0]}}
     assert told["quarantined"]["2"]["rounds"] == 2
-    assert told["hostile"] == ["2"]
+    assert told["malicious"] == ["2"]
     assert {each["clients"] for each in told["results"]} == {4}
     code, out, _ = fedme("show", folder)
     assert code == 0
@@ -109,7 +109,7 @@ def test_label_flipping_is_learnt_and_tested_honestly(tmp_path):
 
 def test_hostile_clients_are_drawn_by_the_seed(tmp_path):
     folders = [do(tmp_path / str(i), "method=local", "attack.clients=2", f"seed={seed}") for i, seed in enumerate((0, 0, 1, 2))]
-    chosen = [summary.read(folder)["hostile"] for folder in folders]
+    chosen = [summary.read(folder)["malicious"] for folder in folders]
     assert chosen[0] == chosen[1]
     assert all(len(each) == 2 for each in chosen)
     assert len({tuple(each) for each in chosen}) > 1
@@ -119,7 +119,7 @@ def test_hostile_clients_are_drawn_by_the_seed(tmp_path):
     ("words", "said"),
     [
         (["attack.clients=['x']"], "attack.clients: names x, but there is no such client"),
-        (["attack.clients=9"], "attack.clients: 9 of 5 clients cannot be hostile"),
+        (["attack.clients=9"], "attack.clients: 9 of 5 clients cannot be malicious"),
         (["attack.clients=-1"], "attack.clients: must not be negative"),
         (["attack.kind=label-flip", "attack.strength=3"], "attack.strength: means nothing for 'label-flip'"),
         (["attack.kind=sign-flop"], "did you mean 'sign-flip'"),

@@ -68,7 +68,7 @@ def test_a_reply_that_is_lost_was_paid_for(tmp_path):
 
 def test_without_noise_there_is_no_bound_and_it_is_said(tmp_path, fedme, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = do(tmp_path / "run", "privacy.noise=0.0", "privacy.clip=inf", "rounds=1", "method=local")
+    folder = do(tmp_path / "run", "privacy.noise_multiplier=0.0", "privacy.clip=inf", "rounds=1", "method=local")
     assert {row["epsilon"] for row in records.read(folder)} == {None}
     _, out, _ = fedme("show", folder)
     assert "without a bound" in out
@@ -78,7 +78,14 @@ def test_without_noise_there_is_no_bound_and_it_is_said(tmp_path, fedme, monkeyp
 
 def test_epsilon_is_shown_and_what_lies_outside_is_said(tmp_path, fedme, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    small = ["rounds=1", "data.limit=60", "partition.clients=2", "models.assign=mlr", "privacy.noise=2.0", "finetune.epochs=0"]
+    small = [
+        "rounds=1",
+        "data.limit=60",
+        "partition.clients=2",
+        "models.assign=mlr",
+        "privacy.noise_multiplier=2.0",
+        "finetune.epochs=0",
+    ]
     code, out, err = fedme("run", "digits-fedme", *small, "output=run")
     assert code == 0
     assert "Privacy: epsilon " in out
@@ -114,7 +121,7 @@ def test_noise_from_the_operating_system_is_forgotten_and_still_resumed(tmp_path
     ("words", "error", "why"),
     [
         (["models.assign=best-local"], ConfigError, "best-local' trains every architecture at every client without noise"),
-        (["privacy.noise=1.0"], ConfigError, "privacy.noise: give either noise or epsilon"),
+        (["privacy.noise_multiplier=1.0"], ConfigError, "privacy.noise_multiplier: give either noise_multiplier or epsilon"),
         (["privacy.epsilon=0"], ConfigError, "privacy.epsilon: must be positive"),
         (["privacy.clip=0"], ConfigError, "privacy.clip: must be positive"),
         (["privacy.clip=inf"], ConfigError, "privacy.clip: must be finite"),
@@ -150,7 +157,7 @@ def test_a_method_that_trains_more_than_planned_is_stopped(tmp_path, monkeypatch
 
 
 def test_delta_that_allows_for_a_sample_is_pointed_out():
-    experiment, _ = load("digits-fedme", ["privacy.noise=1.0", "privacy.delta=0.1", "models.assign=mlr"])
+    experiment, _ = load("digits-fedme", ["privacy.noise_multiplier=1.0", "privacy.delta=0.1", "models.assign=mlr"])
     assert "delta is not below 1 / samples" in privacy_budget.cautions(experiment, clients((30,)))[0]
     assert privacy_budget.cautions(load("digits-fedme", [])[0], clients((30,))) == []
 
@@ -158,13 +165,13 @@ def test_delta_that_allows_for_a_sample_is_pointed_out():
 def test_a_table_of_privacy_leaves_other_fingerprints_alone():
     plain = load("digits-fedme", [])[0].plain()
     assert "privacy" not in plain
-    with_it = load("digits-fedme", ["privacy.noise=1.0"])[0].plain()
-    assert with_it["privacy"] == {"clip": 1.0, "noise": 1.0, "delta": 1e-5, "secret": False}
+    with_it = load("digits-fedme", ["privacy.noise_multiplier=1.0"])[0].plain()
+    assert with_it["privacy"] == {"clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-5, "secret": False}
     json.dumps(with_it)
 
 
 def test_an_unreadable_secret_is_an_error(tmp_path):
-    options = load("digits-fedme", ["privacy.noise=1.0", "privacy.secret=true"])[0].settings.privacy
+    options = load("digits-fedme", ["privacy.noise_multiplier=1.0", "privacy.secret=true"])[0].settings.privacy
     (tmp_path / privacy_budget.SECRET).write_text("no number")
     with pytest.raises(ConfigError, match="gone or damaged"):
         privacy_budget.secret_of(tmp_path, options, begun=True)

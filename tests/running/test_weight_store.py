@@ -11,8 +11,8 @@ from fedme.core.atomic_files import RunError
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model, average
 from fedme.execution.reference import one_by_one
-from fedme.federation.in_process import InProcess
-from fedme.federation.round import play
+from fedme.federation.in_process import InProcessEngine
+from fedme.federation.round import run_round
 from fedme.learning.local_training import Training
 from fedme.methods import METHODS
 from fedme.running.checkpoint import Checkpoint, Header, load, save, states
@@ -204,10 +204,10 @@ def test_every_method_gives_the_same_with_hardly_any_memory(name, tmp_path):
         store.settle()  # nothing stays in memory, not even between the operations of a client
         return plain(operations)
 
-    engine = InProcess(method, setting, data, Key(0), hungry)
+    engine = InProcessEngine(method, setting, data, Key(0), hungry)
     server = store.keep(method.init_server(setting, Key(0).at("init")))
     for t in range(2):
-        server = store.keep(play(method, setting, engine, server, t, 2, Key(0)).server)
+        server = store.keep(run_round(method, setting, engine, server, t, 2, Key(0)).server)
         engine.states = store.keep(engine.states)
         store.settle()
         assert held(store) == 0

@@ -58,9 +58,8 @@ class Result(Mapping[ClientId, Personal]):
     @property
     def measure(self) -> Measure:
         """What counts: accuracy, or with numbers to predict the RMSE."""
-        return MEASURES[saved_models.schema_of(saved_models.describe(personal_model.find(self.folder, self._clients[0]))).kind][
-            0
-        ]
+        about = saved_models.describe(personal_model.find(self.folder, self._clients[0]))
+        return MEASURES[saved_models.schema_of(about).task_type][0]
 
     @property
     def _more(self) -> Mapping[str, Entry] | None:

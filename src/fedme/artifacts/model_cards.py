@@ -8,8 +8,8 @@ from typing import Any
 import fedme
 from fedme.core.data import ClientData
 from fedme.core.metrics import MEASURES
-from fedme.core.task_types import KindName
-from fedme.federation.client_work import Scored
+from fedme.core.task_types import TaskType
+from fedme.federation.client_work import ModelScore
 from fedme.results.lineage import Lineage
 
 TITLES = {"balanced_accuracy": "balanced accuracy"}
@@ -21,9 +21,9 @@ def about(
     stage: str,
     method: str,
     rounds: int,
-    scores: Sequence[Scored],
+    scores: Sequence[ModelScore],
     lineage: Lineage | None,
-    kind: KindName = "classification",
+    kind: TaskType = "classification",
 ) -> dict[str, Any]:
     """The part of a model's description that says where it comes from."""
     mine = [s for s in scores if s.model == "personal" and s.stage == stage]
@@ -47,7 +47,7 @@ def markdown(description: Mapping[str, Any]) -> str:
     tuned = ", then fine-tuned on its own samples" if d["stage"] == "finetuned" else ""
     shape = " x ".join(map(str, d["inputs"]["shape"])) or "1"
     classes = d["classes"]
-    task: KindName = d.get("task", "classification")
+    task: TaskType = d.get("task", "classification")
     listed = ", ".join(classes[:20]) + (f" and {len(classes) - 20} more" if len(classes) > 20 else "")
     lines = [
         f"# Personal model of client {d['client']}",

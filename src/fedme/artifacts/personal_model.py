@@ -14,7 +14,7 @@ from fedme.core.atomic_files import RunError
 from fedme.core.data import ClientId, Inputs
 from fedme.core.metrics import Metrics, measure
 from fedme.core.model import output_of
-from fedme.core.task_types import KINDS, KindName
+from fedme.core.task_types import TASK_LOSSES, TaskType
 from fedme.core.typed import nearest
 from fedme.datasets.data_files import Label, needed
 from fedme.datasets.preprocessing import Preparation
@@ -64,9 +64,9 @@ class Personal:
         return (self.folder / saved_models.CARDS[self.name]).read_text(encoding="utf-8")
 
     @property
-    def task(self) -> KindName:
+    def task(self) -> TaskType:
         """What is predicted: classification, multi-label or regression."""
-        return self.schema.kind
+        return self.schema.task_type
 
     def logits(self, x: Any, label: Label = None) -> Tensor:
         """One number a class or label for every sample; in regression, the numbers themselves, in their own unit.
@@ -79,7 +79,7 @@ class Personal:
         """The probability of every class (which add up to 1) or label (each on its own) for every sample."""
         if self.task == "regression":
             raise RunError(f"{self.folder}: the model predicts numbers, which have no probabilities; use predict")
-        return KINDS[self.task].mean(self.logits(x, label).double())
+        return TASK_LOSSES[self.task].mean(self.logits(x, label).double())
 
     def predict(self, x: Any, label: Label = None) -> np.ndarray:
         """What is predicted of every sample.

@@ -19,7 +19,7 @@ from fedme.core.atomic_files import RunError, read_tensors, sealed, unsealed, wr
 from fedme.core.data import ClientId, Schema
 from fedme.core.key import Key
 from fedme.core.model import Model, load
-from fedme.core.task_types import KindName
+from fedme.core.task_types import TaskType
 from fedme.core.typed import TypedError, build
 from fedme.datasets.data_errors import DataError
 from fedme.datasets.preprocessing import Preparation
@@ -47,7 +47,7 @@ def save(folder: Path, name: str, model: Model, schema: Schema, classes: list[st
         "options": dict(model.arch.options),
         "parameters": model.parameters,
         "dtype": str(model.dtype).removeprefix("torch."),
-        "task": schema.kind,
+        "task": schema.task_type,
         "inputs": {"shape": list(schema.shape), "vocabulary": schema.vocabulary},
         "classes": classes,
         "importable": networks.importable(model.arch.factory),
@@ -65,7 +65,7 @@ def _save_onnx(path: Path, model: Model, schema: Schema) -> str:
     """What can be used without the code of the network."""
     preparation = Preparation.read(schema.preprocessing)
     try:
-        facts = {"architecture": model.arch.name, "task": schema.kind}
+        facts = {"architecture": model.arch.name, "task": schema.task_type}
         export.to_onnx(export.deployable(model.module(), preparation), preparation, path, facts)
     except (DataError, RunError) as error:
         return f"{model.arch.name} has no import path and is saved as weights only, which need its code: {error}"
@@ -107,7 +107,7 @@ def describe(folder: Path, name: str = "model") -> dict[str, Any]:
 def schema_of(about: Mapping[str, Any]) -> Schema:
     """What the samples of a saved model look like."""
     shape = build(tuple[int, ...], about["inputs"]["shape"], "inputs.shape")
-    kind: KindName = build(KindName, about.get("task", "classification"), "task")
+    kind: TaskType = build(TaskType, about.get("task", "classification"), "task")
     scale = about["preprocessing"].get("targets") or {}
     unit = build(tuple[float, ...], scale.get("std", []), "preprocessing.targets.std")
     return Schema(shape, tuple(about["classes"]), about["preprocessing"], about["inputs"]["vocabulary"], kind, unit)

@@ -19,15 +19,15 @@ from fedme.core.key import Key
 from fedme.core.method import Round, Task
 from fedme.core.metrics import measure
 from fedme.core.model import Model
-from fedme.core.operations import Local, Steps, evaluate, predict, together, train
-from fedme.core.task_types import KindName
+from fedme.core.operations import BatchSchedule, Computation, evaluate, in_parallel, predict, train
+from fedme.core.task_types import TaskType
 from fedme.datasets.federated_dataset import federate
 from fedme.datasets.partitioners import Natural
 from fedme.datasets.preprocessing import Preparation
 from fedme.datasets.user_data import Piece, newcomer
-from fedme.execution.lockstep import Execute, drive
+from fedme.execution.lockstep import Executor, run_in_lockstep
 from fedme.execution.reference import one_by_one
-from fedme.federation.client_work import Scored
+from fedme.federation.client_work import ModelScore
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.partial_model import Part, fork
 from fedme.results.lineage import Adoption, Lineage
@@ -63,8 +63,8 @@ class Joined:
     client: ClientId
     taken: str
     offers: int
-    scores: tuple[Scored, ...]
-    kind: KindName
+    scores: tuple[ModelScore, ...]
+    kind: TaskType
 
 
 def offered(server: Any, task: Task, key: Key) -> dict[str, Model]:
@@ -132,7 +132,7 @@ def join(
     per_cluster: bool = False,
     imports: bool = False,
     more: Mapping[str, networks.Entry] | None = None,
-    execute: Execute | None = None,
+    execute: Executor | None = None,
 ) -> Joined:
     """Give the newcomer the model that fits it best, fine-tune it, and save both under ``newcomers`` in the run."""
     there = offers(run, experiment.method_name, per_cluster, imports, more)
@@ -144,17 +144,17 @@ def join(
     tuning = epochs if epochs is not None else experiment.settings.finetune.epochs or EPOCHS
     key = Key(experiment.settings.seed).at("newcomer", client)
     steps = _steps(experiment, there, data, tuning, key, schema.unit)
-    taken, models, scores = drive({client: steps}, execute or one_by_one())[client].value
+    taken, models, scores = run_in_lockstep({client: steps}, execute or one_by_one())[client].value
     folder = saved_models.folder_of(run, client, saved_models.NEWCOMERS)
     rounds = experiment.settings.rounds
     lineage = taken.lineage
     if lineage is not None:
         lineage = replace(lineage, adoptions=(*lineage.adoptions, Adoption(rounds - 1, client, taken.name)))
     for name, stage in (("model", "round"), ("finetuned", "finetuned")):
-        description = model_cards.about(data, stage, experiment.method_name, rounds, scores, lineage, schema.kind)
+        description = model_cards.about(data, stage, experiment.method_name, rounds, scores, lineage, schema.task_type)
         description |= {"started_from": taken.name}
         saved_models.save(folder, name, models[name], schema, list(schema.classes), description)
-    return Joined(folder, client, taken.name, len(there), tuple(scores), schema.kind)
+    return Joined(folder, client, taken.name, len(there), tuple(scores), schema.task_type)
 
 
 def _data(schema: Schema, client: ClientId, piece: Piece, experiment: Experiment) -> ClientData:
@@ -166,17 +166,19 @@ def _data(schema: Schema, client: ClientId, piece: Piece, experiment: Experiment
 
 def _steps(
     experiment: Experiment, there: Sequence[Offer], data: ClientData, epochs: int, key: Key, unit: Sequence[float]
-) -> Steps[tuple[Offer, dict[str, Model], list[Scored]]]:
+) -> Computation[tuple[Offer, dict[str, Model], list[ModelScore]]]:
     look = data.train if experiment.method_name == "hypcluster" or not len(data.val) else data.val
-    fits = yield from together([evaluate(offer.model, look) for offer in there])
+    fits = yield from in_parallel([evaluate(offer.model, look) for offer in there])
     best = min(range(len(there)), key=lambda i: (fits[i].loss != fits[i].loss, fits[i].loss, i))
     start = there[best].model
     when = Round(experiment.settings.rounds - 1, experiment.settings.rounds)
     training = experiment.settings.train
     tuned = start
     if epochs:
-        rule = training.sgd(CrossEntropy(), when)
-        trained = yield from train({"own": start}, rule, data.train, Local(epochs, training.batch), key.at("finetune"))
+        optimizer = training.sgd(CrossEntropy(), when)
+        trained = yield from train(
+            {"own": start}, optimizer, data.train, BatchSchedule(epochs, training.batch), key.at("finetune")
+        )
         tuned = trained.models["own"]
     models = {"model": start, "finetuned": tuned}
     scores = []
@@ -184,5 +186,5 @@ def _steps(
         for part, split in (("val", data.val), ("test", data.test)):
             if len(split):
                 logits = yield from predict(models[name], split)
-                scores.append(Scored("personal", start.arch.name, stage, part, measure(logits, split.y, unit)))
+                scores.append(ModelScore("personal", start.arch.name, stage, part, measure(logits, split.y, unit)))
     return there[best], models, scores

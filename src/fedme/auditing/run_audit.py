@@ -23,8 +23,8 @@ from fedme.core.data import ClientData, ClientId, Split
 from fedme.core.key import Key
 from fedme.core.method import Plan, Round, Task
 from fedme.core.model import Model, models_in
-from fedme.core.operations import Steps, predict, together
-from fedme.federation.in_process import InProcess
+from fedme.core.operations import Computation, in_parallel, predict
+from fedme.federation.in_process import InProcessEngine
 from fedme.learning.partial_model import Part, fork, rest
 from fedme.results import summary
 from fedme.running import assembly, checkpoint, privacy_budget
@@ -73,7 +73,7 @@ def audit(folder: Path, display: Display, shadows: int) -> dict[str, Any]:
         guards = privacy_budget.guards(experiment)
         private = None if guards is None else (lambda data: replace(guards(data), limit=None))
         key = Key(experiment.settings.seed).at("audit")
-        engine = InProcess(experiment.method, prepared.task, prepared.federation.clients, key, execute, private)
+        engine = InProcessEngine(experiment.method, prepared.task, prepared.federation.clients, key, execute, private)
         engine.states, engine.spent = dict(at.clients), dict(at.header.spent)
         display.start("one more round, and attacks: tasks", 0)
         seen = [each for each in _seen(experiment, engine, at.server, key) if each.client in clients]
@@ -81,16 +81,16 @@ def audit(folder: Path, display: Display, shadows: int) -> dict[str, Any]:
             raise RunError(f"{folder}: its clients share no whole model, so there is none that could be asked about samples")
         result = {
             "shadows": shadows,
-            "rows": engine.serve(_rows(seen, clients, prepared.task, experiment, shadows, key)).value,
+            "rows": engine.run_on_server(_rows(seen, clients, prepared.task, experiment, shadows, key)).value,
         }
     write_json(folder / NAME, result)
     return result
 
 
-def _seen(experiment: Experiment, engine: InProcess, server: Any, key: Key) -> Iterator[Seen]:
+def _seen(experiment: Experiment, engine: InProcessEngine, server: Any, key: Key) -> Iterator[Seen]:
     method, task, rounds = experiment.method, engine.task, experiment.settings.rounds
     when = Round(rounds - 1, rounds, method.phases[0])
-    downs = engine.serve(method.dispatch(task, server, Plan.all(list(task.members)), when, key)).value
+    downs = engine.run_on_server(method.dispatch(task, server, Plan.all(list(task.members)), when, key)).value
     for client, answer in engine.exchange(downs, when).items():
         for name, model in _models(answer.up, task):
             yield Seen(client, "server", name, model)
@@ -111,23 +111,23 @@ def _models(message: Any, task: Task) -> Iterator[tuple[str, Model]]:
 
 def _rows(
     seen: list[Seen], clients: Mapping[ClientId, ClientData], task: Task, experiment: Experiment, shadows: int, key: Key
-) -> Steps[list[dict[str, Any]]]:
+) -> Computation[list[dict[str, Any]]]:
     pool, places = _pool(clients)
     models = {id(each.model): each.model for each in seen}
     wanted = [(each, client) for client in clients for each in dict.fromkeys(id(s.model) for s in seen if s.client == client)]
 
-    def scores(model: Model, client: ClientId) -> Steps[tuple[Scores, Scores]]:
+    def scores(model: Model, client: ClientId) -> Computation[tuple[Scores, Scores]]:
         train, test = clients[client].train, clients[client].test
-        both = yield from together([predict(model, train), predict(model, test)])
+        both = yield from in_parallel([predict(model, train), predict(model, test)])
         return confidence(both[0], train.y), confidence(both[1], test.y)
 
-    asked = yield from together([scores(models[each], client) for each, client in wanted])
+    asked = yield from in_parallel([scores(models[each], client) for each, client in wanted])
     answers = dict(zip(wanted, asked, strict=True))
     difficulty: dict[str, Scores] = {}
     if pool is not None:
         archs = {model.arch.name: model.arch for model in models.values()}
         work = [unseen(arch, pool, shadows, experiment.train, task.dtype, key.at("shadows")) for arch in archs.values()]
-        difficulty = dict(zip(archs, (yield from together(work)), strict=True))
+        difficulty = dict(zip(archs, (yield from in_parallel(work)), strict=True))
     rows = []
     groups: dict[tuple[str, str, str], list[tuple[Scores, Scores]]] = {}
     for each in seen:

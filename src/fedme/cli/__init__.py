@@ -7,7 +7,7 @@ from pathlib import Path
 from fedme.cli.app import app, err, literal
 from fedme.core.typed import one_line
 from fedme.running.round_loop import Interrupted
-from fedme.running.run_queue import MENDABLE
+from fedme.running.run_queue import USER_ERRORS
 
 FAMILIES = (
     "run_commands",
@@ -31,7 +31,7 @@ def main() -> None:
     sys.path.insert(0, str(Path.cwd()))
     try:
         app()
-    except MENDABLE as error:
+    except USER_ERRORS as error:
         err.print(f"[bold red]error:[/] {literal(one_line(str(error)))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except Interrupted as stopped:

@@ -16,7 +16,7 @@ from fedme.cli.app import Json, Quiet, Style, app, err, out
 from fedme.config.experiment import load
 from fedme.core.atomic_files import RunError, finite, write_text
 from fedme.core.metrics import MEASURES, Metrics
-from fedme.core.task_types import KindName
+from fedme.core.task_types import TaskType
 from fedme.datasets.data_files import Label
 from fedme.datasets.python_objects import raw
 from fedme.datasets.user_data import Piece
@@ -126,7 +126,7 @@ def _label(run: Path) -> Label:
     return named[0] if isinstance(named[0], str) else labels.pop() if len(labels) == 1 else None
 
 
-def _metrics(rows: list[tuple[str, Metrics]], kind: KindName) -> tuple[list[str], list[list[str]]]:
+def _metrics(rows: list[tuple[str, Metrics]], kind: TaskType) -> tuple[list[str], list[list[str]]]:
     header = (["model"] if rows[0][0] else []) + ["samples", *(measure.heading for measure in MEASURES[kind])]
     cells = []
     for name, m in rows:

@@ -15,7 +15,7 @@ from fedme.reproduction import catalogue, comparison_tables, figures, findings, 
 from fedme.reproduction.catalogue import Cell, Result, Scale
 from fedme.results.tables import Format, render
 from fedme.running.progress import Display
-from fedme.running.run_queue import MENDABLE, Batch, Planned
+from fedme.running.run_queue import USER_ERRORS, Batch, Planned
 
 
 @app.command()
@@ -118,7 +118,7 @@ def _run(
 def _look(plan: Planned) -> str:
     try:
         measured.look(plan.config, plan.folder)
-    except MENDABLE as error:
+    except USER_ERRORS as error:
         return f"{plan.name}: {error}"
     return ""
 

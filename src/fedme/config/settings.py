@@ -49,16 +49,24 @@ class PrivacyOptions:
     """The `[privacy]` table: differentially private training, and how private it is to be."""
 
     clip: float = 1.0  # largest norm of one sample's gradient, all models that a client trains in a step together
-    noise: float | None = None  # deviation of the noise on a sum of gradients, in units of `clip`
+    noise_multiplier: float | None = None  # deviation of the noise on a sum of gradients, in units of `clip`
     epsilon: float | None = None  # or: the noise that keeps every client within this, over all rounds
     delta: float = 1e-5
     secret: bool = False  # noise from the operating system instead of the seed: it cannot be repeated, nor taken off
 
     def __post_init__(self) -> None:
         require(self.clip > 0, "clip", f"must be positive, not {self.clip}")
-        require((self.noise is None) != (self.epsilon is None), "noise", "give either noise or epsilon, one of them")
-        require(self.noise is None or 0 <= self.noise <= 1e6, "noise", f"must be from 0 to a million, not {self.noise}")
-        require(not self.noise or self.clip < math.inf, "clip", "must be finite: noise is in units of it")
+        require(
+            (self.noise_multiplier is None) != (self.epsilon is None),
+            "noise_multiplier",
+            "give either noise_multiplier or epsilon",
+        )
+        require(
+            self.noise_multiplier is None or 0 <= self.noise_multiplier <= 1e6,
+            "noise_multiplier",
+            f"must be from 0 to a million, not {self.noise_multiplier}",
+        )
+        require(not self.noise_multiplier or self.clip < math.inf, "clip", "must be finite: noise is in units of it")
         require(self.epsilon is None or 0 < self.epsilon < math.inf, "epsilon", f"must be positive, not {self.epsilon}")
         require(self.epsilon is None or self.clip < math.inf, "clip", "must be finite: noise is in units of it")
         require(0 < self.delta < 1, "delta", f"must be between 0 and 1, not {self.delta}")
@@ -70,7 +78,7 @@ class EngineOptions:
 
     name: Literal["inprocess", "flower"] = "inprocess"  # "flower": clients in processes of Ray, one operation after another
     address: str | None = None  # of a Ray cluster, for "flower"; this machine by default
-    path: Way = "auto"  # one way for all operations: "alone" (the plain reference), "compiled", "stacked", "vmap" or "workers"
+    path: Way = "auto"  # one way for all operations: "reference", "compiled", "stacked", "vmap" or "workers"
     device: Device = "cpu"  # where arithmetic is done: "cpu", "cuda" or "mps"
     workers: int | None = None  # processes for networks that are not stacked, such as convolutions; one a processor by default
     threads: int = 1  # of torch in this process; results depend on it in their last bits

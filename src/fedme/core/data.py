@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedme.core.key import Key
-from fedme.core.task_types import KindName
+from fedme.core.task_types import TaskType
 
 ClientId = str
 Inputs = Any  # a tensor, or a dictionary of tensors with a common first axis
@@ -135,5 +135,5 @@ class Schema:
     classes: tuple[str, ...]  # what the outputs of a network stand for: classes, labels, or numbers to predict
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     vocabulary: int | None = None  # number of symbols, when inputs are symbols instead of numbers
-    kind: KindName = "classification"
+    task_type: TaskType = "classification"
     unit: tuple[float, ...] = ()  # of numbers to predict: how large 1 is in the unit of each

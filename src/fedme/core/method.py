@@ -19,7 +19,7 @@ import torch
 from fedme.core.data import ClientData, ClientId, Schema, Split
 from fedme.core.key import Key
 from fedme.core.model import Arch
-from fedme.core.operations import Models, Role, Score, Steps
+from fedme.core.operations import Computation, Models, Role, Score
 
 POOL: ClientId = "(pool)"  # the one trainer of methods that pool all data
 
@@ -51,7 +51,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Nothing:
+class Empty:
     """An empty state or message."""
 
 
@@ -141,7 +141,7 @@ class Method(Protocol[S, C, D, U]):
         """The server's state before the first round."""
         ...
 
-    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[C]:
+    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[C]:
         """A client's state at its first participation. It may train."""
         ...
 
@@ -149,11 +149,13 @@ class Method(Protocol[S, C, D, U]):
         """Who trains and whose reply counts."""
         ...
 
-    def dispatch(self, task: Task, server: S, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, D]]:
+    def dispatch(self, task: Task, server: S, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, D]]:
         """A message for every client that trains."""
         ...
 
-    def client_round(self, state: C, down: D, data: ClientData, when: Round, key: Key) -> Steps[tuple[C, U | None, Report]]:
+    def client_round(
+        self, state: C, down: D, data: ClientData, when: Round, key: Key
+    ) -> Computation[tuple[C, U | None, Report]]:
         """The client's work: its new state, its reply (None if it does not count), and what it tells the records."""
         ...
 
@@ -165,13 +167,13 @@ class Method(Protocol[S, C, D, U]):
         """What the client is handed when its models are wanted."""
         ...
 
-    def models(self, state: C, delivery: D, data: ClientData, when: Round, key: Key) -> Steps[Models]:
+    def models(self, state: C, delivery: D, data: ClientData, when: Round, key: Key) -> Computation[Models]:
         """The models the client has: "personal", which it would deploy, and "global" where there is one."""
         ...
 
 
 @runtime_checkable
-class Expecting(Protocol):
+class ReplyExpectations(Protocol):
     """A method that knows more about its replies than their types say.
 
     Without it, a field of a reply that has the name of a field of the message sent down must look like that one: the same

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedme.core.task_types import KINDS, KindName, name_of
+from fedme.core.task_types import TASK_LOSSES, TaskType, task_type_of
 
 Array = NDArray[Any]
 
@@ -62,7 +62,7 @@ class Metrics:
     mae: float | None = None
     r2: float | None = None
 
-    def plain(self, kind: KindName) -> dict[str, Any]:
+    def plain(self, kind: TaskType) -> dict[str, Any]:
         """What belongs to the kind."""
         counts = ("samples",) if kind == "regression" else ("samples", "correct", "classes_present")
         return {name: getattr(self, name) for name in (*counts, "loss", *(m.key for m in MEASURES[kind] if m.key != "loss"))}
@@ -116,7 +116,7 @@ def _digits(value: float, digits: int | None) -> int:
 
 
 LOSS = Measure("loss", "loss", higher=False)
-MEASURES: dict[KindName, tuple[Measure, ...]] = {
+MEASURES: dict[TaskType, tuple[Measure, ...]] = {
     "classification": (
         Measure("accuracy", "accuracy", percent=True),
         Measure("balanced_accuracy", "balanced", percent=True),
@@ -142,7 +142,7 @@ MEASURES: dict[KindName, tuple[Measure, ...]] = {
 }
 
 
-def kind_of_row(row: Mapping[str, Any]) -> KindName:
+def kind_of_row(row: Mapping[str, Any]) -> TaskType:
     """What is predicted in a run, from one of its rows, which has the numbers of its kind."""
     return "regression" if "rmse" in row else "multi-label" if "exact_match" in row else "classification"
 
@@ -153,7 +153,7 @@ def measure(logits: Tensor, y: Tensor, unit: Sequence[float] = ()) -> Metrics:
 
     `unit` says how large 1 is in the unit of each target, for numbers that were standardised.
     """
-    kind = name_of(y)
+    kind = task_type_of(y)
     if not len(logits):
         return Metrics(samples=0, correct=0, classes_present=0)
     if kind == "classification":
@@ -180,7 +180,7 @@ def _labels(logits: Tensor, y: Tensor) -> Metrics:
         samples=len(y),
         correct=int(hits.sum()),
         classes_present=int((present > 0).sum()),
-        loss=KINDS["multi-label"].loss(z, y).mean().item(),
+        loss=TASK_LOSSES["multi-label"].loss(z, y).mean().item(),
         accuracy=hits.double().mean().item(),
         exact_match=hits.all(1).double().mean().item(),
         micro_f1=float(2 * right.sum() / (present + predicted).sum()) if bool(seen.any()) else None,
@@ -198,7 +198,7 @@ def _numbers(z: Tensor, y: Tensor, unit: Sequence[float]) -> Metrics:
         samples=len(y),
         correct=0,
         classes_present=0,
-        loss=KINDS["regression"].loss(z.double(), y).mean().item(),
+        loss=TASK_LOSSES["regression"].loss(z.double(), y).mean().item(),
         rmse=scaled.square().mean().sqrt().item(),
         mae=scaled.abs().mean().item(),
         r2=float((1 - error.square().sum(0)[varied] / spread[varied]).mean()) if bool(varied.any()) else None,

@@ -224,15 +224,15 @@ def load(module: nn.Module, weights: tree.Params) -> nn.Module:
     return module
 
 
-def average(models: Sequence[Model], shares: Sequence[float] | None = None, combine: tree.Combine = tree.average) -> Model:
+def average(models: Sequence[Model], weights: Sequence[float] | None = None, combine: tree.Combine = tree.average) -> Model:
     """The mean of models of one architecture, weighted by `shares` (any positive numbers) or uniform.
 
     `combine` may be something else than the mean.
     """
     if any(model.arch != models[0].arch for model in models):
         raise ValueError(f"cannot average {', '.join(sorted({m.arch.name for m in models}))}: different architectures")
-    total = float(sum(shares)) if shares is not None else float(len(models))
-    parts = [share / total for share in shares] if shares is not None else [1.0 / total] * len(models)
+    total = float(sum(weights)) if weights is not None else float(len(models))
+    parts = [share / total for share in weights] if weights is not None else [1.0 / total] * len(models)
     return Model(
         models[0].arch,
         combine([model.params for model in models], parts),

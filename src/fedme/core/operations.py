@@ -33,7 +33,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Local:
+class BatchSchedule:
     """How a client goes through its data: whole epochs, or a number of steps (mini-batches)."""
 
     epochs: int = 1
@@ -44,7 +44,7 @@ class Local:
     augment: bool = True  # let the source change inputs at random, if it does
     poisson: bool = False  # every sample is in every batch with the same chance, for itself; `batch` is the mean size
 
-    def schedule(self, samples: int, key: Key) -> tuple[Tensor, Tensor]:
+    def positions(self, samples: int, key: Key) -> tuple[Tensor, Tensor]:
         """The positions of every batch (steps x batch, padded with 0) and how many of them count (steps).
 
         The last batch of an epoch may be small; nothing is dropped. Batches drawn by chance (`poisson`) may be empty.
@@ -86,7 +86,7 @@ class Local:
 
     def batches(self, samples: int, key: Key) -> list[Tensor]:
         """The positions of every batch, in order."""
-        positions, sizes = self.schedule(samples, key)
+        positions, sizes = self.positions(samples, key)
         return [row[:size] for row, size in zip(positions, sizes.tolist(), strict=True)]
 
 
@@ -120,7 +120,7 @@ class Gradient(Protocol):
         ...
 
 
-class Rule(Protocol):
+class LocalOptimizer(Protocol):
     """One local step: elementwise arithmetic over weights plus calls of `gradient`, for one client or a stack of them."""
 
     @property
@@ -159,7 +159,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Private:
+class GaussianMechanism:
     """Every gradient of a training is a Gaussian mechanism over its samples.
 
     The gradient of one sample, all models together, is shrunk to norm `clip`; the sum over the batch gets normal noise of
@@ -175,13 +175,13 @@ class Train:
     """Train models together on the same batches."""
 
     models: Models
-    rule: Rule
+    optimizer: LocalOptimizer
     data: Split
-    local: Local
+    batch_schedule: BatchSchedule
     key: Key
     opt: OptState = field(default_factory=dict)
     frozen: Models = field(default_factory=dict)
-    private: Private | None = None
+    mechanism: GaussianMechanism | None = None
 
 
 @dataclass(frozen=True)
@@ -202,42 +202,42 @@ class Predict:
 
 
 Op = Train | Evaluate | Predict
-Steps = Generator[tuple[Op, ...], Sequence[Any], T]
+Computation = Generator[tuple[Op, ...], Sequence[Any], T]
 
 
 def train(
     models: Models,
-    rule: Rule,
+    optimizer: LocalOptimizer,
     data: Split,
-    local: Local,
+    batch_schedule: BatchSchedule,
     key: Key,
     opt: OptState | None = None,
     frozen: Models | None = None,
-) -> Steps[Trained]:
+) -> Computation[Trained]:
     """Train `models` together; a role missing from `opt` starts with a fresh optimiser state."""
-    result: Sequence[Trained] = yield (Train(models, rule, data, local, key, opt or {}, frozen or {}),)
+    result: Sequence[Trained] = yield (Train(models, optimizer, data, batch_schedule, key, opt or {}, frozen or {}),)
     return result[0]
 
 
-def evaluate(model: Model, data: Split, timed: bool = False) -> Steps[Score]:
+def evaluate(model: Model, data: Split, timed: bool = False) -> Computation[Score]:
     """Loss and accuracy of `model` on `data`."""
     result: Sequence[Score] = yield (Evaluate(model, data, timed),)
     return result[0]
 
 
-def predict(model: Model, data: Split) -> Steps[Tensor]:
+def predict(model: Model, data: Split) -> Computation[Tensor]:
     """Logits of `model` for `data`."""
     result: Sequence[Tensor] = yield (Predict(model, data),)
     return result[0]
 
 
-def at_once(value: T) -> Steps[T]:
+def immediately(value: T) -> Computation[T]:
     """Work that needs no operation."""
     return value
     yield  # never reached: it makes this function a generator
 
 
-def together(steps: Sequence[Steps[T]]) -> Steps[list[T]]:
+def in_parallel(steps: Sequence[Computation[T]]) -> Computation[list[T]]:
     """Independent pieces of work of one client, side by side: what they wait for is handed to the engine at once."""
     results: dict[int, T] = {}
     waiting: dict[int, tuple[Op, ...]] = {}

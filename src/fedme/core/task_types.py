@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-KindName = Literal["classification", "multi-label", "regression"]
+TaskType = Literal["classification", "multi-label", "regression"]
 
 
-class Kind(Protocol):
+class TaskLoss(Protocol):
     """How targets of one kind are learned. `ready` outputs are what the losses take."""
 
     def ready(self, z: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class Kind(Protocol):
 
 
 @dataclass(frozen=True)
-class Classes:
+class Classification:
     """One class of several."""
 
     def ready(self, z: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class Classes:
 
 
 @dataclass(frozen=True)
-class Labels:
+class MultiLabel:
     """Any number of labels at once, each there or not."""
 
     def ready(self, z: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class Labels:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Regression:
     """Quantities, each with a Gaussian error of one size."""
 
     def ready(self, z: Tensor) -> Tensor:
@@ -131,17 +131,21 @@ def _less(values: Tensor, y: Tensor, shares: tuple[float, ...]) -> Tensor:
     return values.sub_(target * constant(shares, lead(values), values) if len(shares) > 1 else target * shares[0])
 
 
-KINDS: dict[KindName, Kind] = {"classification": Classes(), "multi-label": Labels(), "regression": Numbers()}
+TASK_LOSSES: dict[TaskType, TaskLoss] = {
+    "classification": Classification(),
+    "multi-label": MultiLabel(),
+    "regression": Regression(),
+}
 
 
-def name_of(y: Tensor) -> KindName:
+def task_type_of(y: Tensor) -> TaskType:
     """Which kind these targets are."""
     return "classification" if y.dtype == torch.int64 else "multi-label" if y.dtype == torch.bool else "regression"
 
 
-def kind_of(y: Tensor) -> Kind:
+def task_loss(y: Tensor) -> TaskLoss:
     """How these targets are learned."""
-    return KINDS[name_of(y)]
+    return TASK_LOSSES[task_type_of(y)]
 
 
 def lead(values: Tensor) -> tuple[int, ...]:

@@ -60,11 +60,11 @@ def clip(a: Params, limit: float, lead: int = 0) -> dict[str, Tensor]:
     return {name: value * factor.reshape(factor.shape + (1,) * (value.dim() - lead)) for name, value in a.items()}
 
 
-def average(trees: Sequence[Params], shares: Sequence[float]) -> dict[str, Tensor]:
+def average(trees: Sequence[Params], weights: Sequence[float]) -> dict[str, Tensor]:
     """The weighted mean of floating tensors; integer tensors (counters) are taken from the first."""
     names = [name for name, value in trees[0].items() if value.is_floating_point()]
-    total = scale({name: trees[0][name] for name in names}, shares[0])
-    for tree, share in zip(trees[1:], shares[1:], strict=True):
+    total = scale({name: trees[0][name] for name in names}, weights[0])
+    for tree, share in zip(trees[1:], weights[1:], strict=True):
         total = add(total, tree, share)
     return {name: total.get(name, value) for name, value in trees[0].items()}
 

@@ -81,7 +81,7 @@ class Federation:
     def _counted(self) -> tuple[tuple[str, ...], Tensor]:
         """What is counted: classes, labels, or ranges of numbers in their own unit."""
         source, schema = self.dataset.source, self.dataset.schema
-        if schema.kind != "regression":
+        if schema.task_type != "regression":
             return schema.classes, source.labels
         numbers = Preparation.read(schema.preprocessing).original(source.labels)
         return in_ranges(numbers, schema.classes, torch.cat([parts.all() for parts in self.partition.clients.values()]))
@@ -96,8 +96,8 @@ def federate(dataset: Dataset, partition: Partitioner, options: DataOptions, key
     proportion; in a natural partition every client with more rows than `limit` keeps so many, of each part in proportion.
     """
     _check_aside(dataset, options)
-    if options.groups and dataset.schema.kind != "classification":
-        raise DataError(f"groups are of classes, and this is {dataset.schema.kind}; leave data.groups out")
+    if options.groups and dataset.schema.task_type != "classification":
+        raise DataError(f"groups are of classes, and this is {dataset.schema.task_type}; leave data.groups out")
     pool = _pool(dataset, options.test is not None)
     natural = isinstance(partition, Natural)
     notes: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ def federate(dataset: Dataset, partition: Partitioner, options: DataOptions, key
         classes=classes,
         notes=notes,
     )
-    return _standardised(federation) if dataset.standardise or dataset.schema.kind == "regression" else federation
+    return _standardised(federation) if dataset.standardise or dataset.schema.task_type == "regression" else federation
 
 
 def _standardised(federation: Federation) -> Federation:
@@ -151,7 +151,7 @@ def _standardised(federation: Federation) -> Federation:
     if dataset.standardise:
         scaling = standardised(source.x[rows])
         source, preparation = replace(source, scaling=scaling), preparation.scaled(scaling)
-    if schema.kind == "regression":
+    if schema.task_type == "regression":
         preparation = replace(preparation, targets=Scale.of(standardised(source.labels[rows])))
         assert preparation.targets is not None
         source = replace(source, labels=preparation.standard(source.labels))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedme.core.task_types import KindName, name_of
+from fedme.core.task_types import TaskType, task_type_of
 from fedme.core.typed import nearest
 from fedme.datasets.data_errors import DataError
 from fedme.datasets.raw_samples import Raw, class_names
@@ -27,7 +27,7 @@ RANGES = 5  # of numbers, where they are counted
 class Targets:
     """What outputs stand for: classes, labels or numbers, by name."""
 
-    kind: KindName
+    kind: TaskType
     names: tuple[str, ...]
     remedy: str = "correct it, or add it to `classes`"  # of a class that is not among them
 
@@ -86,7 +86,7 @@ def agreed(raws: Sequence[Raw], task: TaskName, names: tuple[str, ...]) -> Targe
     return Targets(kind, names or own)
 
 
-def _kind(raws: Sequence[Raw]) -> KindName:
+def _kind(raws: Sequence[Raw]) -> TaskType:
     """What the labels look like, over all clients."""
     widths = {raw.where: _shape(raw)[1:] for raw in raws}
     first = next(iter(widths.values()))
@@ -162,7 +162,7 @@ def in_ranges(labels: Tensor, names: Sequence[str], known: Tensor) -> tuple[tupl
 
     The ranges have about as many of the `known` rows each. Their names, and the range of every sample.
     """
-    if name_of(labels) != "regression":
+    if task_type_of(labels) != "regression":
         return tuple(names), labels
     first = labels[:, 0].double()
     edges = torch.unique(first[known].quantile(torch.arange(1, RANGES, dtype=torch.float64) / RANGES))

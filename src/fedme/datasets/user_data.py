@@ -142,7 +142,7 @@ def newcomer(schema: Schema, preparation: Preparation, client: ClientId, piece: 
     parts = _parts(piece)
     if len(piece.train) < LEAST:
         raise DataError(f"{piece.train.where}: there is {len(piece.train)} sample; at least {LEAST} are needed")
-    targets = Targets(schema.kind, schema.classes, KNOWN)
+    targets = Targets(schema.task_type, schema.classes, KNOWN)
     labels = preparation.standard(torch.cat([targets.values(raw) for _, raw in parts]))
     rows = torch.arange(len(labels)).split([len(raw) for _, raw in parts])
     mine = dict(zip((part for part, _ in parts), rows, strict=True))

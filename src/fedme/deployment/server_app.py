@@ -21,7 +21,7 @@ from fedme.core.method import Task
 from fedme.deployment import submitted_runs
 from fedme.deployment.operator_folder import FOLDER, Federation
 from fedme.deployment.site_data import fingerprint, public_samples, with_own_data
-from fedme.deployment.site_engine import Deployed
+from fedme.deployment.site_engine import SiteEngine
 from fedme.deployment.site_settings import agreed, with_members
 from fedme.deployment.submitted_runs import FAILED, LOG, SITES
 from fedme.federation.flower.flower_apps import server_app
@@ -74,7 +74,7 @@ def play(federation: Federation, folder: Path, grid: Any, display: Display) -> N
     config, settings = experiment.plain(), experiment.settings
     torch.set_num_threads(settings.engine.threads)
     task, archs = agreed(experiment)
-    engine = Deployed(
+    engine = SiteEngine(
         folder,
         submitted_runs.token(folder),
         experiment,
@@ -96,7 +96,7 @@ def play(federation: Federation, folder: Path, grid: Any, display: Display) -> N
         if owed:
             engine.wait_for(owed)
         elif found is None or found.header.round < settings.rounds:
-            engine.muster()
+            engine.current_task()
         if found:
             at = checkpoint.states(folder, store, found, experiment.method, archs)
         else:
@@ -128,7 +128,7 @@ def hand_over(loop: Loop, at: checkpoint.Checkpoint, owed: list[ClientId], confi
     engine, t = loop.engine, loop.experiment.settings.rounds - 1
     task = with_members(engine.task, {client: engine.task.members[client] for client in owed})
     before = list(records.read(loop.folder))
-    scores = loop.assess(task, at.server, t, last=True)
+    scores = loop.evaluate_models(task, at.server, t, last=True)
     book = records.Records(loop.folder, at.header.metrics_bytes)
     try:
         book.write(records.rows(t, {}, scores, engine.samples, before[-1]["server_seconds"]))

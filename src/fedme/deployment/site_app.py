@@ -25,7 +25,7 @@ from fedme.deployment.site_state import PrivateState, exchanges
 from fedme.federation.client_work import Finetune
 from fedme.federation.flower.flower_apps import client_app
 from fedme.federation.flower.message_content import Envelope
-from fedme.federation.in_process import InProcess
+from fedme.federation.in_process import InProcessEngine
 from fedme.federation.reply_validation import Kinds, check_sent
 from fedme.learning.accountant import Ledger
 from fedme.running import privacy_budget
@@ -94,7 +94,7 @@ def evaluate(site: Site, ask: Envelope) -> Envelope:
     check_sent(site.experiment.method, desk.task, delivery, replace(desk.when, phase=site.experiment.method.phases[0]))
     transfer_log.note(site.state, "received", "server", desk.run, desk.when.t, delivery)
     desk.take_state((desk.when.t + 1) * len(desk.engine.method.phases))
-    done = desk.engine.assess({desk.me: delivery}, desk.when, ask.read("finetune", Finetune | None))[desk.me]  # type: ignore[arg-type]
+    done = desk.engine.evaluate_models({desk.me: delivery}, desk.when, ask.read("finetune", Finetune | None))[desk.me]  # type: ignore[arg-type]
     spent = desk.spend()
     if desk.when.t + 1 == desk.when.total:
         folder, data = folder_of(desk.private.folder, desk.me), desk.engine.clients[desk.me]
@@ -117,7 +117,7 @@ class Desk:
         root = Key(site.experiment.settings.seed)
         # The server knows the seed of the experiment, and may ask twice: noise is drawn anew for every message.
         private = privacy_budget.guards(site.experiment, privacy_budget.drawn_secret())
-        self.engine = InProcess(site.experiment.method, self.task, {self.me: data}, root, private=private)
+        self.engine = InProcessEngine(site.experiment.method, self.task, {self.me: data}, root, private=private)
         self.engine.spent = {self.me: self.private.spent()}
         self.kinds = Kinds.of(site.experiment.method)
 

@@ -12,7 +12,7 @@ from fedme.core.atomic_files import write_json
 from fedme.core.data import ClientId
 from fedme.core.method import Member, Report, Round, Task, TaskError
 from fedme.core.model import Arch
-from fedme.core.operations import Steps
+from fedme.core.operations import Computation
 from fedme.core.tree import nbytes
 from fedme.core.typed import TypedError, build
 from fedme.deployment import transfer_log
@@ -21,14 +21,14 @@ from fedme.deployment.operator_folder import Settings
 from fedme.deployment.site_settings import with_members
 from fedme.deployment.site_state import claimed, exchanges
 from fedme.deployment.submitted_runs import SITES
-from fedme.execution.lockstep import Done, T, drive
+from fedme.execution.lockstep import T, Timed, run_in_lockstep
 from fedme.execution.reference import one_by_one
-from fedme.federation.client_work import AnyMethod, Assessment, Finetune, Scored
+from fedme.federation.client_work import AnyMethod, Evaluation, Finetune, ModelScore
 from fedme.federation.flower import EngineError
 from fedme.federation.flower.message_content import Envelope
 from fedme.federation.flower.requests import Failure, Link, Node
 from fedme.federation.reply_validation import Kinds, check_scores
-from fedme.federation.round import Absent, Answer, Refused
+from fedme.federation.round import NoReply, RejectedReply, Reply
 from fedme.learning.accountant import Ledger
 
 ROOM = 1 << 26  # bytes that a site may send beside twice what it was sent: outputs, reports
@@ -48,7 +48,7 @@ class Known:
 
 
 @dataclass
-class Deployed:
+class SiteEngine:
     """An engine whose clients are sites."""
 
     folder: Path
@@ -84,7 +84,7 @@ class Deployed:
         cohort = self.experiment.settings.train.cohort
         return min(self.settings.min_replies, cohort or self.settings.min_replies)
 
-    def muster(self) -> Task:
+    def current_task(self) -> Task:
         """Look who is there; whoever is new is asked who it is. Waits for enough sites."""
         needed = self.needed if self.round else max(self.settings.min_sites, self.needed)
         self._wait(lambda: len(self.nodes) >= needed, lambda: f"{len(self.nodes)} of {needed} are there")
@@ -112,21 +112,21 @@ class Deployed:
             self.link.look()
             time.sleep(WAIT)
 
-    def away(self, when: Round) -> dict[ClientId, str]:
+    def unavailable(self, when: Round) -> dict[ClientId, str]:
         """The members that are not connected."""
         return dict.fromkeys((client for client in self.task.members if client not in self.nodes), "not connected")
 
-    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer | Absent]:
+    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply | NoReply]:
         """Send every site its message; those that fail are asked again until enough have answered."""
         self.round = when.t + 1
         until = time.monotonic() + self.settings.patience
         quorum = self.experiment.settings.faults.needs.needed(len(downs))
         needed, pause = min(max(self.needed, quorum), len(downs)), WAIT
-        answers: dict[ClientId, Answer | Absent] = {}
+        answers: dict[ClientId, Reply | NoReply] = {}
         while True:
-            missing = [client for client in downs if not isinstance(answers.get(client), Answer)]
+            missing = [client for client in downs if not isinstance(answers.get(client), Reply)]
             answers |= self._exchange({client: downs[client] for client in missing}, when)
-            came = sum(isinstance(answer, Answer) for answer in answers.values())
+            came = sum(isinstance(answer, Reply) for answer in answers.values())
             if came >= needed:
                 self._remember()
                 return answers
@@ -138,9 +138,9 @@ class Deployed:
             pause = min(2 * pause, LONGEST)
             self._meet()
 
-    def _exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer | Absent]:
-        found: dict[ClientId, Answer | Absent] = {
-            client: Absent("not connected") for client in downs if client not in self.nodes
+    def _exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply | NoReply]:
+        found: dict[ClientId, Reply | NoReply] = {
+            client: NoReply("not connected") for client in downs if client not in self.nodes
         }
         asked = {}
         for client, down in downs.items():
@@ -150,13 +150,13 @@ class Deployed:
         for client, reply in self.link.ask("train", asked, most=lambda client: ROOM + 2 * nbytes(downs[client])).items():
             found[client] = self._answer(client, reply, when)
         for client, answer in found.items():
-            if isinstance(answer, Absent):
+            if isinstance(answer, NoReply):
                 self.say(f"round {when.t}: {client} is missing: {answer.reason}")
         return found
 
-    def _answer(self, client: ClientId, reply: Envelope | Failure, when: Round) -> Answer | Absent:
+    def _answer(self, client: ClientId, reply: Envelope | Failure, when: Round) -> Reply | NoReply:
         if isinstance(reply, Failure):
-            return Refused(_said(reply)) if reply.offence else Absent(_said(reply))
+            return RejectedReply(_said(reply)) if reply.offence else NoReply(_said(reply))
         try:
             up = reply.read("up", self.kinds.up | None, self.archs)
             report, seconds = reply.read("report", Report), reply.read("seconds", float)
@@ -164,7 +164,7 @@ class Deployed:
             about = reply.read("when", Round)
             self.spent[client] = claimed(reply.read("spent", Ledger))
         except TypedError as error:
-            return Refused(f"refused: {error}")
+            return RejectedReply(f"refused: {error}")
         transfer_log.note(self.folder, "received", client, self.run, when.t, up)
         known, notes = self.known[client], dict(report.notes)
         expected = min(known.version, exchanges(self.method.phases, when))
@@ -174,11 +174,11 @@ class Deployed:
         if known.joined == when.t and when.t:
             notes["joined"] = when.t
         self.known[client] = replace(known, version=after)
-        return Answer(up, replace(report, notes=notes), seconds, about)
+        return Reply(up, replace(report, notes=notes), seconds, about)
 
-    def assess(
+    def evaluate_models(
         self, deliveries: Mapping[ClientId, Any], when: Round, finetune: Finetune | None = None
-    ) -> dict[ClientId, Done[Assessment]]:
+    ) -> dict[ClientId, Timed[Evaluation]]:
         """Let the sites score their models, which stay where they are; at the end they keep them."""
         asked = {}
         for client, delivery in deliveries.items():
@@ -193,19 +193,19 @@ class Deployed:
             try:
                 if isinstance(reply, Failure):
                     raise TypedError("", _said(reply))
-                scores, seconds = reply.read("scores", list[Scored]), reply.read("seconds", float)
+                scores, seconds = reply.read("scores", list[ModelScore]), reply.read("seconds", float)
                 check_scores(scores)
                 self.spent[client] = claimed(reply.read("spent", Ledger))
-                done[client] = Done(Assessment(None, {}, scores), seconds)
+                done[client] = Timed(Evaluation(None, {}, scores), seconds)
                 self.known[client] = replace(self.known[client], has_model=when.t + 1 == when.total)
             except TypedError as error:
                 self.say(f"round {when.t}: no scores from {client}: {error}")
         self._remember()
         return done
 
-    def serve(self, steps: Steps[T]) -> Done[T]:
+    def run_on_server(self, steps: Computation[T]) -> Timed[T]:
         """Run work of the server."""
-        return drive({"server": steps}, one_by_one())["server"]
+        return run_in_lockstep({"server": steps}, one_by_one())["server"]
 
     def _meet(self) -> None:
         """Notice who left, and ask whoever is new for its hello."""

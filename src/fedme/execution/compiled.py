@@ -25,7 +25,7 @@ from fedme.execution.layers import Layer, layers
 from fedme.execution.reference import DRAWS_A_STEP
 from fedme.execution.threads import Computing, on_threads
 from fedme.learning.objectives import CrossEntropy, Mutual
-from fedme.learning.optimizers import Moreau, MutualMoreau, Sgd
+from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
 
 T = TypeVar("T")
 GIVEN = {Moreau: ("w",), MutualMoreau: ("theta",)}  # roles that get their weights from another
@@ -100,7 +100,7 @@ def obstacle(op: Op) -> str:
     code = library()
     if isinstance(code, str):
         return f"no compiled code: {code}"
-    if isinstance(op, Train) and op.private is not None:
+    if isinstance(op, Train) and op.mechanism is not None:
         return "its training is private"
     for model in op.models.values() if isinstance(op, Train) else [op.model]:
         if layers(model.arch) is None or model.dtype not in (torch.float32, torch.float64):
@@ -109,26 +109,26 @@ def obstacle(op: Op) -> str:
 
 
 def _obstacle_of_training(op: Train) -> str:
-    rule = op.rule
-    if type(rule) is Sgd:
-        if rule.alternating:
+    optimizer = op.optimizer
+    if type(optimizer) is SGD:
+        if optimizer.alternating:
             return "its models step one after another"
-        if rule.prox and not op.frozen.keys() >= op.models.keys():
+        if optimizer.prox and not op.frozen.keys() >= op.models.keys():
             return "there is a pull, but not for every model"
-    elif type(rule) not in (Moreau, MutualMoreau):
+    elif type(optimizer) not in (Moreau, MutualMoreau):
         return "its rule is another one"
     labels = op.data.source.labels if op.data.targets is None else op.data.targets
     if labels.dim() != 1 or labels.dtype != torch.int64:
         return "its targets are not classes"
-    loss, trained = rule.objective, {role for role in op.models if role not in GIVEN.get(type(rule), ())}
+    loss, trained = optimizer.objective, {role for role in op.models if role not in GIVEN.get(type(optimizer), ())}
     known = type(loss) is CrossEntropy or (type(loss) is Mutual and {loss.first, loss.second} == trained)
-    return "" if known and (isinstance(loss, Mutual) or type(rule) is not MutualMoreau) else "its loss is another one"
+    return "" if known and (isinstance(loss, Mutual) or type(optimizer) is not MutualMoreau) else "its loss is another one"
 
 
 def train_compiled(ops: Sequence[Train], fetch: Fetch, threads: int, tick: Callable[[], None]) -> list[Trained]:
     """Train operations none of which has an obstacle; `tick` is called on this thread, once for each that is done."""
-    ways = {Sgd: _sgd, Moreau: _moreau, MutualMoreau: _mutual_moreau}
-    return on_threads(ops, lambda op: ways[type(op.rule)](op, fetch), threads, tick)
+    ways = {SGD: _sgd, Moreau: _moreau, MutualMoreau: _mutual_moreau}
+    return on_threads(ops, lambda op: ways[type(op.optimizer)](op, fetch), threads, tick)
 
 
 def look_compiled(
@@ -144,32 +144,45 @@ def look_compiled(
 
 
 def _sgd(op: Train, fetch: Fetch) -> Computing[Trained]:
-    rule = op.rule
-    assert isinstance(rule, Sgd)
+    optimizer = op.optimizer
+    assert isinstance(optimizer, SGD)
     models = {role: Model(m.arch, _own(m.params), {}) for role, m in op.models.items()}
-    speeds = {role: _own(op.opt.get(role) or tree.zeros(m.params)) for role, m in models.items()} if rule.momentum else {}
-    anchors = {role: _own(op.frozen[role].params) for role in models} if rule.prox else {}
-    limit = math.inf if rule.clip is None else rule.clip
-    numbers = rule.lr, rule.momentum, rule.weight_decay, rule.prox, 0.0, limit
-    step = Step(0, isinstance(rule.objective, Mutual), 1, DRAWS_A_STEP, *numbers)
+    speeds = {role: _own(op.opt.get(role) or tree.zeros(m.params)) for role, m in models.items()} if optimizer.momentum else {}
+    anchors = {role: _own(op.frozen[role].params) for role in models} if optimizer.prox else {}
+    limit = math.inf if optimizer.clip is None else optimizer.clip
+    numbers = optimizer.lr, optimizer.momentum, optimizer.weight_decay, optimizer.prox, 0.0, limit
+    step = Step(0, isinstance(optimizer.objective, Mutual), 1, DRAWS_A_STEP, *numbers)
     return Trained(models, speeds, (yield from _train(op, fetch, models, speeds, anchors, step)))
 
 
 def _moreau(op: Train, fetch: Fetch) -> Computing[Trained]:
-    rule = op.rule
-    assert isinstance(rule, Moreau)
+    optimizer = op.optimizer
+    assert isinstance(optimizer, Moreau)
     theta, w = (Model(op.models[role].arch, _own(op.models[role].params), {}) for role in ("theta", "w"))
-    step = Step(1, False, rule.inner, DRAWS_A_STEP, rule.inner_lr, 0.0, rule.l2, rule.lam, rule.lr * rule.lam, math.inf)
+    step = Step(
+        1,
+        False,
+        optimizer.inner,
+        DRAWS_A_STEP,
+        optimizer.inner_lr,
+        0.0,
+        optimizer.l2,
+        optimizer.lam,
+        optimizer.lr * optimizer.lam,
+        math.inf,
+    )
     losses = yield from _train(op, fetch, {"theta": theta}, {}, {"theta": w.params}, step)
     return Trained({"theta": theta, "w": w}, {}, losses)
 
 
 def _mutual_moreau(op: Train, fetch: Fetch) -> Computing[Trained]:
-    rule = op.rule
-    assert isinstance(rule, MutualMoreau)
+    optimizer = op.optimizer
+    assert isinstance(optimizer, MutualMoreau)
     models = {role: Model(op.models[role].arch, _own(op.models[role].params), {}) for role in ("aux", "local")}
     anchors = {role: _own(op.frozen[role].params) for role in models}
-    step = Step(2, True, rule.inner, DRAWS_A_STEP, rule.inner_lr, 0.0, rule.l2, rule.lam, rule.lr, math.inf)
+    step = Step(
+        2, True, optimizer.inner, DRAWS_A_STEP, optimizer.inner_lr, 0.0, optimizer.l2, optimizer.lam, optimizer.lr, math.inf
+    )
     losses = yield from _train(op, fetch, models, {}, anchors, step)
     theta = models["aux"].with_params(anchors["aux"])  # the last inner copy is what the last step was pulled to
     return Trained({**models, "theta": theta}, {}, losses)
@@ -179,12 +192,17 @@ def _train(
     op: Train, fetch: Fetch, models: Models, speeds: Mapping[Role, Params], anchors: Mapping[Role, Params], step: Step
 ) -> Computing[dict[Role, float]]:
     """Change all of these in place by the operation's batches; the mean loss of every model."""
-    positions, sizes = op.local.schedule(len(op.data), op.key.at("batches"))
+    positions, sizes = op.batch_schedule.positions(len(op.data), op.key.at("batches"))
     rows, targets = op.data.rows[positions].contiguous(), op.data.y[positions].contiguous()
     trainees = (Network * len(models))(
         *(
             _network(
-                m, fetch, speeds.get(role), anchors.get(role), op.key.at("dropout", role), *_shares(op.rule.objective, role)
+                m,
+                fetch,
+                speeds.get(role),
+                anchors.get(role),
+                op.key.at("dropout", role),
+                *_shares(op.optimizer.objective, role),
             )
             for role, m in models.items()
         )

@@ -20,17 +20,17 @@ from fedme.execution.device import home, moved
 from fedme.execution.reference import one_by_one
 from fedme.execution.stacked_batches import schedule
 from fedme.execution.stacked_inference import predict_stacked
-from fedme.execution.stacked_optimizers import train_rule
+from fedme.execution.stacked_optimizers import train_with_optimizer
 from fedme.execution.stacked_privacy import PrivateGradient
 from fedme.execution.stacked_sgd import train_sgd
 from fedme.execution.worker_processes import Workers, effort
-from fedme.learning.optimizers import Sgd
+from fedme.learning.optimizers import SGD
 
-Way = Literal["auto", "alone", "compiled", "stacked", "vmap", "workers"]
+Way = Literal["auto", "reference", "compiled", "stacked", "vmap", "workers"]
 LARGE = 2e8  # effort from which on a stack is dealt out to workers
 
 
-class Batched:
+class Dispatcher:
     """An executor that groups.
 
     `tick` is called after every operation, for progress and for stopping; `path` allows only one way of running operations
@@ -69,8 +69,8 @@ class Batched:
         for members in groups.values():
             pieces = self._pieces(members, [operations[index] for index in members])
             # Speed is measured in this process, while nothing else is computed.
-            alone = reasons[members[0]] and not _is_timed(operations[members[0]])
-            (far if self.workers is not None and (alone or len(pieces) > 1) else near).extend(pieces)
+            serial = reasons[members[0]] and not _is_timed(operations[members[0]])
+            (far if self.workers is not None and (serial or len(pieces) > 1) else near).extend(pieces)
         if len(far) == 1:
             near, far = near + far, []
         results: dict[int, tuple[Any, float]] = {}
@@ -80,7 +80,7 @@ class Batched:
                 results.update(zip(piece, each, strict=True))
         for piece in near:
             results.update(zip(piece, self._here([operations[index] for index in piece], self.tick), strict=True))
-        for pieces, where in ((near, "alone"), (far, "in workers")):
+        for pieces, where in ((near, "reference"), (far, "in workers")):
             for index in (index for piece in pieces for index in piece):
                 self._took(operations[index], reasons[index], where)
         return [results[index] for index in range(len(operations))]
@@ -102,7 +102,7 @@ class Batched:
     def _here(self, ops: Sequence[Op], tick: Callable[[], None] = lambda: None) -> list[tuple[Any, float]]:
         """Run operations of one group in this process."""
         if self._obstacle(ops[0]):
-            return list(one_by_one(tick, reference.run if self.path == "alone" else inplace.run)(ops))
+            return list(one_by_one(tick, reference.run if self.path == "reference" else inplace.run)(ops))
         start = time.perf_counter()
         values = self._together(list(ops), tick)
         spent = time.perf_counter() - start
@@ -111,7 +111,7 @@ class Batched:
 
     def _took(self, op: Op, reason: str, where: str) -> None:
         together = "compiled" if self._is_compiled(op) else "stacked" if self._is_dense(op) else "stacked by vmap"
-        together += " in workers" if where != "alone" else ""
+        together += " in workers" if where != "reference" else ""
         self.paths[type(op).__name__.lower(), f"{where}: {reason}" if reason else together] += 1
 
     def _key(self, op: Op) -> Hashable:
@@ -121,8 +121,8 @@ class Batched:
             # A client with targets of its own may have classes of its own, and so many outputs.
             shape = None if op.data.targets is None else (op.data.targets.shape[1:], _outputs(op))
             roles = tuple((role, model.dtype) for role, model in op.models.items())
-            way = self._is_compiled(op), self._is_dense(op), op.private is None
-            return Train, op.rule, source, way, shape, roles, tuple(op.frozen), tuple(op.opt) == ()
+            way = self._is_compiled(op), self._is_dense(op), op.mechanism is None
+            return Train, op.optimizer, source, way, shape, roles, tuple(op.frozen), tuple(op.opt) == ()
         return "look", op.model.arch, op.model.dtype, source
 
     def _is_compiled(self, op: Op) -> bool:
@@ -135,13 +135,13 @@ class Batched:
     def _obstacle(self, op: Op) -> str:
         """Why an operation cannot be stacked; empty if it can."""
         models = list(op.models.values()) if isinstance(op, Train) else [op.model]
-        if self.path in ("alone", "workers"):
+        if self.path in ("reference", "workers"):
             return f'engine.path is "{self.path}"'
         if _is_timed(op):
             return "its speed is to be measured"
         if not len(op.data):
             return "no data"
-        if isinstance(op, Train) and not _hashable(op.rule):
+        if isinstance(op, Train) and not _hashable(op.optimizer):
             return "its rule cannot be compared with others"
         if self.path == "compiled" and (reason := compiled.obstacle(op)):
             return reason
@@ -188,8 +188,8 @@ class Batched:
         if self._is_plain(ops[0]):
             trained = train_sgd(in_order, plan, fetch)
         else:
-            kind = PrivateGradient if ops[0].private else None
-            trained = train_rule(in_order, plan, fetch, by_hand=self.path != "vmap", kind=kind)
+            kind = PrivateGradient if ops[0].mechanism else None
+            trained = train_with_optimizer(in_order, plan, fetch, by_hand=self.path != "vmap", kind=kind)
         results: list[Any] = [None] * len(ops)
         for index, result in zip(order, trained, strict=True):
             results[index] = result
@@ -197,10 +197,10 @@ class Batched:
 
     def _is_plain(self, op: Train) -> bool:
         """Whether it is SGD that can be done in place: on dense networks, every one with its anchor if there is a pull."""
-        rule = op.rule
-        if op.private or type(rule) is not Sgd or rule.alternating or not self._is_dense(op):
+        optimizer = op.optimizer
+        if op.mechanism or type(optimizer) is not SGD or optimizer.alternating or not self._is_dense(op):
             return False
-        return not rule.prox or op.frozen.keys() >= op.models.keys()
+        return not optimizer.prox or op.frozen.keys() >= op.models.keys()
 
     def explain(self) -> list[str]:
         """One line for every path that operations took."""

@@ -17,7 +17,7 @@ from fedme.core.dropout import at_draw
 from fedme.core.model import Arch, Model, begin, build_template, has_batchnorm, has_ties, output_of
 from fedme.core.operations import Op, Role, Train, Trained
 from fedme.execution import reference
-from fedme.learning.optimizers import Sgd
+from fedme.learning.optimizers import SGD
 
 
 def run(op: Op) -> Any:
@@ -27,30 +27,30 @@ def run(op: Op) -> Any:
 
 def suits(op: Train) -> bool:
     """Whether the operation can be done here."""
-    plain = type(op.rule) is Sgd and not op.rule.alternating and op.private is None
+    plain = type(op.optimizer) is SGD and not op.optimizer.alternating and op.mechanism is None
     return plain and not any(m.buffers or has_ties(m.arch) or has_batchnorm(m.arch) for m in op.models.values())
 
 
 def train(op: Train) -> Trained:
     """Go through the batches; every role has its own module."""
-    rule = op.rule
-    assert isinstance(rule, Sgd)
+    optimizer = op.optimizer
+    assert isinstance(optimizer, SGD)
     trainees = {role: Trainee(op, role, place) for place, role in enumerate(op.models)}
-    gradient = reference.Autograd(rule.objective, reference.mask_seeds(op.models, op.key))
+    gradient = reference.Autograd(optimizer.objective, reference.mask_seeds(op.models, op.key))
     flat = [weight for each in trainees.values() for weight in each.weights.values()]
     y = op.data.y.to(flat[0].device if flat else "cpu")
     with reference.own_randomness(op.key.at("dropout")):
         for step, x, positions in reference.batches(op):
             logits = {role: each.forward(x, gradient.seeds[role], step) for role, each in trainees.items()}
-            losses = rule.objective(logits, y[positions])
+            losses = optimizer.objective(logits, y[positions])
             total = torch.stack([loss.mean() for loss in losses.values()]).sum()
             grads = iter(torch.autograd.grad(total, flat, allow_unused=True, materialize_grads=True))
             gradient.remember(losses, len(positions))
             with torch.no_grad():
                 for each in trainees.values():
-                    each.descend(rule, gradient, {name: next(grads) for name in each.weights})
+                    each.descend(optimizer, gradient, {name: next(grads) for name in each.weights})
     models = {role: each.model for role, each in trainees.items()}
-    speeds = {role: each.speed for role, each in trainees.items()} if rule.momentum else {}
+    speeds = {role: each.speed for role, each in trainees.items()} if optimizer.momentum else {}
     return Trained(models, speeds, gradient.mean_losses())
 
 
@@ -74,16 +74,16 @@ class Trainee:
         x = reference.cast(x, self.given)
         return output_of(self.module(**x) if isinstance(x, Mapping) else self.module(x))
 
-    def descend(self, rule: Sgd, gradient: reference.Autograd, grads: tree.Params) -> None:
+    def descend(self, optimizer: SGD, gradient: reference.Autograd, grads: tree.Params) -> None:
         """One step of SGD, as in `learning/optimizers.py`, on the weights themselves."""
-        steps = rule.step(gradient, grads, self.given.with_params(self.weights), self.anchor)
+        steps = optimizer.step(gradient, grads, self.given.with_params(self.weights), self.anchor)
         for name, weight in self.weights.items():
             step = (
-                torch.add(steps[name], self._speed[name], alpha=rule.momentum, out=self._speed[name])
-                if rule.momentum
+                torch.add(steps[name], self._speed[name], alpha=optimizer.momentum, out=self._speed[name])
+                if optimizer.momentum
                 else steps[name]
             )
-            weight.add_(step, alpha=-rule.lr)
+            weight.add_(step, alpha=-optimizer.lr)
 
     @property
     def model(self) -> Model:

@@ -5,24 +5,24 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from fedme.core.operations import Op, Steps, together
+from fedme.core.operations import Computation, Op, in_parallel
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
-Execute = Callable[[Sequence[Op]], Sequence[tuple[Any, float]]]  # every operation's result and the seconds it took
+Executor = Callable[[Sequence[Op]], Sequence[tuple[Any, float]]]  # every operation's result and the seconds it took
 
 
 @dataclass(frozen=True)
-class Done(Generic[T]):
+class Timed(Generic[T]):
     """A finished piece of work and how long it took."""
 
     value: T
     seconds: float
 
 
-def drive(work: Mapping[K, Steps[T]], execute: Execute) -> dict[K, Done[T]]:
+def run_in_lockstep(work: Mapping[K, Computation[T]], execute: Executor) -> dict[K, Timed[T]]:
     """Run every piece of work to its end."""
-    steps = together([_timed(each) for each in work.values()])
+    steps = in_parallel([_timed(each) for each in work.values()])
     try:
         operations = next(steps)
         while True:
@@ -31,7 +31,7 @@ def drive(work: Mapping[K, Steps[T]], execute: Execute) -> dict[K, Done[T]]:
         return dict(zip(work, finished.value, strict=True))
 
 
-def _timed(steps: Steps[T]) -> Steps[Done[T]]:
+def _timed(steps: Computation[T]) -> Computation[Timed[T]]:
     """The same work, adding up the seconds of its operations and of its own code."""
     seconds = 0.0
     answers: Sequence[Any] | None = None
@@ -40,7 +40,7 @@ def _timed(steps: Steps[T]) -> Steps[Done[T]]:
         try:
             operations = next(steps) if answers is None else steps.send(answers)
         except StopIteration as finished:
-            return Done(finished.value, seconds + time.perf_counter() - start)
+            return Timed(finished.value, seconds + time.perf_counter() - start)
         seconds += time.perf_counter() - start
         results = yield operations
         seconds += sum(spent for _, spent in results)

@@ -19,10 +19,22 @@ from fedme.core.data import Inputs, Split
 from fedme.core.dropout import at_draw
 from fedme.core.key import Key
 from fedme.core.model import Model, dropout_layers
-from fedme.core.operations import Batch, Evaluate, Models, Objective, Op, Predict, Private, Role, Score, Train, Trained
-from fedme.core.task_types import kind_of
+from fedme.core.operations import (
+    Batch,
+    Evaluate,
+    GaussianMechanism,
+    Models,
+    Objective,
+    Op,
+    Predict,
+    Role,
+    Score,
+    Train,
+    Trained,
+)
+from fedme.core.task_types import task_loss
 from fedme.core.tree import Params
-from fedme.execution.lockstep import Execute
+from fedme.execution.lockstep import Executor
 from fedme.learning.differential_privacy import noise
 
 EVALUATION_BATCH = 512
@@ -36,7 +48,7 @@ def run(op: Op) -> Any:
     return evaluate(op) if isinstance(op, Evaluate) else predict(op)
 
 
-def one_by_one(tick: Callable[[], None] = lambda: None, execute_one: Callable[[Op], Any] | None = None) -> Execute:
+def one_by_one(tick: Callable[[], None] = lambda: None, execute_one: Callable[[Op], Any] | None = None) -> Executor:
     """Execute operations one after another; `tick` is called after each, for progress and for stopping."""
 
     def execute(operations: Sequence[Op]) -> list[tuple[Any, float]]:
@@ -53,16 +65,16 @@ def one_by_one(tick: Callable[[], None] = lambda: None, execute_one: Callable[[O
 def train(op: Train) -> Trained:
     """Go through the batches and let the rule take a step on each."""
     models: Models = {role: arranged(model) for role, model in op.models.items()}
-    fresh = op.rule.init(models)
+    fresh = op.optimizer.init(models)
     opt = {role: op.opt.get(role, state) for role, state in fresh.items()}
     device = next((m.device for m in models.values()), torch.device("cpu"))
-    gradient = Autograd(op.rule.objective, mask_seeds(models, op.key))
-    if op.private is not None:
-        gradient = PerExample(gradient.objective, gradient.seeds, op=op, mechanism=op.private)
+    gradient = Autograd(op.optimizer.objective, mask_seeds(models, op.key))
+    if op.mechanism is not None:
+        gradient = PerExample(gradient.objective, gradient.seeds, op=op, mechanism=op.mechanism)
     y = op.data.y.to(device)
     with own_randomness(op.key.at("dropout")):
         for step, x, positions in batches(op):
-            models, opt = op.rule(gradient, models, opt, op.frozen, Batch(x, y[positions], step))  # type: ignore[assignment]
+            models, opt = op.optimizer(gradient, models, opt, op.frozen, Batch(x, y[positions], step))  # type: ignore[assignment]
     opt = {role: {name: value.contiguous() for name, value in state.items()} for role, state in opt.items()}
     done = {role: m.with_params({name: p.contiguous() for name, p in m.params.items()}) for role, m in models.items()}
     return Trained(done, opt, gradient.mean_losses())
@@ -70,8 +82,8 @@ def train(op: Train) -> Trained:
 
 def batches(op: Train) -> Iterator[tuple[int, Any, Tensor]]:
     """The number of every step, the inputs of its batch and where they stand in the data."""
-    for step, positions in enumerate(op.local.batches(len(op.data), op.key.at("batches"))):
-        augment = op.key.at("augment", step) if op.local.augment else None
+    for step, positions in enumerate(op.batch_schedule.batches(len(op.data), op.key.at("batches"))):
+        augment = op.key.at("augment", step) if op.batch_schedule.augment else None
         yield step, _arranged(op.data.inputs(positions, augment)) if len(positions) else None, positions
 
 
@@ -85,7 +97,7 @@ def evaluate(op: Evaluate) -> Score:
 
 def score(logits: Tensor, y: Tensor, seconds: float = 0.0) -> Score:
     """How good outputs are for these targets."""
-    kind = kind_of(y)
+    kind = task_loss(y)
     return Score(len(y), kind.loss(kind.ready(logits), y).mean().item(), kind.accuracy(logits, y), seconds)
 
 
@@ -208,7 +220,7 @@ class PerExample(Autograd):
     """The private gradient: sample after sample, each clipped over all roles together, then noise on the sum."""
 
     op: Train
-    mechanism: Private
+    mechanism: GaussianMechanism
 
     def __call__(
         self, models: Models, batch: Batch, draw: int = 0, first: int = 0
@@ -221,7 +233,7 @@ class PerExample(Autograd):
             if size.isfinite():  # a sample whose gradient is not a number says nothing
                 factor = min(1.0, self.mechanism.clip / size.item()) if size else 1.0
                 total = {role: tree.add(total[role], each, factor) for role, each in grads.items()}
-        whole = min(self.op.local.batch, len(self.op.data))
+        whole = min(self.op.batch_schedule.batch, len(self.op.data))
         return {role: tree.scale(each, 1.0 / whole) for role, each in total.items()}, {
             role: m.buffers for role, m in models.items()
         }

@@ -38,7 +38,7 @@ class Schedule:
 
 def schedule(ops: Sequence[Train], dtype: torch.dtype) -> tuple[list[int], Schedule]:
     """The order of the operations, and their batches side by side."""
-    plans = [op.local.schedule(len(op.data), op.key.at("batches")) for op in ops]
+    plans = [op.batch_schedule.positions(len(op.data), op.key.at("batches")) for op in ops]
     order = sorted(range(len(ops)), key=lambda i: -len(plans[i][1]))
     steps = [len(plans[i][1]) for i in order]
     width, longest = max(positions.shape[1] for positions, _ in plans), max(steps, default=0)
@@ -53,7 +53,7 @@ def schedule(ops: Sequence[Train], dtype: torch.dtype) -> tuple[list[int], Sched
         if count:
             rows[place, :count, :batch] = ops[i].data.rows[positions]
             targets[place, :count, :batch] = ops[i].data.y[positions]
-            local, samples = ops[i].local, len(ops[i].data)
+            local, samples = ops[i].batch_schedule, len(ops[i].data)
             whole = torch.full_like(sizes, min(local.batch, samples)) if local.poisson else sizes
             share[place, :count] = (inside < sizes[:, None]).to(dtype) / whole[:, None].to(dtype)
     active = (torch.tensor(steps)[:, None] > torch.arange(longest)).sum(0).tolist()

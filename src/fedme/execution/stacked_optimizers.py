@@ -21,7 +21,7 @@ from fedme.execution.batch_gathering import Fetch
 from fedme.execution.dense_networks import Chain, chain, forward, gradients
 from fedme.execution.reference import DRAWS_A_STEP, mask_seeds
 from fedme.execution.stacked_batches import Losses, Schedule
-from fedme.learning.objectives import slopes
+from fedme.learning.objectives import logit_gradients
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Layout:
         return {key.rpartition(":")[2]: v[place].clone() for key, v in tree.items() if key.rpartition(":")[0] == name}
 
 
-def train_rule(
+def train_with_optimizer(
     ops: Sequence[Train], plan: Schedule, fetch: Fetch, by_hand: bool = True, kind: "type[StackedGradient] | None" = None
 ) -> list[Trained]:
     """Train operations that share a rule and roles; they are in the order of the plan, `fetch` has the inputs.
@@ -103,12 +103,12 @@ def train_rule(
     `by_hand`: the gradients of chains are those written by hand, otherwise all are those of vmap and autograd. `kind` is how
     gradients of the batch are made; as they are by default.
     """
-    rule = ops[0].rule
+    optimizer = ops[0].optimizer
     layouts = {role: Layout.of([op.models[role] for op in ops]) for role in ops[0].models}
     anchors = {role: Layout.of([op.frozen[role] for op in ops]) for role in ops[0].frozen}
     models: Models = {role: _stacked(layout, [op.models[role] for op in ops]) for role, layout in layouts.items()}
     frozen = {role: _stacked(layout, [op.frozen[role] for op in ops]) for role, layout in anchors.items()}
-    opt: Any = {role: _given(layouts[role], ops, role, fresh) for role, fresh in rule.init(models).items()}
+    opt: Any = {role: _given(layouts[role], ops, role, fresh) for role, fresh in optimizer.init(models).items()}
     gradient = (kind or StackedGradient)(ops, layouts, plan, fetch, by_hand)
     results: dict[int, tuple[Models, Any]] = {}
     active = len(ops)
@@ -126,7 +126,7 @@ def train_rule(
             opt = {role: layouts[role].first(state, still) for role, state in opt.items()}
             active = still
         batch = Batch(plan.rows[:active, step], plan.targets[:active, step], step)
-        models, opt = rule(gradient, models, opt, frozen, batch)
+        models, opt = optimizer(gradient, models, opt, frozen, batch)
     return [Trained(*results[rank], means) for rank, means in enumerate(gradient.losses.means())]
 
 
@@ -146,7 +146,7 @@ class StackedGradient:
     def __init__(
         self, ops: Sequence[Train], layouts: Mapping[Role, Layout], plan: Schedule, fetch: Fetch, by_hand: bool = True
     ) -> None:
-        self.ops, self.objective, self.layouts, self.plan, self.fetch = ops, ops[0].rule.objective, layouts, plan, fetch
+        self.ops, self.objective, self.layouts, self.plan, self.fetch = ops, ops[0].optimizer.objective, layouts, plan, fetch
         self.by_hand = by_hand
         self.losses = Losses(plan, self.objective)
         self.seeds = {
@@ -176,7 +176,7 @@ class StackedGradient:
                 z, back = self._forward(arch, weights, batch.x[ranks], seeds)
                 logits.setdefault(role, z.new_empty((active, *z.shape[1:]))).index_copy_(0, ranks, z)
                 passes.append((role, name, ranks, back))
-        slope = slopes(self.objective, logits, batch.y)
+        slope = logit_gradients(self.objective, logits, batch.y)
         if draw == 0:
             self.losses.add(logits, batch.y)
         grads = self._grads(passes, slope, batch, draw)

@@ -30,7 +30,7 @@ class PrivateGradient(StackedGradient):
             kind = _Chain if isinstance(back, ByHand) else _Traced
             ways.append(kind(back, slope[role][ranks]))  # type: ignore[arg-type]
             squares.index_add_(0, ranks, ways[-1].squares)
-        limit = share.new_tensor([op.private.clip for op in self.ops[: len(share)] if op.private]).unsqueeze(-1)
+        limit = share.new_tensor([op.mechanism.clip for op in self.ops[: len(share)] if op.mechanism]).unsqueeze(-1)
         # A sample whose gradient is not a number says nothing.
         factor = torch.where(squares.isfinite(), (limit / squares.sqrt()).clamp(max=1.0), 0.0) * share
         grads: dict[Role, dict[str, Tensor]] = {role: {} for role in slope}
@@ -43,10 +43,10 @@ class PrivateGradient(StackedGradient):
     def _noise(self, rank: int, role: Role, like: Params, step: int, draw: int) -> dict[str, Tensor]:
         """The noise on one client's mean gradient."""
         op = self.ops[rank]
-        assert op.private is not None
-        whole = min(op.local.batch, len(op.data))
+        assert op.mechanism is not None
+        whole = min(op.batch_schedule.batch, len(op.data))
         shapes = {name: g[0] for name, g in like.items()}
-        return normal(op.key.at("noise", step, draw, role), shapes, deviation(op.private) / whole)
+        return normal(op.key.at("noise", step, draw, role), shapes, deviation(op.mechanism) / whole)
 
 
 class _Chain:

@@ -22,8 +22,8 @@ from fedme.execution.batch_gathering import Fetch
 from fedme.execution.dense_networks import Chain, Dropout, Linear, backward, chain, forward, gradients
 from fedme.execution.reference import DRAWS_A_STEP, mask_seeds
 from fedme.execution.stacked_batches import Losses, Schedule
-from fedme.learning.objectives import slopes
-from fedme.learning.optimizers import Sgd
+from fedme.learning.objectives import logit_gradients
+from fedme.learning.optimizers import SGD
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,9 @@ class Crossing:
         each = whole.index_select(0, self._way(active, whole.device)[0]).view(len(self.roles), active, *whole.shape[1:])
         return dict(zip(self.roles, each, strict=True))
 
-    def slopes(self, values: Mapping[Role, Tensor], share: Tensor, counts: Sequence[int], active: int) -> Sequence[Tensor]:
+    def logit_gradients(
+        self, values: Mapping[Role, Tensor], share: Tensor, counts: Sequence[int], active: int
+    ) -> Sequence[Tensor]:
         """The slope of the mean loss for the units of every lane at work."""
         if self.straight:
             return [next(iter(values.values())).mul_(share)]
@@ -101,9 +103,9 @@ class Crossing:
 
 def train_sgd(ops: Sequence[Train], plan: Schedule, fetch: Fetch) -> list[Trained]:
     """Train operations that share an SGD rule and roles; they are in the order of the plan, `fetch` has the inputs."""
-    rule = ops[0].rule
-    assert isinstance(rule, Sgd)
-    return _InPlace(ops, _lanes(ops), plan, fetch, rule).run()
+    optimizer = ops[0].optimizer
+    assert isinstance(optimizer, SGD)
+    return _InPlace(ops, _lanes(ops), plan, fetch, optimizer).run()
 
 
 def _lanes(ops: Sequence[Train]) -> list[Lane]:
@@ -117,13 +119,13 @@ def _lanes(ops: Sequence[Train]) -> list[Lane]:
 class _InPlace:
     """SGD over lanes: gradients go straight into the weights, or into momentum buffers."""
 
-    def __init__(self, ops: Sequence[Train], lanes: list[Lane], plan: Schedule, fetch: Fetch, rule: Sgd) -> None:
-        self.ops, self.lanes, self.plan, self.fetch, self.rule = ops, lanes, plan, fetch, rule
+    def __init__(self, ops: Sequence[Train], lanes: list[Lane], plan: Schedule, fetch: Fetch, optimizer: SGD) -> None:
+        self.ops, self.lanes, self.plan, self.fetch, self.optimizer = ops, lanes, plan, fetch, optimizer
         self.speeds = [self._momentum(lane) for lane in lanes]
         self.anchors = [self._anchors(lane) for lane in lanes]
 
     def _momentum(self, lane: Lane) -> dict[str, Tensor]:
-        if not self.rule.momentum:
+        if not self.optimizer.momentum:
             return {}
         zeros = {name: torch.zeros_like(w) for name, w in lane.weights.items()}
         for i, unit in enumerate(lane.units):
@@ -132,13 +134,13 @@ class _InPlace:
         return zeros
 
     def _anchors(self, lane: Lane) -> dict[str, Tensor]:
-        if not self.rule.prox:
+        if not self.optimizer.prox:
             return {}
         frozen = [self.ops[unit.rank].frozen[unit.role] for unit in lane.units]
         return {name: torch.stack([model.params[name] for model in frozen]) for name in lane.weights}
 
     def run(self) -> list[Trained]:
-        objective, width = self.rule.objective, self.plan.rows.shape[2]
+        objective, width = self.optimizer.objective, self.plan.rows.shape[2]
         losses = Losses(self.plan, objective)
         crossing = Crossing(self.lanes, list(self.ops[0].models))
         rows = [lane.rows(self.plan) for lane in self.lanes]
@@ -149,9 +151,9 @@ class _InPlace:
                 fronts, before = self._fronts(active), active
             passes = [front.forward(self.fetch.flat(rows[front.number][step]), width, step) for front in fronts]
             logits = crossing.logits([z for z, _ in passes], active)
-            values = slopes(objective, logits, y)
+            values = logit_gradients(objective, logits, y)
             losses.add(logits, y)
-            ready = crossing.slopes(values, share, [front.count for front in fronts], active)
+            ready = crossing.logit_gradients(values, share, [front.count for front in fronts], active)
             for front, slope, (_, kept) in zip(fronts, ready, passes, strict=True):
                 front.backward(slope, kept)
         return [self._result(rank, means) for rank, means in enumerate(losses.means())]
@@ -160,7 +162,7 @@ class _InPlace:
         """The units at work of every lane that has any."""
         counts = [lane.active(active) for lane in self.lanes]
         return [
-            Front(number, self.lanes[number], count, self.rule, self.speeds[number], self.anchors[number])
+            Front(number, self.lanes[number], count, self.optimizer, self.speeds[number], self.anchors[number])
             for number, count in enumerate(counts)
             if count
         ]
@@ -173,16 +175,16 @@ class _InPlace:
                     models[unit.role] = Model(lane.arch, {name: w[i].clone() for name, w in lane.weights.items()}, {})
                     opt[unit.role] = {name: v[i].clone() for name, v in speed.items()}
         ordered = {role: models[role] for role in self.ops[rank].models}
-        return Trained(ordered, opt if self.rule.momentum else {}, losses)
+        return Trained(ordered, opt if self.optimizer.momentum else {}, losses)
 
 
 class Front:
     """The first units of a lane, those still at work: one step of SGD over their part of the stacks."""
 
     def __init__(
-        self, number: int, lane: Lane, count: int, rule: Sgd, speed: Mapping[str, Tensor], anchor: Mapping[str, Tensor]
+        self, number: int, lane: Lane, count: int, optimizer: SGD, speed: Mapping[str, Tensor], anchor: Mapping[str, Tensor]
     ) -> None:
-        self.number, self.lane, self.count, self.rule = number, lane, count, rule
+        self.number, self.lane, self.count, self.optimizer = number, lane, count, optimizer
         self.weights, self.speed, self.anchor = (
             {name: value[:count] for name, value in each.items()} for each in (lane.weights, speed, anchor)
         )
@@ -194,14 +196,14 @@ class Front:
 
     def backward(self, slope: Tensor, kept: list[Tensor]) -> None:
         """Change the weights by the gradients that belong to the slope of the logits."""
-        rule = self.rule
-        if rule.clip is None:
+        optimizer = self.optimizer
+        if optimizer.clip is None:
             backward(self.lane.chain, self.weights, kept, slope, self._use)
             return
         grads = gradients(self.lane.chain, self.weights, kept, slope)
-        if rule.prox:
-            grads = {name: g + rule.prox * (self.weights[name] - self.anchor[name]) for name, g in grads.items()}
-        for name, grad in tree.clip(grads, rule.clip, lead=1).items():
+        if optimizer.prox:
+            grads = {name: g + optimizer.prox * (self.weights[name] - self.anchor[name]) for name, g in grads.items()}
+        for name, grad in tree.clip(grads, optimizer.clip, lead=1).items():
             self._change(self.weights[name], self.speed.get(name), None, grad)
 
     def _use(self, layer: Linear, slope: Tensor, x: Tensor) -> None:
@@ -211,22 +213,22 @@ class Front:
 
     def _change(self, w: Tensor, speed: Tensor | None, anchor: Tensor | None, grad: Tensor | tuple[Tensor, Tensor]) -> None:
         """One SGD step of one stacked weight; `grad` is the gradient, or the two factors of it."""
-        rule = self.rule
-        pull = rule.prox if anchor is not None else 0.0
+        optimizer = self.optimizer
+        pull = optimizer.prox if anchor is not None else 0.0
         if speed is None:
-            if pull or rule.weight_decay:
-                moved = w.mul(1.0 - rule.lr * (pull + rule.weight_decay))
-                w.copy_(moved.add_(anchor, alpha=rule.lr * pull) if anchor is not None else moved)
-            _add(w, grad, -rule.lr)
+            if pull or optimizer.weight_decay:
+                moved = w.mul(1.0 - optimizer.lr * (pull + optimizer.weight_decay))
+                w.copy_(moved.add_(anchor, alpha=optimizer.lr * pull) if anchor is not None else moved)
+            _add(w, grad, -optimizer.lr)
             return
         v = speed
-        v.mul_(rule.momentum)
-        if pull or rule.weight_decay:
-            v.add_(w, alpha=pull + rule.weight_decay)
+        v.mul_(optimizer.momentum)
+        if pull or optimizer.weight_decay:
+            v.add_(w, alpha=pull + optimizer.weight_decay)
         if anchor is not None:
             v.add_(anchor, alpha=-pull)
         _add(v, grad, 1.0)
-        w.add_(v, alpha=-rule.lr)
+        w.add_(v, alpha=-optimizer.lr)
 
 
 def _add(w: Tensor, grad: Tensor | tuple[Tensor, Tensor], factor: float) -> None:

@@ -86,7 +86,11 @@ def _outlive(parent: int) -> None:
 def effort(op: Op) -> float:
     """How long an operation takes, roughly: samples times weights."""
     if isinstance(op, Train):
-        passes = op.local.steps * op.local.batch if op.local.steps is not None else op.local.epochs * len(op.data)
+        passes = (
+            op.batch_schedule.steps * op.batch_schedule.batch
+            if op.batch_schedule.steps is not None
+            else op.batch_schedule.epochs * len(op.data)
+        )
         return 3.0 * passes * sum(model.parameters for model in op.models.values())
     return float(len(op.data) * op.model.parameters)
 

@@ -8,7 +8,7 @@ from fedme.core.key import Key
 from fedme.core.method import Method, Report, Round, Task
 from fedme.core.metrics import Metrics, measure
 from fedme.core.model import Model, not_finite
-from fedme.core.operations import Local, Role, Steps, predict, together, train
+from fedme.core.operations import BatchSchedule, Computation, Role, in_parallel, predict, train
 from fedme.learning.local_training import Training
 from fedme.learning.objectives import CrossEntropy
 
@@ -24,7 +24,7 @@ class Finetune:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ModelScore:
     """How one model of a client does on one split; `stage` is "round" or, after fine-tuning, "finetuned"."""
 
     model: Role
@@ -35,17 +35,17 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Assessment:
+class Evaluation:
     """A client's state and models, and how they do."""
 
     state: Any
     models: dict[str, Model]  # "personal", and "finetuned" if asked for
-    scores: list[Scored]
+    scores: list[ModelScore]
 
 
-def take_part(
+def participate(
     method: AnyMethod, task: Task, state: Any | None, down: Any, data: ClientData, when: Round, root: Key
-) -> Steps[tuple[Any, Any, Report]]:
+) -> Computation[tuple[Any, Any, Report]]:
     """One round (or one exchange of it) at one client; the state is made at its first participation."""
     if state is None:
         state = yield from method.init_client(task, data.id, data, root.at("init"))
@@ -55,7 +55,7 @@ def take_part(
     return state, up, report
 
 
-def assess(
+def evaluate_models(
     method: AnyMethod,
     task: Task,
     state: Any | None,
@@ -64,7 +64,7 @@ def assess(
     when: Round,
     root: Key,
     finetune: Finetune | None = None,
-) -> Steps[Assessment]:
+) -> Computation[Evaluation]:
     """Score the client's models on its validation and test parts, before and (if asked) after fine-tuning."""
     if state is None:
         state = yield from method.init_client(task, data.id, data, root.at("init"))
@@ -73,9 +73,9 @@ def assess(
     kept = {"personal": models["personal"]}
     shown = [(role, "round", model) for role, model in models.items()]
     if finetune is not None:
-        rule = finetune.training.sgd(CrossEntropy(), when)
-        local = Local(finetune.epochs, finetune.training.batch)
-        tuned = yield from train({"own": models["personal"]}, rule, data.train, local, key.at("finetune"))
+        optimizer = finetune.training.sgd(CrossEntropy(), when)
+        local = BatchSchedule(finetune.epochs, finetune.training.batch)
+        tuned = yield from train({"own": models["personal"]}, optimizer, data.train, local, key.at("finetune"))
         kept["finetuned"] = tuned.models["own"]
         shown.append(("personal", "finetuned", kept["finetuned"]))
     splits = {name: split for name, split in (("val", data.val), ("test", data.test)) if len(split)}
@@ -83,9 +83,11 @@ def assess(
     different = {id(model): model for _, _, model in shown}
     wanted = [(each, name) for each in different for name in splits]
     unit = task.schema.unit
-    logits = yield from together([predict(different[each], splits[name]) for each, name in wanted])
+    logits = yield from in_parallel([predict(different[each], splits[name]) for each, name in wanted])
     measured = {pair: measure(answer, splits[pair[1]].y, unit) for pair, answer in zip(wanted, logits, strict=True)}
     scores = [
-        Scored(role, model.arch.name, stage, name, measured[id(model), name]) for role, stage, model in shown for name in splits
+        ModelScore(role, model.arch.name, stage, name, measured[id(model), name])
+        for role, stage, model in shown
+        for name in splits
     ]
-    return Assessment(state, kept, scores)
+    return Evaluation(state, kept, scores)

@@ -12,10 +12,10 @@ from typing import Any
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import POOL, Round, Task, TaskError
-from fedme.core.operations import Steps
-from fedme.execution.lockstep import Done, T
-from fedme.federation.client_work import Assessment, Finetune
-from fedme.federation.round import Absent, Answer, Quorum
+from fedme.core.operations import Computation
+from fedme.execution.lockstep import T, Timed
+from fedme.federation.client_work import Evaluation, Finetune
+from fedme.federation.round import NoReply, Quorum, Reply
 from fedme.learning.accountant import Ledger
 from fedme.learning.local_training import require
 
@@ -76,7 +76,7 @@ class Faults:
         if isinstance(self.quorum, int) and self.quorum > len(task.members):
             raise TaskError(f"faults.quorum is {self.quorum}, but there are only {len(task.members)} clients")
 
-    def away(self, client: ClientId, t: int) -> str:
+    def unavailable(self, client: ClientId, t: int) -> str:
         """Why a client is not there in a round; empty if it is."""
         join, leave = self.join.get(client), self.leave.get(client)
         if join is not None and t < join and (leave is None or join < leave):
@@ -116,14 +116,14 @@ def _happens(chance: float | Mapping[ClientId, float], client: ClientId, key: Ke
     return probability > 0 and bool(key.numpy().random() < probability)
 
 
-class Faulty:
+class FailingClients:
     """An engine whose clients fail. What is drawn depends on the seed, the round, the attempt and the client only."""
 
     def __init__(self, engine: Any, faults: Faults, root: Key) -> None:
         self.engine, self.faults, self.key = engine, faults, root.at("faults")
         self.when: Round | None = None
         self.attempt = 0  # within the round: whoever is asked again has another chance
-        self.held: dict[ClientId, Answer] = {}  # replies that did not arrive; asked again, a client would make the same ones
+        self.held: dict[ClientId, Reply] = {}  # replies that did not arrive; asked again, a client would make the same ones
 
     @property
     def states(self) -> dict[ClientId, Any]:
@@ -153,31 +153,31 @@ class Faulty:
         """How much every client trains on."""
         return self.engine.samples  # type: ignore[no-any-return]
 
-    def muster(self) -> Task:
+    def current_task(self) -> Task:
         """The federation, whoever is away."""
-        return self.engine.muster()  # type: ignore[no-any-return]
+        return self.engine.current_task()  # type: ignore[no-any-return]
 
-    def away(self, when: Round) -> dict[ClientId, str]:
+    def unavailable(self, when: Round) -> dict[ClientId, str]:
         """Who has not joined yet, or has left."""
-        mine = {client: self.faults.away(client, when.t) for client in self.engine.muster().members}
-        return {**{client: why for client, why in mine.items() if why}, **self.engine.away(when)}
+        mine = {client: self.faults.unavailable(client, when.t) for client in self.engine.current_task().members}
+        return {**{client: why for client, why in mine.items() if why}, **self.engine.unavailable(when)}
 
-    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer | Absent]:
+    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply | NoReply]:
         """Hand messages to those who do not drop out, and hold back the replies that do not arrive."""
         self._count(when)
         keys = {client: self.key.at("round", when.t, "attempt", self.attempt, "client", client) for client in downs}
         dropped = {
-            client: Absent(why)
+            client: NoReply(why)
             for client in downs
             if client != POOL and (why := self.faults.drops(client, when.t, keys[client]))
         }
         asked = {client: down for client, down in downs.items() if client not in dropped and client not in self.held}
         came = {**self.engine.exchange(asked, when)}
         came |= {client: answer for client, answer in self.held.items() if client in downs and client not in dropped}
-        found: dict[ClientId, Answer | Absent] = {**came, **dropped}
+        found: dict[ClientId, Reply | NoReply] = {**came, **dropped}
         for client, answer in came.items():
-            if client != POOL and isinstance(answer, Answer) and (why := self.faults.loses(client, when, keys[client])):
-                self.held[client], found[client] = answer, Absent(why)
+            if client != POOL and isinstance(answer, Reply) and (why := self.faults.loses(client, when, keys[client])):
+                self.held[client], found[client] = answer, NoReply(why)
         return found
 
     def _count(self, when: Round) -> None:
@@ -189,12 +189,12 @@ class Faulty:
             self.attempt = 0
         self.when, self.held = when, {}
 
-    def assess(
+    def evaluate_models(
         self, deliveries: Mapping[ClientId, Any], when: Round, finetune: Finetune | None = None
-    ) -> dict[ClientId, Done[Assessment]]:
+    ) -> dict[ClientId, Timed[Evaluation]]:
         """Everybody shows how its models do: whoever is away still has them, and a simulation sees them."""
-        return self.engine.assess(deliveries, when, finetune)  # type: ignore[no-any-return]
+        return self.engine.evaluate_models(deliveries, when, finetune)  # type: ignore[no-any-return]
 
-    def serve(self, steps: Steps[T]) -> Done[T]:
+    def run_on_server(self, steps: Computation[T]) -> Timed[T]:
         """Run work of the server."""
-        return self.engine.serve(steps)  # type: ignore[no-any-return]
+        return self.engine.run_on_server(steps)  # type: ignore[no-any-return]

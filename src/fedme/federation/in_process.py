@@ -6,16 +6,16 @@ from typing import Any
 from fedme.core.data import ClientData, ClientId, join
 from fedme.core.key import Key
 from fedme.core.method import POOL, Round, Task
-from fedme.core.operations import Steps
-from fedme.execution.lockstep import Done, Execute, T, drive
+from fedme.core.operations import Computation
+from fedme.execution.lockstep import Executor, T, Timed, run_in_lockstep
 from fedme.execution.reference import one_by_one
-from fedme.federation.client_work import AnyMethod, Assessment, Finetune, assess, take_part
-from fedme.federation.round import Answer
+from fedme.federation.client_work import AnyMethod, Evaluation, Finetune, evaluate_models, participate
+from fedme.federation.round import Reply
 from fedme.learning.accountant import Ledger
-from fedme.learning.differential_privacy import Guard, privately
+from fedme.learning.differential_privacy import PrivacyPolicy, with_privacy
 
 
-class InProcess:
+class InProcessEngine:
     """Runs clients' work where they all are: here."""
 
     def __init__(
@@ -24,8 +24,8 @@ class InProcess:
         task: Task,
         clients: Mapping[ClientId, ClientData],
         root: Key,
-        execute: Execute | None = None,
-        private: Callable[[ClientData], Guard] | None = None,
+        execute: Executor | None = None,
+        private: Callable[[ClientData], PrivacyPolicy] | None = None,
     ) -> None:
         self.method, self.task, self.root, self.private = method, task, root, private
         self.spent: dict[ClientId, Ledger] = {}  # of every client's privacy, if trainings are private
@@ -37,7 +37,7 @@ class InProcess:
             pooled = [join([getattr(part, name) for part in parts]) for name in ("train", "val", "test")]
             self.clients[POOL] = ClientData(POOL, *pooled)
 
-    def muster(self) -> Task:
+    def current_task(self) -> Task:
         """The federation, always the same."""
         return self.task
 
@@ -46,14 +46,14 @@ class InProcess:
         """How much every client trains on."""
         return {client: len(data.train) for client, data in self.clients.items()}
 
-    def away(self, when: Round) -> dict[ClientId, str]:
+    def unavailable(self, when: Round) -> dict[ClientId, str]:
         """Nobody."""
         return {}
 
-    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer]:
+    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply]:
         """Hand every client its message and collect the replies."""
         work = {
-            client: take_part(self.method, self.task, self.states.get(client), down, self.clients[client], when, self.root)
+            client: participate(self.method, self.task, self.states.get(client), down, self.clients[client], when, self.root)
             for client, down in downs.items()
         }
         done = self._drive(work)
@@ -61,15 +61,15 @@ class InProcess:
         for client, result in done.items():
             state, up, report = result.value
             self.states[client] = state
-            answers[client] = Answer(up, report, result.seconds)
+            answers[client] = Reply(up, report, result.seconds)
         return answers
 
-    def assess(
+    def evaluate_models(
         self, deliveries: Mapping[ClientId, Any], when: Round, finetune: Finetune | None = None
-    ) -> dict[ClientId, Done[Assessment]]:
+    ) -> dict[ClientId, Timed[Evaluation]]:
         """Let every client show how its models do."""
         work = {
-            client: assess(
+            client: evaluate_models(
                 self.method, self.task, self.states.get(client), delivery, self.clients[client], when, self.root, finetune
             )
             for client, delivery in deliveries.items()
@@ -78,18 +78,18 @@ class InProcess:
         self.states.update({client: result.value.state for client, result in done.items()})
         return done
 
-    def _drive(self, work: Mapping[ClientId, Steps[T]]) -> dict[ClientId, Done[T]]:
+    def _drive(self, work: Mapping[ClientId, Computation[T]]) -> dict[ClientId, Timed[T]]:
         """Do clients' work, their trainings private if they are to be."""
         if self.private is None:
-            return drive(work, self.execute)
+            return run_in_lockstep(work, self.execute)
         guarded = {}
         for client, steps in work.items():
             data = self.clients[client]
-            guarded[client] = privately(steps, data, self.private(data), self.spent.get(client, ()))
-        done = drive(guarded, self.execute)
+            guarded[client] = with_privacy(steps, data, self.private(data), self.spent.get(client, ()))
+        done = run_in_lockstep(guarded, self.execute)
         self.spent |= {client: each.value[1] for client, each in done.items()}
-        return {client: Done(each.value[0], each.seconds) for client, each in done.items()}
+        return {client: Timed(each.value[0], each.seconds) for client, each in done.items()}
 
-    def serve(self, steps: Steps[T]) -> Done[T]:
+    def run_on_server(self, steps: Computation[T]) -> Timed[T]:
         """Run work of the server."""
-        return drive({"server": steps}, self.execute)["server"]
+        return run_in_lockstep({"server": steps}, self.execute)["server"]

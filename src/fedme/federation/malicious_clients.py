@@ -12,14 +12,14 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Round, Task
 from fedme.core.model import Arch, Model
-from fedme.core.operations import Steps
-from fedme.execution.lockstep import Done, T
+from fedme.core.operations import Computation
+from fedme.execution.lockstep import T, Timed
 from fedme.federation.client_work import AnyMethod
 from fedme.federation.reply_validation import check_reply
-from fedme.federation.round import Absent, Answer, Engine
+from fedme.federation.round import Engine, NoReply, Reply
 from fedme.learning.local_training import require
 
-Kind = Literal["sign-flip", "huge-norm", "label-flip", "not-a-number", "shape", "architecture", "replay"]
+Kind = Literal["sign-flip", "huge-norm", "label-flip", "non-finite", "shape", "architecture", "replay"]
 FACTORS = {"sign-flip": -10.0, "huge-norm": 1000.0}  # what the change of a model is multiplied by
 
 
@@ -36,14 +36,14 @@ class Attack:
         require(self.strength is None or self.kind in FACTORS, "strength", f"means nothing for '{self.kind}'")
         require(self.strength is None or self.strength > 0, "strength", f"must be positive, not {self.strength}")
 
-    def hostile(self, clients: Sequence[ClientId], root: Key) -> tuple[ClientId, ...]:
+    def malicious(self, clients: Sequence[ClientId], root: Key) -> tuple[ClientId, ...]:
         """Who of these clients it is, in their order."""
         if not isinstance(self.clients, int):
             if unknown := sorted(set(self.clients) - set(clients)):
                 raise ValueError(f"names {', '.join(unknown)}, but there is no such client")
             return tuple(client for client in clients if client in self.clients)
         if self.clients > len(clients):
-            raise ValueError(f"{self.clients} of {len(clients)} clients cannot be hostile")
+            raise ValueError(f"{self.clients} of {len(clients)} clients cannot be malicious")
         chosen = root.at("attack").numpy().choice(len(clients), self.clients, replace=False)
         return tuple(clients[index] for index in sorted(chosen))
 
@@ -55,40 +55,40 @@ class Attack:
         return replace(data, **flipped)
 
 
-class Hostile:
+class MaliciousClients:
     """An engine some of whose clients are hostile, as far as a round is concerned."""
 
-    def __init__(self, engine: Engine, method: AnyMethod, attack: Attack, hostile: Sequence[ClientId]) -> None:
-        self.engine, self.method, self.attack, self.hostile = engine, method, attack, hostile
+    def __init__(self, engine: Engine, method: AnyMethod, attack: Attack, malicious: Sequence[ClientId]) -> None:
+        self.engine, self.method, self.attack, self.malicious = engine, method, attack, malicious
         self.samples = engine.samples
 
-    def muster(self) -> Task:
+    def current_task(self) -> Task:
         """The same federation."""
-        return self.engine.muster()
+        return self.engine.current_task()
 
-    def away(self, when: Round) -> Mapping[ClientId, str]:
+    def unavailable(self, when: Round) -> Mapping[ClientId, str]:
         """The same members."""
-        return self.engine.away(when)
+        return self.engine.unavailable(when)
 
-    def assess(self, *given: Any) -> Any:
+    def evaluate_models(self, *given: Any) -> Any:
         """Evaluation is honest."""
-        return self.engine.assess(*given)
+        return self.engine.evaluate_models(*given)
 
-    def serve(self, steps: Steps[T]) -> Done[T]:
+    def run_on_server(self, steps: Computation[T]) -> Timed[T]:
         """The server is honest."""
-        return self.engine.serve(steps)
+        return self.engine.run_on_server(steps)
 
-    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer | Absent]:
+    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply | NoReply]:
         """Collect the replies and spoil those of hostile clients."""
-        task = self.engine.muster()
+        task = self.engine.current_task()
         answers = dict(self.engine.exchange(downs, when))
-        for client in self.hostile:
+        for client in self.malicious:
             answer = answers.get(client)
-            if isinstance(answer, Answer):
+            if isinstance(answer, Reply):
                 answers[client] = self._spoilt(task, downs[client], answer, when)
         return answers
 
-    def _spoilt(self, task: Task, down: Any, answer: Answer, when: Round) -> Answer:
+    def _spoilt(self, task: Task, down: Any, answer: Reply, when: Round) -> Reply:
         kind = self.attack.kind
         if answer.up is None or kind == "label-flip":
             return answer
@@ -154,7 +154,7 @@ def _another_architecture(value: Any) -> Any:
 
 
 SPOILING: dict[str, Spoiling] = {
-    "not-a-number": _one_not_a_number,
+    "non-finite": _one_not_a_number,
     "shape": _another_shape,
     "architecture": _another_architecture,
 }

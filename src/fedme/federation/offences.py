@@ -10,7 +10,7 @@ FOR_GOOD = 2**31
 
 
 @dataclass(frozen=True)
-class Conduct:
+class OffenceRecord:
     """What is remembered of a client: offences since it was last let in, the last one, and until when it is kept out."""
 
     offences: int = 0
@@ -23,18 +23,18 @@ class Conduct:
         return f"quarantined {long}; last {self.reason}"
 
 
-def kept_out(conduct: Mapping[ClientId, Conduct], t: int) -> dict[ClientId, Conduct]:
+def quarantined(offences: Mapping[ClientId, OffenceRecord], t: int) -> dict[ClientId, OffenceRecord]:
     """The clients in quarantine in round `t`."""
-    return {client: each for client, each in conduct.items() if each.until > t}
+    return {client: each for client, each in offences.items() if each.until > t}
 
 
-def judged(
-    conduct: Mapping[ClientId, Conduct], refused: Iterable[tuple[ClientId, str]], t: int, defence: Defence
-) -> dict[ClientId, Conduct]:
+def record_offences(
+    offences: Mapping[ClientId, OffenceRecord], refused: Iterable[tuple[ClientId, str]], t: int, defence: Defence
+) -> dict[ClientId, OffenceRecord]:
     """What is remembered after round `t`, in which the messages of these clients were refused."""
-    after = dict(conduct)
+    after = dict(offences)
     for client, reason in refused:
-        now = Conduct(after.get(client, Conduct()).offences + 1, reason)
+        now = OffenceRecord(after.get(client, OffenceRecord()).offences + 1, reason)
         if defence.quarantine is not None and now.offences >= defence.quarantine:
             long = defence.quarantine_rounds
             now = replace(now, offences=0, until=FOR_GOOD if long is None else t + 1 + long)

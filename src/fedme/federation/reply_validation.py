@@ -17,14 +17,14 @@ from typing import Any
 from torch import Tensor
 
 from fedme.core import tree
-from fedme.core.method import Expecting, Report, Round, Task
+from fedme.core.method import ReplyExpectations, Report, Round, Task
 from fedme.core.metrics import Metrics
 from fedme.core.model import Arch, Model, not_finite
 from fedme.core.operations import Score
 from fedme.core.serialization import Plain, fitting
-from fedme.core.task_types import KindName
+from fedme.core.task_types import TaskType
 from fedme.core.typed import TypedError, build
-from fedme.federation.client_work import AnyMethod, Scored
+from fedme.federation.client_work import AnyMethod, ModelScore
 
 LONGEST = 200  # characters of a text that a client sends for the records
 MOST = 64  # entries of a table of that kind
@@ -74,7 +74,7 @@ def check_reply(method: AnyMethod, task: Task, down: Any, up: Any, when: Round, 
     if "samples" in plain and not 1 <= up.samples <= (samples if samples is not None else up.samples):
         raise TypedError("samples", f"{up.samples} were claimed; the client has said it has {samples}")
     wanted = {name: getattr(down, name) for name in fields if hasattr(down, name) and name not in plain}
-    if isinstance(method, Expecting):
+    if isinstance(method, ReplyExpectations):
         wanted |= method.expects(task, down, up, when)
     for name, hint in fields.items():
         value = getattr(up, name)
@@ -135,7 +135,7 @@ def _require_finite(value: Any) -> None:
         raise TypedError(at, "is not finite")
 
 
-def check_report(report: Report, seconds: float, kind: KindName) -> None:
+def check_report(report: Report, seconds: float, kind: TaskType) -> None:
     """Refuse what no client can have measured: records and their means must stay readable."""
     _require(math.isfinite(seconds) and seconds >= 0, "seconds", f"{seconds} is no time")
     for name, table in (("losses", report.losses), ("scores", report.scores), ("notes", report.notes)):
@@ -147,14 +147,14 @@ def check_report(report: Report, seconds: float, kind: KindName) -> None:
         _check_score(score, f"scores.{role}", kind)
 
 
-def _check_score(score: Score, at: str, kind: KindName) -> None:
+def _check_score(score: Score, at: str, kind: TaskType) -> None:
     _require(score.samples >= 0, f"{at}.samples", "is negative")
     if kind != "regression":  # numbers are never right or wrong
         _require(0 <= score.accuracy <= 1, f"{at}.accuracy", f"{score.accuracy} is not between 0 and 1")
     _require(math.isfinite(score.seconds) and score.seconds >= 0, f"{at}.seconds", f"{score.seconds} is no time")
 
 
-def check_scores(scores: list[Scored]) -> None:
+def check_scores(scores: list[ModelScore]) -> None:
     """The same for the scores of a client's models."""
     _require(len(scores) <= MOST, "scores", f"has more than {MOST} entries")
     for i, score in enumerate(scores):

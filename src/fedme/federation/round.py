@@ -14,12 +14,12 @@ from typing import Any, Protocol, TypeVar
 from fedme.core.data import ClientId
 from fedme.core.key import Key
 from fedme.core.method import POOL, Plan, Report, Round, Task
-from fedme.core.operations import Steps
+from fedme.core.operations import Computation
 from fedme.core.tree import nbytes
 from fedme.core.typed import TypedError
-from fedme.execution.lockstep import Done
-from fedme.federation.client_work import AnyMethod, Assessment, Finetune
-from fedme.federation.offences import Conduct, judged, kept_out
+from fedme.execution.lockstep import Timed
+from fedme.federation.client_work import AnyMethod, Evaluation, Finetune
+from fedme.federation.offences import OffenceRecord, quarantined, record_offences
 from fedme.federation.reply_validation import bounded, check_reply, check_report
 from fedme.learning.robust_aggregation import OPEN, Defence
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """A client's reply, what it tells the records, and its seconds."""
 
     up: Any
@@ -37,14 +37,14 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Absent:
+class NoReply:
     """Why a client that was sent a message did not answer."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Refused(Absent):
+class RejectedReply(NoReply):
     """Why the answer of a client cannot be used. It counts as if it had not come, and as an offence."""
 
 
@@ -68,25 +68,25 @@ class Engine(Protocol):
         """How many samples every client has said it trains on."""
         ...
 
-    def muster(self) -> Task:
+    def current_task(self) -> Task:
         """The federation as it is now, looked at before every round: members may have joined."""
         ...
 
-    def away(self, when: Round) -> Mapping[ClientId, str]:
+    def unavailable(self, when: Round) -> Mapping[ClientId, str]:
         """The members that cannot be asked in this round, and why."""
         ...
 
-    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> Mapping[ClientId, Answer | Absent]:
+    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> Mapping[ClientId, Reply | NoReply]:
         """Hand clients their messages and collect the replies that come back."""
         ...
 
-    def assess(
+    def evaluate_models(
         self, deliveries: Mapping[ClientId, Any], when: Round, finetune: Finetune | None = None
-    ) -> dict[ClientId, Done[Assessment]]:
+    ) -> dict[ClientId, Timed[Evaluation]]:
         """Let clients show how their models do."""
         ...
 
-    def serve(self, steps: Steps[T]) -> Done[T]:
+    def run_on_server(self, steps: Computation[T]) -> Timed[T]:
         """Run work of the server."""
         ...
 
@@ -102,10 +102,10 @@ class Traffic:
     seconds: float = 0.0
     report: Report = field(default_factory=lambda: Report({}))
 
-    def add(self, down: Any, answer: Answer | Absent | None) -> None:
+    def add(self, down: Any, answer: Reply | NoReply | None) -> None:
         """Count one exchange of the round."""
         self.bytes_down += nbytes(down)
-        if answer is None or isinstance(answer, Absent):
+        if answer is None or isinstance(answer, NoReply):
             self.answered, self.reason = False, answer.reason if answer else ""
             return
         self.bytes_up += nbytes(answer.up) if answer.up is not None else 0
@@ -122,17 +122,17 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Played:
+class RoundResult:
     """The server's state after a round, and what the round cost."""
 
     server: Any
     traffic: Mapping[ClientId, Traffic]
     server_seconds: float
     short: str = ""  # if the round does not count: how many replies it was short of
-    conduct: Mapping[ClientId, Conduct] = field(default_factory=dict)
+    offences: Mapping[ClientId, OffenceRecord] = field(default_factory=dict)
 
 
-def play(
+def run_round(
     method: AnyMethod,
     task: Task,
     engine: Engine,
@@ -142,8 +142,8 @@ def play(
     root: Key,
     quorum: Quorum = Quorum(),
     defence: Defence = OPEN,
-    conduct: Mapping[ClientId, Conduct] | None = None,
-) -> Played:
+    offences: Mapping[ClientId, OffenceRecord] | None = None,
+) -> RoundResult:
     """All exchanges of round `t`. If one of them is below the quorum, the server stays as it was before the round.
 
     `conduct` is what is remembered of the clients' messages before it.
@@ -151,30 +151,30 @@ def play(
     key, before = root.at("round", t, "server"), server
     traffic: dict[ClientId, Traffic] = {}
     seconds = 0.0
-    conduct = conduct or {}
-    out, refused = kept_out(conduct, t), dict[ClientId, str]()
+    offences = offences or {}
+    out, refused = quarantined(offences, t), dict[ClientId, str]()
     for phase in method.phases:
         when = Round(t, total, phase)
         began = time.perf_counter()
-        away = {**engine.away(when), **{client: each.words() for client, each in out.items()}}
-        traffic.update({client: Traffic(False, why) for client, why in away.items() if client not in traffic})
-        plan = method.plan(server, [client for client in task.members if client not in away], when, key)
-        planned = engine.serve(method.dispatch(task, server, plan, when, key)).value if plan.train else {}
+        unavailable = {**engine.unavailable(when), **{client: each.words() for client, each in out.items()}}
+        traffic.update({client: Traffic(False, why) for client, why in unavailable.items() if client not in traffic})
+        plan = method.plan(server, [client for client in task.members if client not in unavailable], when, key)
+        planned = engine.run_on_server(method.dispatch(task, server, plan, when, key)).value if plan.train else {}
         downs = {client: down for client, down in planned.items() if client not in refused}  # it is out for the round
         seconds += time.perf_counter() - began
         examine = functools.partial(_examined, method, task, engine.samples, defence, when)
         answers, short = _gather(engine, downs, when, plan, quorum, traffic, examine)
-        refused |= {client: answer.reason for client, answer in answers.items() if isinstance(answer, Refused)}
+        refused |= {client: answer.reason for client, answer in answers.items() if isinstance(answer, RejectedReply)}
         if short:
             _discount(traffic, short)
-            return Played(before, traffic, seconds, short, judged(conduct, refused.items(), t, defence))
+            return RoundResult(before, traffic, seconds, short, record_offences(offences, refused.items(), t, defence))
         began = time.perf_counter()
         # Replies may arrive in any order; sums of floating-point numbers need one.
         ordered = {client: answers.get(client) for client in [POOL, *task.members] if client in plan.count}
-        counted = {client: each.up for client, each in ordered.items() if isinstance(each, Answer) and each.up is not None}
+        counted = {client: each.up for client, each in ordered.items() if isinstance(each, Reply) and each.up is not None}
         server = method.aggregate(server, counted, when, key)
         seconds += time.perf_counter() - began
-    return Played(server, traffic, seconds, "", judged(conduct, refused.items(), t, defence))
+    return RoundResult(server, traffic, seconds, "", record_offences(offences, refused.items(), t, defence))
 
 
 def _examined(
@@ -185,20 +185,20 @@ def _examined(
     when: Round,
     client: ClientId,
     down: Any,
-    came: Answer | Absent,
-) -> Answer | Absent:
+    came: Reply | NoReply,
+) -> Reply | NoReply:
     """The answer, if it can be used, with its changes bounded."""
-    if isinstance(came, Absent):
+    if isinstance(came, NoReply):
         return came
     try:
         if came.when not in (None, when):
             raise TypedError("when", f"it is about {came.when}, not {when}")
-        check_report(came.report, came.seconds, task.schema.kind)
+        check_report(came.report, came.seconds, task.schema.task_type)
         if came.up is None:
             return came
         sent = check_reply(method, task, down, came.up, when, samples.get(client))
     except TypedError as error:
-        return Refused(f"refused: {error}")
+        return RejectedReply(f"refused: {error}")
     return came if defence.norm is None else replace(came, up=bounded(came.up, sent, defence.norm))
 
 
@@ -209,18 +209,18 @@ def _gather(
     plan: Plan,
     quorum: Quorum,
     traffic: dict[ClientId, Traffic],
-    examine: Callable[[ClientId, Any, Answer | Absent], Answer | Absent],
-) -> tuple[dict[ClientId, Answer | Absent], str]:
+    examine: Callable[[ClientId, Any, Reply | NoReply], Reply | NoReply],
+) -> tuple[dict[ClientId, Reply | NoReply], str]:
     """The replies of an exchange, and what it is short of when everybody has been asked often enough."""
-    answers: dict[ClientId, Answer | Absent] = {}
+    answers: dict[ClientId, Reply | NoReply] = {}
     needed, came, asked = quorum.needed(len(plan.count)), 0, 0
     while downs and came < needed and asked <= quorum.repeats:
-        missing = {client: down for client, down in downs.items() if not isinstance(answers.get(client), Answer | Refused)}
+        missing = {client: down for client, down in downs.items() if not isinstance(answers.get(client), Reply | RejectedReply)}
         for client, down in missing.items() if asked else ():  # the first time is counted below
             traffic.setdefault(client, Traffic()).bytes_down += nbytes(down)
         found = engine.exchange(missing, when)
         answers |= {client: examine(client, down, found[client]) for client, down in missing.items() if client in found}
-        came, asked = sum(isinstance(answers.get(client), Answer) for client in plan.count), asked + 1
+        came, asked = sum(isinstance(answers.get(client), Reply) for client in plan.count), asked + 1
     for client, down in downs.items():
         traffic.setdefault(client, Traffic()).add(down, answers.get(client))
     times = "nobody could be asked" if not downs else f"after asking {asked} times" if asked > 1 else "after asking once"

@@ -28,7 +28,7 @@ class PrivacyError(TaskError):
 
 
 @dataclass(frozen=True)
-class Spent:
+class PrivacyCost:
     """So many steps, each on a batch that a sample is in with chance `rate`; `noise` is that of all gradients of a step."""
 
     rate: float
@@ -40,7 +40,7 @@ class Spent:
             raise ValueError(f"rate: no such cost: rate {self.rate}, noise {self.noise}, {self.steps} steps")
 
 
-Ledger = tuple[Spent, ...]
+Ledger = tuple[PrivacyCost, ...]
 
 
 def added(ledger: Ledger, more: Ledger) -> Ledger:
@@ -48,7 +48,7 @@ def added(ledger: Ledger, more: Ledger) -> Ledger:
     steps: dict[tuple[float, float], int] = {}
     for each in (*ledger, *more):
         steps[each.rate, each.noise] = steps.get((each.rate, each.noise), 0) + each.steps
-    return tuple(Spent(rate, noise, count) for (rate, noise), count in steps.items() if count)
+    return tuple(PrivacyCost(rate, noise, count) for (rate, noise), count in steps.items() if count)
 
 
 def one_step(noise: float, gradients: int) -> float:
@@ -73,7 +73,7 @@ def noise_for(target: float, delta: float, plan: Sequence[tuple[float, int, int]
     """The least noise (nearly) with which a plan costs at most `target`: a rate, steps and gradients a step for each part."""
 
     def cost(noise: float) -> float:
-        return epsilon(added((), tuple(Spent(rate, one_step(noise, k), steps) for rate, steps, k in plan)), delta)
+        return epsilon(added((), tuple(PrivacyCost(rate, one_step(noise, k), steps) for rate, steps, k in plan)), delta)
 
     guess = 1.0
     for _ in range(4):  # epsilon falls roughly as the noise grows

@@ -10,7 +10,7 @@ from fedme.core.data import ClientData
 from fedme.core.key import Key
 from fedme.core.method import Round
 from fedme.core.model import Arch, Model
-from fedme.core.operations import Score, Steps, evaluate, together, train
+from fedme.core.operations import Computation, Score, evaluate, in_parallel, train
 from fedme.learning.local_training import Training
 from fedme.learning.objectives import CrossEntropy
 
@@ -25,13 +25,13 @@ class Choice:
 
 def best_local(
     pool: Sequence[Arch], data: ClientData, training: Training, rounds: int, key: Key, dtype: torch.dtype = torch.float32
-) -> Steps[Choice]:
+) -> Computation[Choice]:
     """The architecture that is best on the validation part after `rounds` rounds of local training; ties go to the smaller.
 
     Best is the most accurate; where numbers are predicted, which are never right or wrong, the one with the smallest loss.
     """
 
-    def alone(arch: Arch) -> Steps[Score]:
+    def alone(arch: Arch) -> Computation[Score]:
         trained = Model.init(arch, key.at(arch.name, "init"), dtype)
         opt: Mapping[str, Mapping[str, torch.Tensor]] = {}
         for t in range(rounds):
@@ -40,14 +40,14 @@ def best_local(
                 {"own": trained},
                 training.sgd(CrossEntropy(), when),
                 data.train,
-                training.local(when),
+                training.batch_schedule(when),
                 key.at(arch.name, "round", t),
                 opt,
             )
             trained, opt = result.models["own"], result.opt
         return (yield from evaluate(trained, data.val))
 
-    scores = yield from together([alone(arch) for arch in pool])
+    scores = yield from in_parallel([alone(arch) for arch in pool])
     best = min(range(len(pool)), key=lambda i: (not isfinite(scores[i].loss), _cost(scores[i]), pool[i].parameters, i))
     return Choice(pool[best], {arch.name: score for arch, score in zip(pool, scores, strict=True)})
 

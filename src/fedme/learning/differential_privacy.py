@@ -13,33 +13,35 @@ from torch import Tensor
 
 from fedme.core.data import ClientData, Split
 from fedme.core.key import Key
-from fedme.core.operations import Models, Op, Private, Role, Rule, Steps, T, Train
-from fedme.learning.accountant import Ledger, PrivacyError, Spent, added, epsilon, one_step
-from fedme.learning.optimizers import Moreau, MutualMoreau, Sgd
+from fedme.core.operations import Computation, GaussianMechanism, LocalOptimizer, Models, Op, Role, T, Train
+from fedme.learning.accountant import Ledger, PrivacyCost, PrivacyError, added, epsilon, one_step
+from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
 
 
 @dataclass(frozen=True)
-class Guard:
+class PrivacyPolicy:
     """How a client's trainings are made private: the mechanism, and the epsilon that it must not pass."""
 
-    mechanism: Private
+    mechanism: GaussianMechanism
     delta: float
     limit: float | None = None
     secret: int | None = None  # the seed of batches and noise, in place of the experiment's
 
 
-def gradients(rule: Rule, roles: int) -> int:
+def gradients(optimizer: LocalOptimizer, roles: int) -> int:
     """How many gradients on one batch a step of this rule asks for."""
-    if type(rule) is Sgd:
-        return roles if rule.alternating else 1
-    if type(rule) is Moreau:
-        return rule.inner
-    if type(rule) is MutualMoreau:
-        return rule.inner + 1
-    raise PrivacyError(f"[privacy] does not know how many gradients a step of {type(rule).__name__} takes; leave it out")
+    if type(optimizer) is SGD:
+        return roles if optimizer.alternating else 1
+    if type(optimizer) is Moreau:
+        return optimizer.inner
+    if type(optimizer) is MutualMoreau:
+        return optimizer.inner + 1
+    raise PrivacyError(f"[privacy] does not know how many gradients a step of {type(optimizer).__name__} takes; leave it out")
 
 
-def privately(steps: Steps[T], data: ClientData, guard: Guard, ledger: Ledger) -> Steps[tuple[T, Ledger]]:
+def with_privacy(
+    steps: Computation[T], data: ClientData, guard: PrivacyPolicy, ledger: Ledger
+) -> Computation[tuple[T, Ledger]]:
     """The same work with every training on the client's own samples private; its result, and the ledger after it."""
     answers = None
     while True:
@@ -56,15 +58,15 @@ def privately(steps: Steps[T], data: ClientData, guard: Guard, ledger: Ledger) -
         answers = yield tuple(ready)
 
 
-def made_private(op: Train, guard: Guard, before: Ledger) -> tuple[Op, Spent]:
+def made_private(op: Train, guard: PrivacyPolicy, before: Ledger) -> tuple[Op, PrivacyCost]:
     """The training with batches drawn by chance and noise, and what it costs."""
-    samples, local = len(op.data), replace(op.local, poisson=True)
+    samples, local = len(op.data), replace(op.batch_schedule, poisson=True)
     # No noise is used twice, even if a round is repeated: two answers with the same noise would give it away.
     path = (*op.key.path, "after", sum(each.steps for each in before))
     key = Key(op.key.seed if guard.secret is None else guard.secret, path)
-    count = max(1, gradients(op.rule, len(op.models)))
-    spent = Spent(local.rate(samples), one_step(guard.mechanism.noise, count), local.count(samples))
-    return replace(op, local=local, key=key, private=guard.mechanism), spent
+    count = max(1, gradients(op.optimizer, len(op.models)))
+    spent = PrivacyCost(local.rate(samples), one_step(guard.mechanism.noise, count), local.count(samples))
+    return replace(op, batch_schedule=local, key=key, mechanism=guard.mechanism), spent
 
 
 def is_public(split: Split, data: ClientData) -> bool:
@@ -73,22 +75,22 @@ def is_public(split: Split, data: ClientData) -> bool:
     return public is not None and split.source is public.source and bool(torch.isin(split.rows, public.rows).all())
 
 
-def _within(ledger: Ledger, data: ClientData, guard: Guard) -> Ledger:
+def _within(ledger: Ledger, data: ClientData, guard: PrivacyPolicy) -> Ledger:
     if guard.limit is not None and (cost := epsilon(ledger, guard.delta)) > guard.limit:
         raise PrivacyError(
             f"client {data.id}: its next training would take it to epsilon {cost:.3g}, beyond privacy.epsilon = "
-            f"{guard.limit:g}; give privacy.noise instead, or fewer rounds"
+            f"{guard.limit:g}; give privacy.noise_multiplier instead, or fewer rounds"
         )
     return ledger
 
 
-def noise(key: Key, mechanism: Private, models: Models, step: int, draw: int) -> dict[Role, dict[str, Tensor]]:
+def noise(key: Key, mechanism: GaussianMechanism, models: Models, step: int, draw: int) -> dict[Role, dict[str, Tensor]]:
     """The noise on a sum of clipped gradients; drawn in 64 bits, whatever the weights have."""
     source, size = key.at("noise", step, draw), deviation(mechanism)
     return {role: normal(source.at(role), model.params, size) for role, model in models.items()}
 
 
-def deviation(mechanism: Private) -> float:
+def deviation(mechanism: GaussianMechanism) -> float:
     """Of the noise; none at all if there is none, even if nothing is clipped."""
     return mechanism.noise and mechanism.noise * mechanism.clip
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from fedme.core.data import ClientId
 from fedme.core.key import Key
 from fedme.core.method import Plan, Round
-from fedme.core.operations import Local, Objective
-from fedme.learning.optimizers import Sgd
+from fedme.core.operations import BatchSchedule, Objective
+from fedme.learning.optimizers import SGD
 
 
 def require(condition: bool, field: str, message: str) -> None:
@@ -28,8 +28,8 @@ class Training:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None  # largest gradient norm of a model in a step
-    decay: float = 1.0  # the learning rate is multiplied by this ...
-    decay_at: tuple[float, ...] = ()  # ... at these fractions of the rounds
+    lr_decay: float = 1.0  # the learning rate is multiplied by this ...
+    lr_decay_at: tuple[float, ...] = ()  # ... at these fractions of the rounds
     cohort: int | None = None  # clients drawn for a round; all of them by default
 
     def __post_init__(self) -> None:
@@ -40,23 +40,23 @@ class Training:
         require(0 <= self.momentum < 1, "momentum", f"must be in [0, 1), not {self.momentum}")
         require(self.weight_decay >= 0, "weight_decay", f"must not be negative, not {self.weight_decay}")
         require(self.clip is None or self.clip > 0, "clip", f"must be positive, not {self.clip}")
-        require(self.decay > 0, "decay", f"must be positive, not {self.decay}")
-        require(all(0 < at < 1 for at in self.decay_at), "decay_at", "must be fractions of the rounds, between 0 and 1")
+        require(self.lr_decay > 0, "lr_decay", f"must be positive, not {self.lr_decay}")
+        require(all(0 < at < 1 for at in self.lr_decay_at), "lr_decay_at", "must be fractions of the rounds, between 0 and 1")
         require(self.cohort is None or self.cohort >= 1, "cohort", f"must be at least 1, not {self.cohort}")
 
-    def local(self, when: Round | None = None) -> Local:
+    def batch_schedule(self, when: Round | None = None) -> BatchSchedule:
         """The batches of a round. Without shuffling, a number of steps goes on where the last round stopped."""
         offset = when.t * self.steps if when is not None and self.steps is not None else 0
-        return Local(self.epochs, self.batch, self.steps, self.shuffle, offset)
+        return BatchSchedule(self.epochs, self.batch, self.steps, self.shuffle, offset)
 
     def lr_at(self, when: Round) -> float:
         """The learning rate of a round."""
-        passed = sum(when.t >= at * when.total for at in self.decay_at)
-        return float(self.lr * self.decay**passed)
+        passed = sum(when.t >= at * when.total for at in self.lr_decay_at)
+        return float(self.lr * self.lr_decay**passed)
 
-    def sgd(self, objective: Objective, when: Round, prox: float = 0.0, alternating: bool = False) -> Sgd:
+    def sgd(self, objective: Objective, when: Round, prox: float = 0.0, alternating: bool = False) -> SGD:
         """The SGD step of a round."""
-        return Sgd(objective, self.lr_at(when), self.momentum, self.weight_decay, self.clip, prox, alternating)
+        return SGD(objective, self.lr_at(when), self.momentum, self.weight_decay, self.clip, prox, alternating)
 
     def draw(self, present: Sequence[ClientId], key: Key) -> tuple[ClientId, ...]:
         """The cohort of a round: drawn uniformly without replacement, in the order of `present`."""

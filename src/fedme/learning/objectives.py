@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedme.core.operations import Objective, Role
-from fedme.core.task_types import KINDS, constant, kind_of, lead
+from fedme.core.task_types import TASK_LOSSES, constant, lead, task_loss
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class CrossEntropy:
     """Every role learns the targets, on its own: for numbers, the cross-entropy of a Gaussian is half the squared error."""
 
     def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
-        kind = kind_of(y)
+        kind = task_loss(y)
         return {role: kind.loss(kind.ready(z), y) for role, z in logits.items()}
 
-    def slopes(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
-        kind = kind_of(y)
+    def logit_gradients(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
+        kind = task_loss(y)
         return {role: kind.less(kind.mean(z), y, (1.0,)) for role, z in logits.items()}
 
 
@@ -44,16 +44,16 @@ class Mutual:
     peer: tuple[float, float] = (1.0, 1.0)
 
     def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
-        kind, roles = kind_of(y), (self.first, self.second)
+        kind, roles = task_loss(y), (self.first, self.second)
         ready = [kind.ready(logits[role]) for role in roles]
         losses = {}
         for role, own, peer, label_share, peer_share in zip(roles, ready, reversed(ready), self.labels, self.peer, strict=True):
             losses[role] = label_share * kind.loss(own, y) + peer_share * kind.divergence(peer.detach(), own)
         return losses
 
-    def slopes(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
+    def logit_gradients(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
         # (labels + peer) p - peer q - labels y, for both roles at once
-        kind = kind_of(y)
+        kind = task_loss(y)
         p = kind.mean(torch.stack((logits[self.first], logits[self.second])))
         found = p * constant((self.labels[0] + self.peer[0], self.labels[1] + self.peer[1]), lead(p), p)
         found = found.sub_(p.flip(0).mul_(constant(self.peer, lead(p), p)))
@@ -72,13 +72,13 @@ class Imitate:
 
     def _fit(self, logits: Tensor, target: Tensor) -> Tensor:
         if self.loss == "kl":
-            classes = KINDS["classification"]
+            classes = TASK_LOSSES["classification"]
             return classes.divergence(classes.ready(target), classes.ready(logits))
         error = logits - target
         return error.abs().mean(-1) if self.loss == "mae" else error.square().mean(-1)
 
 
-def slopes(objective: Objective, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
+def logit_gradients(objective: Objective, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
     """The derivatives of the losses by the logits (clients x samples x classes): in closed form, or by autograd."""
     closed = getattr(objective, "slopes", None)
     if closed is not None:

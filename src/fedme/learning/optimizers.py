@@ -13,7 +13,7 @@ from fedme.learning.objectives import CrossEntropy, Mutual
 
 
 @dataclass(frozen=True)
-class Sgd:
+class SGD:
     """SGD with momentum, weight decay, gradient clipping and a proximal pull, in that order from the outside in.
 
     The gradient gets ``prox * (w - w_frozen)``, is clipped to norm `clip` (one norm a model), gets ``weight_decay * w`` and

@@ -53,9 +53,9 @@ def require_same_part(archs: Mapping[ClientId, Arch], shared: Arch, prefix: str)
             )
 
 
-def merge(parts: Sequence[Part], shares: Sequence[float], combine: tree.Combine = tree.average) -> Part:
+def merge(parts: Sequence[Part], weights: Sequence[float], combine: tree.Combine = tree.average) -> Part:
     """The weighted mean of parts; `combine` may be something else than the mean."""
-    total = sum(shares)
-    weights = [share / total for share in shares]
+    total = sum(weights)
+    weights = [share / total for share in weights]
     buffers = combine([part.buffers for part in parts], weights) if parts[0].buffers else {}
     return Part(combine([part.params for part in parts], weights), buffers)

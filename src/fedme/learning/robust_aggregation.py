@@ -31,10 +31,10 @@ class Defence:
         rounds = self.quarantine_rounds
         require(rounds is None or rounds >= 1, "quarantine_rounds", f"must be at least 1, not {rounds}")
 
-    def combine(self, trees: Sequence[tree.Params], shares: Sequence[float]) -> dict[str, Tensor]:
+    def combine(self, trees: Sequence[tree.Params], weights: Sequence[float]) -> dict[str, Tensor]:
         """One set of weights for many: the mean weighted by `shares`, or what is in the middle, value by value."""
         if self.average == "mean":
-            return tree.average(trees, shares)
+            return tree.average(trees, weights)
         first = trees[0]
         return {
             name: self.middle(torch.stack([each[name] for each in trees])) if value.is_floating_point() else value

@@ -14,7 +14,7 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import POOL, Plan, Report, Round, Task
 from fedme.core.model import Model
-from fedme.core.operations import Models, Steps, at_once
+from fedme.core.operations import Computation, Models, immediately
 from fedme.learning.local_training import Training, require
 from fedme.methods.local import State, local_round, require_validation
 
@@ -53,21 +53,21 @@ class Centralized:
     def init_server(self, task: Task, key: Key) -> Shared:
         return Shared(Model.init(task.shared, key.at("shared"), task.dtype))
 
-    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[Trainer]:
+    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[Trainer]:
         if me != POOL:  # a client only receives the model
-            return at_once(Trainer())
+            return immediately(Trainer())
         require_validation(self.patience, data)
-        return at_once(Trainer(State(Model.init(task.shared, key.at("shared"), task.dtype), {})))
+        return immediately(Trainer(State(Model.init(task.shared, key.at("shared"), task.dtype), {})))
 
     def plan(self, server: Shared, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
         return Plan.all([POOL])
 
-    def dispatch(self, task: Task, server: Shared, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Shared]]:
-        return at_once(dict.fromkeys(plan.train, server))
+    def dispatch(self, task: Task, server: Shared, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, Shared]]:
+        return immediately(dict.fromkeys(plan.train, server))
 
     def client_round(
         self, state: Trainer, down: Shared, data: ClientData, when: Round, key: Key
-    ) -> Steps[tuple[Trainer, Shared | None, Report]]:
+    ) -> Computation[tuple[Trainer, Shared | None, Report]]:
         if state.own is None or (self.patience is not None and state.own.waited >= self.patience):
             return state, None, Report({}, notes={"stopped": True})
         after, report = yield from local_round(state.own, data, self.train, when, key, "keep", self.patience)
@@ -79,5 +79,5 @@ class Centralized:
     def deliver(self, task: Task, server: Shared, client: ClientId) -> Shared:
         return server
 
-    def models(self, state: Trainer, delivery: Shared, data: ClientData, when: Round, key: Key) -> Steps[Models]:
-        return at_once({"personal": delivery.model, "global": delivery.model})
+    def models(self, state: Trainer, delivery: Shared, data: ClientData, when: Round, key: Key) -> Computation[Models]:
+        return immediately({"personal": delivery.model, "global": delivery.model})

@@ -12,9 +12,9 @@ from typing import Literal
 
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
-from fedme.core.method import Nothing, Plan, Report, Round, Task
+from fedme.core.method import Empty, Plan, Report, Round, Task
 from fedme.core.model import Model, average
-from fedme.core.operations import Models, Steps, at_once, train
+from fedme.core.operations import Computation, Models, immediately, train
 from fedme.learning.local_training import Training
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.robust_aggregation import OPEN, Defence
@@ -53,21 +53,26 @@ class FedAvg:
     def init_server(self, task: Task, key: Key) -> Shared:
         return Shared(Model.init(task.shared, key.at("shared"), task.dtype))
 
-    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[Nothing]:
-        return at_once(Nothing())
+    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[Empty]:
+        return immediately(Empty())
 
     def plan(self, server: Shared, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
         return self.train.plan(present, key)
 
-    def dispatch(self, task: Task, server: Shared, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Shared]]:
-        return at_once(dict.fromkeys(plan.train, server))
+    def dispatch(self, task: Task, server: Shared, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, Shared]]:
+        return immediately(dict.fromkeys(plan.train, server))
 
     def client_round(
-        self, state: Nothing, down: Shared, data: ClientData, when: Round, key: Key
-    ) -> Steps[tuple[Nothing, Up, Report]]:
-        rule = self.train.sgd(CrossEntropy(), when, prox=self.proximal())
+        self, state: Empty, down: Shared, data: ClientData, when: Round, key: Key
+    ) -> Computation[tuple[Empty, Up, Report]]:
+        optimizer = self.train.sgd(CrossEntropy(), when, prox=self.proximal())
         trained = yield from train(
-            {"global": down.model}, rule, data.train, self.train.local(when), key.at("train"), frozen={"global": down.model}
+            {"global": down.model},
+            optimizer,
+            data.train,
+            self.train.batch_schedule(when),
+            key.at("train"),
+            frozen={"global": down.model},
         )
         return state, Up(trained.models["global"], len(data.train)), Report(trained.losses)
 
@@ -78,11 +83,11 @@ class FedAvg:
     def aggregate(self, server: Shared, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Shared:
         if not replies:
             return server
-        shares = [up.samples for up in replies.values()] if self.weighting == "samples" else None
-        return Shared(average([up.model for up in replies.values()], shares, self.defence.combine))
+        weights = [up.samples for up in replies.values()] if self.weighting == "samples" else None
+        return Shared(average([up.model for up in replies.values()], weights, self.defence.combine))
 
     def deliver(self, task: Task, server: Shared, client: ClientId) -> Shared:
         return server
 
-    def models(self, state: Nothing, delivery: Shared, data: ClientData, when: Round, key: Key) -> Steps[Models]:
-        return at_once({"personal": delivery.model, "global": delivery.model})
+    def models(self, state: Empty, delivery: Shared, data: ClientData, when: Round, key: Key) -> Computation[Models]:
+        return immediately({"personal": delivery.model, "global": delivery.model})

@@ -19,7 +19,7 @@ from fedme.core.data import ClientData, ClientId, Split
 from fedme.core.key import Key
 from fedme.core.method import Plan, Report, Round, Task, TaskError
 from fedme.core.model import Model
-from fedme.core.operations import Local, Models, Steps, at_once, predict, train
+from fedme.core.operations import BatchSchedule, Computation, Models, immediately, predict, train
 from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import CrossEntropy, Imitate
 from fedme.learning.robust_aggregation import OPEN, Defence
@@ -77,10 +77,10 @@ class FedMD:
 
     def check(self, task: Task) -> None:
         task.require_common_classes("fedmd")
-        if self.digest_loss == "kl" and task.schema.kind != "classification":
+        if self.digest_loss == "kl" and task.schema.task_type != "classification":
             raise TaskError(
-                f"method 'fedmd': digest_loss = 'kl' compares probabilities of classes, and this is {task.schema.kind}; use "
-                "'mae' or 'mse'"
+                f"method 'fedmd': digest_loss = 'kl' compares probabilities of classes, and this is "
+                f"{task.schema.task_type}; use 'mae' or 'mse'"
             )
         if not task.public:
             where = "data.public (a number) or data.public_file (in Python: fit(public=...))"
@@ -89,37 +89,37 @@ class FedMD:
     def init_server(self, task: Task, key: Key) -> Server:
         return Server()
 
-    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[State]:
+    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
         model = Model.init(task.members[me].arch, key.at("client", me), task.dtype)
-        rule = self.train.sgd(CrossEntropy(), Round(0, 1))
+        optimizer = self.train.sgd(CrossEntropy(), Round(0, 1))
         for part, epochs in (("public", self.public_epochs), ("private", self.private_epochs)):
             split = _public(data) if part == "public" else data.train
-            local = Local(epochs, self.train.batch)
-            trained = yield from train({"own": model}, rule, split, local, key.at(part, me))
+            local = BatchSchedule(epochs, self.train.batch)
+            trained = yield from train({"own": model}, optimizer, split, local, key.at(part, me))
             model = trained.models["own"]
         return State(model)
 
     def plan(self, server: Server, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
         return self.train.plan(present, key)
 
-    def dispatch(self, task: Task, server: Server, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Down]]:
+    def dispatch(self, task: Task, server: Server, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, Down]]:
         order = torch.randperm(task.public, generator=key.at("public").torch())  # the same in both exchanges
         rows = order[: self.public_samples]
-        return at_once({client: Down(rows, server.logits if when.phase == "digest" else None) for client in plan.train})
+        return immediately({client: Down(rows, server.logits if when.phase == "digest" else None) for client in plan.train})
 
     def client_round(
         self, state: State, down: Down, data: ClientData, when: Round, key: Key
-    ) -> Steps[tuple[State, Up, Report]]:
+    ) -> Computation[tuple[State, Up, Report]]:
         public = _public(data).take(down.rows)
         if when.phase == "outputs":
             return state, Up((yield from predict(state.model, public))), Report({})
         own: Models = {"own": state.model}
         if down.logits is not None:  # otherwise nobody's logits arrived
-            digest = Local(self.digest_epochs, self.digest_batch, augment=False)
-            rule = self.train.sgd(Imitate(self.digest_loss), when)
-            own = (yield from train(own, rule, public.labelled(down.logits), digest, key.at("digest"))).models
-        rule = self.train.sgd(CrossEntropy(), when)
-        revisited = yield from train(own, rule, data.train, self.train.local(when), key.at("train"))
+            digest = BatchSchedule(self.digest_epochs, self.digest_batch, augment=False)
+            optimizer = self.train.sgd(Imitate(self.digest_loss), when)
+            own = (yield from train(own, optimizer, public.labelled(down.logits), digest, key.at("digest"))).models
+        optimizer = self.train.sgd(CrossEntropy(), when)
+        revisited = yield from train(own, optimizer, data.train, self.train.batch_schedule(when), key.at("train"))
         return State(revisited.models["own"]), Up(None), Report(revisited.losses)
 
     def expects(self, task: Task, down: Down, up: Up, when: Round) -> dict[str, Tensor | None]:
@@ -133,8 +133,8 @@ class FedMD:
     def deliver(self, task: Task, server: Server, client: ClientId) -> Down:
         return Down(torch.empty(0, dtype=torch.int64))
 
-    def models(self, state: State, delivery: Down, data: ClientData, when: Round, key: Key) -> Steps[Models]:
-        return at_once({"personal": state.model})
+    def models(self, state: State, delivery: Down, data: ClientData, when: Round, key: Key) -> Computation[Models]:
+        return immediately({"personal": state.model})
 
 
 def _public(data: ClientData) -> Split:

@@ -19,7 +19,7 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Plan, Report, Round, Task
 from fedme.core.model import Arch, Model
-from fedme.core.operations import Models, OptState, Steps, at_once, train
+from fedme.core.operations import Computation, Models, OptState, immediately, train
 from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import Mutual
 from fedme.learning.partial_model import Part, cut, fork, merge, require_same_part, rest
@@ -79,11 +79,11 @@ class FML:
     def init_server(self, task: Task, key: Key) -> Part:
         return cut(Model.init(task.shared, key.at("shared"), task.dtype), self.shared)
 
-    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[State]:
+    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
         meme = self._meme(task, me)
         adaptor = rest(Model.init(meme, key.at("adaptor", me), task.dtype), self.shared)
         own = Model.init(task.members[me].arch, key.at("client", me), task.dtype)
-        return at_once(State(own, {}, meme, adaptor))
+        return immediately(State(own, {}, meme, adaptor))
 
     def _meme(self, task: Task, me: ClientId) -> Arch:
         """The shared architecture with as many outputs as the client has classes."""
@@ -93,12 +93,12 @@ class FML:
     def plan(self, server: Part, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
         return self.train.plan(present, key)
 
-    def dispatch(self, task: Task, server: Part, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Part]]:
-        return at_once(dict.fromkeys(plan.train, server))
+    def dispatch(self, task: Task, server: Part, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, Part]]:
+        return immediately(dict.fromkeys(plan.train, server))
 
     def client_round(
         self, state: State, down: Part, data: ClientData, when: Round, key: Key
-    ) -> Steps[tuple[State, Up, Report]]:
+    ) -> Computation[tuple[State, Up, Report]]:
         alpha, beta = ramp(self.alpha, self.schedule, when), ramp(self.beta, self.schedule, when)
         peer = (1.0, 1.0) if self.loss == "sum" else (1.0 - alpha, 1.0 - beta)
         labels = (1.0, 1.0) if self.loss == "sum" else (alpha, beta)
@@ -107,7 +107,7 @@ class FML:
             {"own": state.own, "global": fork(state.meme, state.adaptor, down)},
             self.train.sgd(objective, when, alternating=self.order == "alternating"),
             data.train,
-            self.train.local(when),
+            self.train.batch_schedule(when),
             key.at("train"),
             state.opt,
         )
@@ -122,11 +122,11 @@ class FML:
     def aggregate(self, server: Part, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Part:
         if not replies:
             return server
-        shares = [up.samples if self.weighting == "samples" else 1.0 for up in replies.values()]
-        return merge([up.part for up in replies.values()], shares, self.defence.combine)
+        weights = [up.samples if self.weighting == "samples" else 1.0 for up in replies.values()]
+        return merge([up.part for up in replies.values()], weights, self.defence.combine)
 
     def deliver(self, task: Task, server: Part, client: ClientId) -> Part:
         return server
 
-    def models(self, state: State, delivery: Part, data: ClientData, when: Round, key: Key) -> Steps[Models]:
-        return at_once({"personal": state.own, "global": fork(state.meme, state.adaptor, delivery)})
+    def models(self, state: State, delivery: Part, data: ClientData, when: Round, key: Key) -> Computation[Models]:
+        return immediately({"personal": state.own, "global": fork(state.meme, state.adaptor, delivery)})

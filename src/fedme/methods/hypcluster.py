@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
-from fedme.core.method import Nothing, Plan, Report, Round, Task
+from fedme.core.method import Empty, Plan, Report, Round, Task
 from fedme.core.model import Model, average
-from fedme.core.operations import Models, Score, Steps, at_once, evaluate, together, train
+from fedme.core.operations import Computation, Models, Score, evaluate, immediately, in_parallel, train
 from fedme.core.typed import TypedError
 from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import CrossEntropy
@@ -59,24 +59,26 @@ class HypCluster:
         keys = [key.at("shared")] + [key.at("shared", k) for k in range(1, self.clusters)]
         return Hypotheses(tuple(Model.init(task.shared, each, task.dtype) for each in keys))
 
-    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[Nothing]:
-        return at_once(Nothing())
+    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[Empty]:
+        return immediately(Empty())
 
     def plan(self, server: Hypotheses, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
         return self.train.plan(present, key)
 
-    def dispatch(self, task: Task, server: Hypotheses, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Hypotheses]]:
-        return at_once(dict.fromkeys(plan.train, server))
+    def dispatch(
+        self, task: Task, server: Hypotheses, plan: Plan, when: Round, key: Key
+    ) -> Computation[dict[ClientId, Hypotheses]]:
+        return immediately(dict.fromkeys(plan.train, server))
 
     def client_round(
-        self, state: Nothing, down: Hypotheses, data: ClientData, when: Round, key: Key
-    ) -> Steps[tuple[Nothing, Up, Report]]:
+        self, state: Empty, down: Hypotheses, data: ClientData, when: Round, key: Key
+    ) -> Computation[tuple[Empty, Up, Report]]:
         k = yield from best(down.models, data)
         trained = yield from train(
             {"global": down.models[k]},
             self.train.sgd(CrossEntropy(), when),
             data.train,
-            self.train.local(when),
+            self.train.batch_schedule(when),
             key.at("train"),
         )
         return state, Up(k, trained.models["global"], len(data.train)), Report(trained.losses, notes={"cluster": k})
@@ -97,12 +99,12 @@ class HypCluster:
     def deliver(self, task: Task, server: Hypotheses, client: ClientId) -> Hypotheses:
         return server
 
-    def models(self, state: Nothing, delivery: Hypotheses, data: ClientData, when: Round, key: Key) -> Steps[Models]:
+    def models(self, state: Empty, delivery: Hypotheses, data: ClientData, when: Round, key: Key) -> Computation[Models]:
         k = yield from best(delivery.models, data)
         return {"personal": delivery.models[k]}
 
 
-def best(models: Sequence[Model], data: ClientData) -> Steps[int]:
+def best(models: Sequence[Model], data: ClientData) -> Computation[int]:
     """The model with the smallest training loss; a loss that is not a number never wins."""
-    scores: list[Score] = yield from together([evaluate(model, data.train) for model in models])
+    scores: list[Score] = yield from in_parallel([evaluate(model, data.train) for model in models])
     return min(range(len(models)), key=lambda k: (scores[k].loss != scores[k].loss, scores[k].loss, k))

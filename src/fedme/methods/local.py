@@ -14,9 +14,9 @@ from typing import Literal
 
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
-from fedme.core.method import Nothing, Plan, Report, Round, Task, TaskError
+from fedme.core.method import Empty, Plan, Report, Round, Task, TaskError
 from fedme.core.model import Model
-from fedme.core.operations import Models, OptState, Steps, at_once, evaluate, train
+from fedme.core.operations import Computation, Models, OptState, evaluate, immediately, train
 from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import CrossEntropy
 
@@ -49,35 +49,35 @@ class Local:
     def check(self, task: Task) -> None:
         """Any task will do."""
 
-    def init_server(self, task: Task, key: Key) -> Nothing:
-        return Nothing()
+    def init_server(self, task: Task, key: Key) -> Empty:
+        return Empty()
 
-    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[State]:
+    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
         require_validation(self.patience, data)
-        return at_once(State(Model.init(task.members[me].arch, key.at("client", me), task.dtype), {}))
+        return immediately(State(Model.init(task.members[me].arch, key.at("client", me), task.dtype), {}))
 
-    def plan(self, server: Nothing, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
+    def plan(self, server: Empty, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
         return self.train.plan(present, key)
 
-    def dispatch(self, task: Task, server: Nothing, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Nothing]]:
-        return at_once({client: Nothing() for client in plan.train})
+    def dispatch(self, task: Task, server: Empty, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, Empty]]:
+        return immediately({client: Empty() for client in plan.train})
 
     def client_round(
-        self, state: State, down: Nothing, data: ClientData, when: Round, key: Key
-    ) -> Steps[tuple[State, Nothing, Report]]:
+        self, state: State, down: Empty, data: ClientData, when: Round, key: Key
+    ) -> Computation[tuple[State, Empty, Report]]:
         if self.patience is not None and state.waited >= self.patience:
-            return state, Nothing(), Report({}, notes={"stopped": True})
+            return state, Empty(), Report({}, notes={"stopped": True})
         state, report = yield from local_round(state, data, self.train, when, key, self.momentum, self.patience)
-        return state, Nothing(), report
+        return state, Empty(), report
 
-    def aggregate(self, server: Nothing, replies: Mapping[ClientId, Nothing], when: Round, key: Key) -> Nothing:
+    def aggregate(self, server: Empty, replies: Mapping[ClientId, Empty], when: Round, key: Key) -> Empty:
         return server
 
-    def deliver(self, task: Task, server: Nothing, client: ClientId) -> Nothing:
-        return Nothing()
+    def deliver(self, task: Task, server: Empty, client: ClientId) -> Empty:
+        return Empty()
 
-    def models(self, state: State, delivery: Nothing, data: ClientData, when: Round, key: Key) -> Steps[Models]:
-        return at_once({"personal": state.model})
+    def models(self, state: State, delivery: Empty, data: ClientData, when: Round, key: Key) -> Computation[Models]:
+        return immediately({"personal": state.model})
 
 
 def require_validation(patience: int | None, data: ClientData) -> None:
@@ -94,13 +94,13 @@ def local_round(
     key: Key,
     momentum: Literal["keep", "reset"],
     patience: int | None,
-) -> Steps[tuple[State, Report]]:
+) -> Computation[tuple[State, Report]]:
     """E epochs of SGD on the training part, then a look at the validation loss if patience asks for it."""
     trained = yield from train(
         {"own": state.model},
         training.sgd(CrossEntropy(), when),
         data.train,
-        training.local(when),
+        training.batch_schedule(when),
         key.at("train"),
         state.opt if momentum == "keep" else {},
     )

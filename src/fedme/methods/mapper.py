@@ -19,7 +19,7 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Plan, Report, Round, Task
 from fedme.core.model import Model, average
-from fedme.core.operations import Models, Score, Steps, at_once, evaluate, together, train
+from fedme.core.operations import Computation, Models, Score, evaluate, immediately, in_parallel, train
 from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.robust_aggregation import OPEN, Defence
@@ -56,45 +56,47 @@ class Mapper:
     def init_server(self, task: Task, key: Key) -> Shared:
         return Shared(Model.init(task.shared, key.at("shared"), task.dtype))
 
-    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[State]:
+    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
         local = Model.init(task.shared, key.at("client", me), task.dtype)
-        return at_once(State(local, thirds(len(data.train), key.at("thirds", me))))
+        return immediately(State(local, thirds(len(data.train), key.at("thirds", me))))
 
     def plan(self, server: Shared, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
         return self.train.plan(present, key)
 
-    def dispatch(self, task: Task, server: Shared, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Shared]]:
-        return at_once(dict.fromkeys(plan.train, server))
+    def dispatch(self, task: Task, server: Shared, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, Shared]]:
+        return immediately(dict.fromkeys(plan.train, server))
 
     def client_round(
         self, state: State, down: Shared, data: ClientData, when: Round, key: Key
-    ) -> Steps[tuple[State, Up, Report]]:
+    ) -> Computation[tuple[State, Up, Report]]:
         lam, mixture = yield from self.best_mixture(state, down.model, data, when, key)
         after = state
         if lam > 0:  # u = lam h_local + (1 - lam) h_global, solved for h_local
             pulled = tree.add(mixture.params, down.model.params, lam - 1.0)
             after = replace(state, local=state.local.with_params(tree.scale(pulled, 1.0 / lam)))
-        rule = self.train.sgd(CrossEntropy(), when)
+        optimizer = self.train.sgd(CrossEntropy(), when)
         last = data.train.take(state.parts[2])
-        trained = yield from train({"mixture": mixture}, rule, last, self.train.local(when), key.at("train"))
+        trained = yield from train({"mixture": mixture}, optimizer, last, self.train.batch_schedule(when), key.at("train"))
         moved = tree.sub(trained.models["mixture"].params, mixture.params)
         share = 1.0 - lam if self.scale_global else 1.0
         new = Model(down.model.arch, tree.add(down.model.params, moved, share), trained.models["mixture"].buffers)
         return after, Up(new, len(data.train)), Report(trained.losses, notes={"lambda": lam})
 
-    def best_mixture(self, state: State, shared: Model, data: ClientData, when: Round, key: Key) -> Steps[tuple[float, Model]]:
+    def best_mixture(
+        self, state: State, shared: Model, data: ClientData, when: Round, key: Key
+    ) -> Computation[tuple[float, Model]]:
         """Train every mixture on part A and keep the one with the smallest loss on part B (lambda = 0 is not trained)."""
         first, second = data.train.take(state.parts[0]), data.train.take(state.parts[1])
-        rule, local = self.train.sgd(CrossEntropy(), when), self.train.local(when)
+        optimizer, local = self.train.sgd(CrossEntropy(), when), self.train.batch_schedule(when)
 
-        def attempt(index: int, lam: float) -> Steps[tuple[Score, Model]]:
+        def attempt(index: int, lam: float) -> Computation[tuple[Score, Model]]:
             mixture = shared.with_params(tree.mix(state.local.params, shared.params, lam)) if lam > 0 else shared
             if lam > 0:
-                trained = yield from train({"mixture": mixture}, rule, first, local, key.at("mixture", index))
+                trained = yield from train({"mixture": mixture}, optimizer, first, local, key.at("mixture", index))
                 mixture = trained.models["mixture"]
             return (yield from evaluate(mixture, second)), mixture
 
-        attempts = yield from together([attempt(i, lam) for i, lam in enumerate(self.lambdas)])
+        attempts = yield from in_parallel([attempt(i, lam) for i, lam in enumerate(self.lambdas)])
         losses = [score.loss for score, _ in attempts]
         best = min(range(len(losses)), key=lambda i: (losses[i] != losses[i], losses[i], i))
         return self.lambdas[best], attempts[best][1]
@@ -102,13 +104,13 @@ class Mapper:
     def aggregate(self, server: Shared, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Shared:
         if not replies:
             return server
-        shares = [up.samples for up in replies.values()]
-        return Shared(average([up.model for up in replies.values()], shares, self.defence.combine))
+        weights = [up.samples for up in replies.values()]
+        return Shared(average([up.model for up in replies.values()], weights, self.defence.combine))
 
     def deliver(self, task: Task, server: Shared, client: ClientId) -> Shared:
         return server
 
-    def models(self, state: State, delivery: Shared, data: ClientData, when: Round, key: Key) -> Steps[Models]:
+    def models(self, state: State, delivery: Shared, data: ClientData, when: Round, key: Key) -> Computation[Models]:
         _, mixture = yield from self.best_mixture(state, delivery.model, data, when, key)
         return {"personal": mixture, "global": delivery.model}
 

@@ -18,7 +18,7 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Plan, Report, Round, Task
 from fedme.core.model import Model, average
-from fedme.core.operations import Models, Steps, at_once, train
+from fedme.core.operations import Computation, Models, immediately, train
 from fedme.learning.local_training import Training, require
 from fedme.learning.optimizers import Moreau
 from fedme.learning.robust_aggregation import OPEN, Defence
@@ -69,34 +69,34 @@ class PFedMe:
     def init_server(self, task: Task, key: Key) -> Shared:
         return Shared(Model.init(task.shared, key.at("shared"), task.dtype))
 
-    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[State]:
-        return at_once(State())
+    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
+        return immediately(State())
 
     def plan(self, server: Shared, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
         return self.train.plan(present, key, self.train_all)
 
-    def dispatch(self, task: Task, server: Shared, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Down]]:
-        return at_once({client: Down(server.model, client in plan.count) for client in plan.train})
+    def dispatch(self, task: Task, server: Shared, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, Down]]:
+        return immediately({client: Down(server.model, client in plan.count) for client in plan.train})
 
     def client_round(
         self, state: State, down: Down, data: ClientData, when: Round, key: Key
-    ) -> Steps[tuple[State, Up | None, Report]]:
+    ) -> Computation[tuple[State, Up | None, Report]]:
         lr = self.train.lr_at(when)
-        rule = Moreau(lr, self.inner_lr or lr, self.lam, self.inner_steps, self.l2)
+        optimizer = Moreau(lr, self.inner_lr or lr, self.lam, self.inner_steps, self.l2)
         start = {"theta": down.model, "w": down.model}
-        trained = yield from train(start, rule, data.train, self.train.local(when), key.at("train"))
+        trained = yield from train(start, optimizer, data.train, self.train.batch_schedule(when), key.at("train"))
         up = Up(trained.models["w"], len(data.train)) if down.counts else None
         return State(trained.models["theta"]), up, Report(trained.losses)
 
     def aggregate(self, server: Shared, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Shared:
         if not replies:
             return server
-        shares = [up.samples for up in replies.values()]
-        mean = average([up.model for up in replies.values()], shares, self.defence.combine)
+        weights = [up.samples for up in replies.values()]
+        mean = average([up.model for up in replies.values()], weights, self.defence.combine)
         return Shared(mean.with_params(tree.mix(mean.params, server.model.params, self.beta)))
 
     def deliver(self, task: Task, server: Shared, client: ClientId) -> Down:
         return Down(server.model)
 
-    def models(self, state: State, delivery: Down, data: ClientData, when: Round, key: Key) -> Steps[Models]:
-        return at_once({"personal": state.theta or delivery.model, "global": delivery.model})
+    def models(self, state: State, delivery: Down, data: ClientData, when: Round, key: Key) -> Computation[Models]:
+        return immediately({"personal": state.theta or delivery.model, "global": delivery.model})

@@ -20,7 +20,7 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Plan, Report, Round, Task, TaskError
 from fedme.core.model import Model, average
-from fedme.core.operations import Models, Steps, at_once, train
+from fedme.core.operations import Computation, Models, immediately, train
 from fedme.learning.local_training import Training, require
 from fedme.learning.optimizers import MutualMoreau
 from fedme.learning.robust_aggregation import OPEN, Defence
@@ -79,20 +79,20 @@ class PFML:
     def init_server(self, task: Task, key: Key) -> Shared:
         return Shared(Model.init(task.shared, key.at("shared"), task.dtype))
 
-    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[State]:
+    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
         arch = task.members[me].arch
         own = Model.init(arch, key.at("client", me), task.dtype) if arch != task.shared else None
-        return at_once(State(own, own))
+        return immediately(State(own, own))
 
     def plan(self, server: Shared, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
         return self.train.plan(present, key, self.train_all)
 
-    def dispatch(self, task: Task, server: Shared, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Down]]:
-        return at_once({client: Down(server.model, client in plan.count) for client in plan.train})
+    def dispatch(self, task: Task, server: Shared, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, Down]]:
+        return immediately({client: Down(server.model, client in plan.count) for client in plan.train})
 
     def client_round(
         self, state: State, down: Down, data: ClientData, when: Round, key: Key
-    ) -> Steps[tuple[State, Shared | None, Report]]:
+    ) -> Computation[tuple[State, Shared | None, Report]]:
         known = state.aux or down.model  # at the first participation the auxiliary model is the global one
         previous = down.model if self.aux == "reset" else known
         start = known if self.aux == "persistent" else down.model
@@ -101,7 +101,7 @@ class PFML:
             {"aux": start, "local": down.model, "theta": start},
             MutualMoreau(lr, self.inner_lr or lr, self.lam, self.inner_steps, self.l2),
             data.train,
-            self.train.local(when),
+            self.train.batch_schedule(when),
             key.at("train"),
             frozen={"aux": previous, "local": down.model},
         )
@@ -117,5 +117,5 @@ class PFML:
     def deliver(self, task: Task, server: Shared, client: ClientId) -> Down:
         return Down(server.model)
 
-    def models(self, state: State, delivery: Down, data: ClientData, when: Round, key: Key) -> Steps[Models]:
-        return at_once({"personal": state.theta or delivery.model, "global": delivery.model})
+    def models(self, state: State, delivery: Down, data: ClientData, when: Round, key: Key) -> Computation[Models]:
+        return immediately({"personal": state.theta or delivery.model, "global": delivery.model})

@@ -151,12 +151,12 @@ def check(arch: Arch, schema: Schema, classes: int | None = None, inputs: Inputs
     if not isinstance(output, Tensor):
         raise ArchError(
             f"architecture '{arch.name}' gives a {type(output).__name__}; let its forward return a tensor, or an object whose "
-            f"`logits` is one: two samples by {expected[1]} {OUTPUTS[schema.kind]}"
+            f"`logits` is one: two samples by {expected[1]} {OUTPUTS[schema.task_type]}"
         )
     if tuple(output.shape) != expected:
         raise ArchError(
             f"architecture '{arch.name}' gives shape {tuple(output.shape)} for inputs of shape {shapes}; expected shape "
-            f"{expected}: two samples by {expected[1]} {OUTPUTS[schema.kind]}"
+            f"{expected}: two samples by {expected[1]} {OUTPUTS[schema.task_type]}"
             f"{LAST if len(output.shape) == 2 else '; leave a squeeze out' if len(output.shape) == 1 else ''}"
         )
     if not output.is_floating_point():

@@ -77,13 +77,13 @@ def read(folder: Path) -> Run:
     notes: dict[int, dict[ClientId, Any]] = defaultdict(dict)
     traffic: dict[int, dict[ClientId, int]] = defaultdict(dict)
     seen: dict[ClientId, None] = {}
-    hostile = set(result.get("hostile", ()))  # their numbers mean nothing, whatever they are
+    malicious = set(result.get("malicious", ()))  # their numbers mean nothing, whatever they are
     for row in records.read(folder):
         t, client = row["round"], row["client"]
         traffic[t][client] = row["bytes_up"] + row["bytes_down"]
         if row.get("notes"):
             notes[t][client] = row["notes"]
-        if row["stage"] in ("round", "finetuned") and client not in hostile:
+        if row["stage"] in ("round", "finetuned") and client not in malicious:
             seen[client] = None
             kept = {name: row[name] for name in (*(m.key for m in MEASURES[kind_of_row(row)]), "samples", "arch")}
             scores[row["model"], row["stage"], row["split"]][t][client] = kept

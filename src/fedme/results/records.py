@@ -25,8 +25,8 @@ from typing import Any
 from fedme.core.atomic_files import RunError, finite
 from fedme.core.data import ClientId
 from fedme.core.metrics import MEASURES, Metrics, kind_of_row
-from fedme.core.task_types import KindName
-from fedme.federation.client_work import Scored
+from fedme.core.task_types import TaskType
+from fedme.federation.client_work import ModelScore
 from fedme.federation.round import Traffic
 
 NAME = "metrics.jsonl"
@@ -65,10 +65,10 @@ class Records:
 def rows(
     t: int,
     traffic: Mapping[ClientId, Traffic],
-    scores: Mapping[ClientId, list[Scored]],
+    scores: Mapping[ClientId, list[ModelScore]],
     samples: Mapping[ClientId, int],
     server_seconds: float,
-    kind: KindName = "classification",
+    kind: TaskType = "classification",
 ) -> list[dict[str, Any]]:
     """All rows of a round."""
     found = []

@@ -15,14 +15,14 @@ from typing import Any
 from fedme.config.identity import digest
 from fedme.core.atomic_files import RunError, sealed, unsealed, write_json
 from fedme.core.metrics import LOSS, MEASURES, Measure, kind_of_row
-from fedme.core.task_types import KindName
+from fedme.core.task_types import TaskType
 from fedme.core.typed import TypedError
 from fedme.results import records
 
 NAME = "summary.json"
 CONFIG = "config.toml"
 
-Kind = tuple[str, str]  # model, stage
+TaskLoss = tuple[str, str]  # model, stage
 Splits = dict[str, list[dict[str, Any]]]  # the rows of one kind in one round, by split
 
 
@@ -33,16 +33,16 @@ def summarise(rows: Iterable[dict[str, Any]], config: Mapping[str, Any]) -> dict
     """
     sums = dict.fromkeys(("bytes_up", "bytes_down", "client_seconds"), 0)
     server = 0.0
-    last: dict[Kind, tuple[int, Splits]] = {}
-    best: dict[Kind, tuple[float, int, Splits]] = {}
-    evaluated: Counter[Kind] = Counter()
+    last: dict[TaskLoss, tuple[int, Splits]] = {}
+    best: dict[TaskLoss, tuple[float, int, Splits]] = {}
+    evaluated: Counter[TaskLoss] = Counter()
     epsilon: dict[str, float | None] = {}
     missing: Counter[str] = Counter()
     trouble = Trouble()
-    task: KindName | None = None
+    task: TaskType | None = None
     for t, together in itertools.groupby(rows, key=lambda row: row["round"]):
         traffic: dict[str, dict[str, Any]] = {}
-        found: dict[Kind, Splits] = defaultdict(lambda: defaultdict(list))
+        found: dict[TaskLoss, Splits] = defaultdict(lambda: defaultdict(list))
         for row in together:
             trouble.look(row)
             traffic.setdefault(row["client"], row)
@@ -55,8 +55,8 @@ def summarise(rows: Iterable[dict[str, Any]], config: Mapping[str, Any]) -> dict
         sums = {name: total + sum(row[name] for row in traffic.values()) for name, total in sums.items()}
         server += next(iter(traffic.values()))["server_seconds"]
         for kind, splits in found.items():
-            for split, mine in splits.items() if trouble.hostile else ():  # their numbers mean nothing, whatever they are
-                splits[split] = [row for row in mine if row["client"] not in trouble.hostile]
+            for split, mine in splits.items() if trouble.malicious else ():  # their numbers mean nothing, whatever they are
+                splits[split] = [row for row in mine if row["client"] not in trouble.malicious]
             evaluated[kind] += 1
             last[kind] = t, splits
             if splits.get("val"):
@@ -98,13 +98,13 @@ class Trouble:
 
     refused: dict[str, dict[str, Any]] = field(default_factory=dict)
     quarantined: dict[str, dict[str, Any]] = field(default_factory=dict)
-    hostile: set[str] = field(default_factory=set)
+    malicious: set[str] = field(default_factory=set)
 
     def look(self, row: Mapping[str, Any]) -> None:
         """Note what a row of the records tells."""
         notes = row.get("notes") or {}
-        if "hostile" in notes:
-            self.hostile.add(row["client"])
+        if "malicious" in notes:
+            self.malicious.add(row["client"])
         missing = notes.get("missing")
         for word, found in (("refused", self.refused), ("quarantined", self.quarantined)):
             if isinstance(missing, str) and missing.startswith(word):
@@ -113,15 +113,15 @@ class Trouble:
 
     def plain(self) -> dict[str, Any]:
         """What there is to tell; nothing if nothing happened."""
-        told = {"refused": self.refused, "quarantined": self.quarantined, "hostile": sorted(self.hostile)}
+        told = {"refused": self.refused, "quarantined": self.quarantined, "malicious": sorted(self.malicious)}
         return {name: value for name, value in told.items() if value}
 
 
 def trouble(result: Mapping[str, Any]) -> list[str]:
     """What went wrong with whom, one line each."""
     lines = []
-    if hostile := result.get("hostile"):
-        lines.append(f"Hostile on purpose, and in none of the means: client {', '.join(hostile)}.")
+    if malicious := result.get("malicious"):
+        lines.append(f"Hostile on purpose, and in none of the means: client {', '.join(malicious)}.")
     for what in ("refused", "quarantined"):
         for client, told in result.get(what, {}).items():
             lines.append(

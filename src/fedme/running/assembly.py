@@ -19,8 +19,8 @@ from fedme.datasets.download import root as data_root
 from fedme.datasets.federated_dataset import Federation, federate
 from fedme.datasets.preprocessing import Preparation
 from fedme.execution.device import missing
-from fedme.execution.dispatcher import Batched
-from fedme.execution.lockstep import Execute, drive
+from fedme.execution.dispatcher import Dispatcher
+from fedme.execution.lockstep import Executor, run_in_lockstep
 from fedme.execution.reference import one_by_one
 from fedme.learning.architecture_selection import best_local
 
@@ -39,12 +39,12 @@ class Prepared:
 
 def executor(
     engine: EngineOptions, tick: Callable[[], None] = lambda: None, before_fork: Callable[[], None] = lambda: None
-) -> Batched:
+) -> Dispatcher:
     """What executes the operations of a run, as configured."""
     if reason := missing(engine.device):
         raise ConfigError(f"engine.device: {reason}")
     torch.set_num_threads(engine.threads)
-    return Batched(tick, engine.workers or processors(), engine.path, engine.device, before_fork)
+    return Dispatcher(tick, engine.workers or processors(), engine.path, engine.device, before_fork)
 
 
 def gather(experiment: Experiment) -> Federation:
@@ -57,17 +57,17 @@ def gather(experiment: Experiment) -> Federation:
     federation = federate(dataset, experiment.partition, experiment.data, root.at("partition"))
     attack = experiment.settings.attack
     try:
-        hostile = attack.hostile(list(federation.clients), root)
+        malicious = attack.malicious(list(federation.clients), root)
     except ValueError as error:
         raise ConfigError(f"attack.clients: {error}") from error
-    poisoned = {each: attack.poisoned(federation.clients[each], federation.classes[each]) for each in hostile}
+    poisoned = {each: attack.poisoned(federation.clients[each], federation.classes[each]) for each in malicious}
     return replace(federation, clients={**federation.clients, **poisoned})
 
 
 def prepare(
     experiment: Experiment,
     federation: Federation,
-    execute: Execute,
+    execute: Executor,
     assigned: Mapping[ClientId, str] | None = None,
     choosing: Callable[[int], None] = lambda operations: None,
 ) -> Prepared:
@@ -201,7 +201,7 @@ def _by_best_local(
     federation: Federation,
     pool: Mapping[str, Spec],
     fitted: Callable[[Spec, int], Arch],
-    execute: Execute,
+    execute: Executor,
     choosing: Callable[[int], None],
     dtype: torch.dtype,
     room: Mapping[ClientId, int],
@@ -233,8 +233,8 @@ def _by_best_local(
         )
         for client, data in federation.clients.items()
     }
-    done = drive(work, execute)
-    loss = federation.dataset.schema.kind == "regression"
+    done = run_in_lockstep(work, execute)
+    loss = federation.dataset.schema.task_type == "regression"
     scores = {
         client: {name: score.loss if loss else score.accuracy for name, score in each.value.scores.items()}
         for client, each in done.items()

@@ -21,7 +21,7 @@ from fedme.core.model import Arch
 from fedme.core.serialization import pack, unpack
 from fedme.core.typed import TypedError, build
 from fedme.federation.client_work import AnyMethod
-from fedme.federation.offences import Conduct
+from fedme.federation.offences import OffenceRecord
 from fedme.learning.accountant import Ledger
 from fedme.running.weight_store import Layout, Place, Store, Weights
 
@@ -38,7 +38,7 @@ class Header:
     metrics_bytes: int  # how much of metrics.jsonl belongs to finished rounds
     assigned: Mapping[ClientId, str]  # every client's first architecture
     spent: Mapping[ClientId, Ledger] = field(default_factory=dict)  # of every client's privacy
-    conduct: Mapping[ClientId, Conduct] = field(default_factory=dict)  # who has sent what could not be used
+    offences: Mapping[ClientId, OffenceRecord] = field(default_factory=dict)  # who has sent what could not be used
     metrics_check: int | None = None  # the checksum of those bytes
 
 

@@ -13,10 +13,10 @@ from fedme.config.settings import PrivacyOptions
 from fedme.core.data import ClientData, ClientId
 from fedme.core.method import POOL
 from fedme.core.model import Arch
-from fedme.core.operations import Local, Private
+from fedme.core.operations import BatchSchedule, GaussianMechanism
 from fedme.execution.sample_independence import require_separate
 from fedme.learning.accountant import Ledger, epsilon, noise_for, require_accountant
-from fedme.learning.differential_privacy import Guard
+from fedme.learning.differential_privacy import PrivacyPolicy
 from fedme.methods.centralized import Centralized
 from fedme.methods.fedavg import FedAvg
 from fedme.methods.fedmd import FedMD
@@ -30,7 +30,7 @@ from fedme.methods.pfml import PFML
 SECRET = "noise.secret"  # the seed of the noise, while a run with privacy.secret goes on
 
 Part = tuple[float, int, int]  # of a plan: the chance of a sample, steps, gradients a step
-Guards = Callable[[ClientData], Guard]
+Guards = Callable[[ClientData], PrivacyPolicy]
 
 
 def require_private(experiment: Experiment) -> None:
@@ -77,23 +77,23 @@ def guards(experiment: Experiment, secret: int | None = None) -> Guards | None:
 
     @functools.cache
     def noise(samples: int) -> float:
-        if options.noise is not None:
-            return options.noise
+        if options.noise_multiplier is not None:
+            return options.noise_multiplier
         assert options.epsilon is not None
         return noise_for(options.epsilon, options.delta, plan(experiment, samples)) if samples else 0.0
 
-    def guard(data: ClientData) -> Guard:
-        return Guard(Private(options.clip, noise(len(data.train))), options.delta, options.epsilon, secret)
+    def guard(data: ClientData) -> PrivacyPolicy:
+        return PrivacyPolicy(GaussianMechanism(options.clip, noise(len(data.train))), options.delta, options.epsilon, secret)
 
     return guard
 
 
 def plan(experiment: Experiment, samples: int) -> list[Part]:
     """The trainings of a client that takes part in every round: what its noise must be enough for."""
-    settings, method, local = experiment.settings, experiment.method, experiment.settings.train.local()
+    settings, method, local = experiment.settings, experiment.method, experiment.settings.train.batch_schedule()
     evaluations = settings.rounds // settings.evaluate_every + bool(settings.rounds % settings.evaluate_every)
 
-    def part(count: int, how: Local, times: int, gradients: int = 1) -> Part:
+    def part(count: int, how: BatchSchedule, times: int, gradients: int = 1) -> Part:
         return how.rate(max(1, count)), times * how.count(count), gradients
 
     if isinstance(method, Mapper):
@@ -103,10 +103,10 @@ def plan(experiment: Experiment, samples: int) -> list[Part]:
     else:
         found = [part(samples, local, settings.rounds, _gradients(method))]
     if isinstance(method, FedMD):
-        found.append(part(samples, Local(method.private_epochs, settings.train.batch), 1))
+        found.append(part(samples, BatchSchedule(method.private_epochs, settings.train.batch), 1))
     if settings.finetune.epochs:
         tuned = evaluations if settings.finetune.when == "always" else 1
-        found.append(part(samples, Local(settings.finetune.epochs, settings.train.batch), tuned))
+        found.append(part(samples, BatchSchedule(settings.finetune.epochs, settings.train.batch), tuned))
     return [each for each in found if each[1]]
 
 

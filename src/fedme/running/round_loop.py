@@ -16,10 +16,10 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Round, Task
 from fedme.core.metrics import MEASURES, Measure
-from fedme.federation.client_work import AnyMethod, Assessment, Finetune, Scored
-from fedme.federation.malicious_clients import Hostile
-from fedme.federation.offences import Conduct
-from fedme.federation.round import Traffic, play
+from fedme.federation.client_work import AnyMethod, Evaluation, Finetune, ModelScore
+from fedme.federation.malicious_clients import MaliciousClients
+from fedme.federation.offences import OffenceRecord
+from fedme.federation.round import Traffic, run_round
 from fedme.results import loggers, records
 from fedme.results.lineage import Lineage, lineages
 from fedme.running import checkpoint, privacy_budget
@@ -51,14 +51,14 @@ class Loop:
         self.method: AnyMethod = experiment.method
         self.root = Key(experiment.settings.seed)
         self.shown = ""
-        self.conduct: Mapping[ClientId, Conduct] = {}
+        self.offences: Mapping[ClientId, OffenceRecord] = {}
         self.ancestry: Mapping[ClientId, Lineage] = {}  # known at the end
 
     def run(self, at: checkpoint.Checkpoint, config: Mapping[str, Any]) -> None:
         """Go on from `at` to the last round."""
         settings = self.experiment.settings
         self.engine.states, self.engine.spent = dict(at.clients), dict(at.header.spent)
-        self.conduct = at.header.conduct
+        self.offences = at.header.offences
         book = records.Records(self.folder, at.header.metrics_bytes, at.header.metrics_check)
         self.display.start("round", settings.rounds, at.header.round)
         saved_round = at.header.round
@@ -66,7 +66,7 @@ class Loop:
             for t in range(at.header.round, settings.rounds):
                 server = self._round(at.server, t, book)
                 header = checkpoint.Header(
-                    t + 1, book.size, at.header.assigned, dict(self.engine.spent), self.conduct, book.check
+                    t + 1, book.size, at.header.assigned, dict(self.engine.spent), self.offences, book.check
                 )
                 at = checkpoint.Checkpoint(header, server, dict(self.engine.states))
                 if (t + 1) % settings.checkpoint_every == 0 or t + 1 == settings.rounds:
@@ -92,31 +92,31 @@ class Loop:
 
     def _round(self, server: Any, t: int, book: records.Records) -> Any:
         settings = self.experiment.settings
-        task = self.engine.muster()
-        hostile = settings.attack.hostile(list(task.members), self.root)
-        engine = Hostile(self.engine, self.method, settings.attack, hostile) if hostile else self.engine
+        task = self.engine.current_task()
+        malicious = settings.attack.malicious(list(task.members), self.root)
+        engine = MaliciousClients(self.engine, self.method, settings.attack, malicious) if malicious else self.engine
         rules = settings.faults.needs, settings.defence
-        played = play(self.method, task, engine, server, t, settings.rounds, self.root, *rules, self.conduct)
-        self.conduct = played.conduct
+        played = run_round(self.method, task, engine, server, t, settings.rounds, self.root, *rules, self.offences)
+        self.offences = played.offences
         traffic = dict(played.traffic)
-        for client in hostile:  # whether it had a part in this round or not
-            traffic.setdefault(client, Traffic()).note("hostile", settings.attack.kind)
+        for client in malicious:  # whether it had a part in this round or not
+            traffic.setdefault(client, Traffic()).note("malicious", settings.attack.kind)
         if played.short:
             self.display.note(f"round {t} does not count: {played.short}; the server goes on as it was", always=True)
         server = self.store.keep(played.server)
         self._rest(played.traffic)
-        scores: dict[ClientId, list[Scored]] = {}
+        scores: dict[ClientId, list[ModelScore]] = {}
         last = t + 1 == settings.rounds
         if last and self.method.own_architectures:
-            now = records.rows(t, traffic, {}, self.engine.samples, 0.0, task.schema.kind)
+            now = records.rows(t, traffic, {}, self.engine.samples, 0.0, task.schema.task_type)
             self.ancestry = lineages(itertools.chain(records.read(self.folder), now), task.members)
         if last or (t + 1) % settings.evaluate_every == 0:
-            scores = self.assess(task, server, t, last)
-            self.shown = _headline(scores, MEASURES[task.schema.kind][0])
+            scores = self.evaluate_models(task, server, t, last)
+            self.shown = _headline(scores, MEASURES[task.schema.task_type][0])
         if last:
             method, key = self.experiment.method_name, self.root.at("init")
             unseen_clients.save_offers(self.folder, server, task, method, settings.rounds, key)
-        rows = records.rows(t, traffic, scores, self.engine.samples, played.server_seconds, task.schema.kind)
+        rows = records.rows(t, traffic, scores, self.engine.samples, played.server_seconds, task.schema.task_type)
         if settings.privacy is not None:
             cost = privacy_budget.costs(settings.privacy, self.engine.spent)
             rows = [row | {"epsilon": cost[row["client"]]} for row in rows]
@@ -130,15 +130,15 @@ class Loop:
         states.update({client: self.store.keep(states[client]) for client in clients if client in states})
         self.store.settle()
 
-    def assess(self, task: Task, server: Any, t: int, last: bool) -> dict[ClientId, list[Scored]]:
+    def evaluate_models(self, task: Task, server: Any, t: int, last: bool) -> dict[ClientId, list[ModelScore]]:
         """The scores of all clients, a few clients at a time so that their models fit in memory."""
         settings = self.experiment.settings
         tune = settings.finetune.epochs and (last or settings.finetune.when == "always")
         finetune = Finetune(settings.train, settings.finetune.epochs) if tune else None
-        scores: dict[ClientId, list[Scored]] = {}
+        scores: dict[ClientId, list[ModelScore]] = {}
         for clients in self._groups(task):
             deliveries = {client: self.method.deliver(task, server, client) for client in clients}
-            done = self.engine.assess(deliveries, Round(t, settings.rounds), finetune)
+            done = self.engine.evaluate_models(deliveries, Round(t, settings.rounds), finetune)
             scores |= {client: each.value.scores for client, each in done.items()}
             if last:
                 self._save_models(task, {client: each.value for client, each in done.items()})
@@ -159,7 +159,7 @@ class Loop:
             taken += size
         yield group
 
-    def _save_models(self, task: Task, assessed: Mapping[ClientId, Assessment]) -> None:
+    def _save_models(self, task: Task, assessed: Mapping[ClientId, Evaluation]) -> None:
         notes: dict[str, bool] = {}
         for client, assessment in assessed.items():
             if assessment.models:  # those of sites stay there
@@ -175,7 +175,7 @@ def save_models(
     experiment: Experiment,
     task: Task,
     data: ClientData,
-    assessment: Assessment,
+    assessment: Evaluation,
     lineage: Lineage | None = None,
 ) -> list[str]:
     """A client's models at the end: the personal one, and that after fine-tuning; what the user should know about them."""
@@ -183,12 +183,14 @@ def save_models(
     notes = []
     for name, file, stage in (("personal", "model", "round"), ("finetuned", "finetuned", "finetuned")):
         if name in assessment.models:
-            about = model_cards.about(data, stage, experiment.method_name, rounds, assessment.scores, lineage, task.schema.kind)
+            about = model_cards.about(
+                data, stage, experiment.method_name, rounds, assessment.scores, lineage, task.schema.task_type
+            )
             notes.append(saved_models.save(folder, file, assessment.models[name], task.schema, classes, about))
     return [note for note in notes if note]
 
 
-def _headline(scores: Mapping[ClientId, list[Scored]], measure: Measure) -> str:
+def _headline(scores: Mapping[ClientId, list[ModelScore]], measure: Measure) -> str:
     """The client mean of what counts, of the personal models, on validation data where there is any."""
     for split, word in (("val", "validation"), ("test", "test")):
         mine = [s for each in scores.values() for s in each if (s.model, s.stage, s.split) == ("personal", "round", split)]

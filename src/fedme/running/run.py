@@ -23,8 +23,8 @@ from fedme.core.key import Key
 from fedme.core.processors import processors
 from fedme.datasets.federated_dataset import Federation
 from fedme.federation.client_work import AnyMethod
-from fedme.federation.failures import Faulty
-from fedme.federation.in_process import InProcess
+from fedme.federation.failures import FailingClients
+from fedme.federation.in_process import InProcessEngine
 from fedme.results import loggers, records, summary
 from fedme.results.summary import CONFIG
 from fedme.running import assembly, checkpoint, privacy_budget
@@ -185,7 +185,7 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
         logs = cleanup.enter_context(loggers.opened(settings.log, folder, config, at.header.round))
 
         def work(engine: Any) -> None:
-            engine = Faulty(engine, settings.faults, root) if settings.faults.simulates else engine
+            engine = FailingClients(engine, settings.faults, root) if settings.faults.simulates else engine
             Loop(folder, experiment, engine, store, display, logs).run(at, config)
 
         if settings.engine.name == "flower":
@@ -193,7 +193,7 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
             on_flower(experiment, prepared, work, tick, stop)
         else:
             private = privacy_budget.guards(experiment, secret)
-            work(InProcess(method, prepared.task, federation.clients, root, execute, private))
+            work(InProcessEngine(method, prepared.task, federation.clients, root, execute, private))
         write_text(folder / ENGINE, "".join(f"{line}\n" for line in execute.explain()))
     summary.write(folder, config)
     privacy_budget.forget_secret(folder)
@@ -203,14 +203,18 @@ def _cautions(experiment: Experiment, federation: Federation) -> list[str]:
     """What a reader of the results should know about the data."""
     notes = []
     schema = federation.dataset.schema
-    if schema.kind != "classification" and getattr(experiment.dataset, "task", "") == "auto":
-        seen = "0 or 1, several a sample" if schema.kind == "multi-label" else "numbers with fractions"
-        notes.append(f"the labels are {seen}, so this is {schema.kind} of {_some(schema.classes)}; data.task can say otherwise")
-    if schema.kind == "multi-label" and bool((torch.cat([d.train.y for d in federation.clients.values()]).sum(1) == 1).all()):
+    if schema.task_type != "classification" and getattr(experiment.dataset, "task", "") == "auto":
+        seen = "0 or 1, several a sample" if schema.task_type == "multi-label" else "numbers with fractions"
+        notes.append(
+            f"the labels are {seen}, so this is {schema.task_type} of {_some(schema.classes)}; data.task can say otherwise"
+        )
+    if schema.task_type == "multi-label" and bool(
+        (torch.cat([d.train.y for d in federation.clients.values()]).sum(1) == 1).all()
+    ):
         notes.append(
             "every sample has exactly one label; to learn one class of several, give each sample the number of its class"
         )
-    if len(schema.classes) == 1 and schema.kind == "classification":
+    if len(schema.classes) == 1 and schema.task_type == "classification":
         notes.append(f"there is only one class, {schema.classes[0]}: there is nothing to learn")
     few = [client for client, data in federation.clients.items() if len(data.test) < FEW]
     if few:

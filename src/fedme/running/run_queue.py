@@ -30,7 +30,7 @@ from fedme.running import run
 from fedme.running.progress import Display
 from fedme.running.round_loop import Interrupted
 
-MENDABLE = (ConfigError, RunError, TaskError, DataError, PartitionError, TypedError, networks.ArchError, EngineError)
+USER_ERRORS = (ConfigError, RunError, TaskError, DataError, PartitionError, TypedError, networks.ArchError, EngineError)
 # ^ what a user can mend: told in one line, without a traceback
 POLL = 0.5  # seconds between looks at a request to stop
 
@@ -161,7 +161,7 @@ def attempt(planned: Planned, display: Display, after: Callable[[Path], None]) -
         else:
             run.start(parse({**planned.config, "output": str(planned.folder)}, planned.name), display)
         after(planned.folder)
-    except MENDABLE as error:
+    except USER_ERRORS as error:
         return str(error)
     return ""
 

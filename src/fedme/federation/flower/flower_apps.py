@@ -36,11 +36,11 @@ def client_app(hello: Answering, train: Answering, evaluate: Answering) -> Clien
         return answered(hello, message, context)
 
     @app.train()
-    def take_part(message: Message, context: Context) -> Message:
+    def participate(message: Message, context: Context) -> Message:
         return answered(train, message, context)
 
     @app.evaluate()
-    def assess(message: Message, context: Context) -> Message:
+    def evaluate_models(message: Message, context: Context) -> Message:
         return answered(evaluate, message, context)
 
     return app

@@ -19,16 +19,16 @@ from flwr.serverapp import Grid, ServerApp
 from fedme.core.data import ClientId
 from fedme.core.method import Report, Round, Task
 from fedme.core.model import Arch, Model
-from fedme.core.operations import Steps
+from fedme.core.operations import Computation
 from fedme.core.typed import TypedError
-from fedme.execution.lockstep import Done, T
-from fedme.federation.client_work import Assessment, Finetune, Scored
+from fedme.execution.lockstep import T, Timed
+from fedme.federation.client_work import Evaluation, Finetune, ModelScore
 from fedme.federation.flower import EngineError
 from fedme.federation.flower.message_content import Envelope
 from fedme.federation.flower.requests import Failure, Link
-from fedme.federation.in_process import InProcess
+from fedme.federation.in_process import InProcessEngine
 from fedme.federation.reply_validation import Kinds, check_sent
-from fedme.federation.round import Absent, Answer, Refused
+from fedme.federation.round import NoReply, RejectedReply, Reply
 from fedme.learning.accountant import Ledger
 
 PAUSE = 0.02  # seconds between two looks for replies
@@ -38,11 +38,11 @@ PAUSE = 0.02  # seconds between two looks for replies
 class Room:
     """All clients, as one process sees them, and every architecture that may occur."""
 
-    engine: InProcess
+    engine: InProcessEngine
     archs: Mapping[str, Arch]
 
 
-class Simulated:
+class FlowerSimulation:
     """The clients of `room`, each message played wherever there is a free process."""
 
     def __init__(self, room: Room, link: Link, tick: Callable[[], None]) -> None:
@@ -52,44 +52,44 @@ class Simulated:
         self.states: dict[ClientId, Any] = {}
         self.spent: dict[ClientId, Ledger] = {}
 
-    def muster(self) -> Task:
+    def current_task(self) -> Task:
         """The federation, always the same."""
         return self.room.engine.task
 
-    def away(self, when: Round) -> dict[ClientId, str]:
+    def unavailable(self, when: Round) -> dict[ClientId, str]:
         """Nobody."""
         return {}
 
-    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Answer | Absent]:
+    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply | NoReply]:
         """Hand every client its message and its state, and collect both."""
         replies = self._ask("train", {client: {"down": down} for client, down in downs.items()}, when)
-        answers: dict[ClientId, Answer | Absent] = {}
+        answers: dict[ClientId, Reply | NoReply] = {}
         for client, reply in replies.items():
             self.states[client] = reply.read("state", self.kinds.state, self.room.archs)
             try:
                 up = reply.read("up", self.kinds.up | None, self.room.archs)
                 report, seconds = reply.read("report", Report), reply.read("seconds", float)
-                answers[client] = Answer(up, report, seconds, reply.read("when", Round))
+                answers[client] = Reply(up, report, seconds, reply.read("when", Round))
             except TypedError as error:
-                answers[client] = Refused(f"refused: {error}")
+                answers[client] = RejectedReply(f"refused: {error}")
         return answers
 
-    def assess(
+    def evaluate_models(
         self, deliveries: Mapping[ClientId, Any], when: Round, finetune: Finetune | None = None
-    ) -> dict[ClientId, Done[Assessment]]:
+    ) -> dict[ClientId, Timed[Evaluation]]:
         """Let every client show how its models do."""
         asked = {client: {"delivery": delivery, "finetune": finetune} for client, delivery in deliveries.items()}
         done = {}
         for client, reply in self._ask("evaluate", asked, when).items():
             state = self.states[client] = reply.read("state", self.kinds.state, self.room.archs)
             models = reply.read("models", dict[str, Model], self.room.archs)
-            assessment = Assessment(state, models, reply.read("scores", list[Scored]))
-            done[client] = Done(assessment, reply.read("seconds", float))
+            assessment = Evaluation(state, models, reply.read("scores", list[ModelScore]))
+            done[client] = Timed(assessment, reply.read("seconds", float))
         return done
 
-    def serve(self, steps: Steps[T]) -> Done[T]:
+    def run_on_server(self, steps: Computation[T]) -> Timed[T]:
         """Run work of the server, here."""
-        return self.room.engine.serve(steps)
+        return self.room.engine.run_on_server(steps)
 
     def _ask(self, kind: str, asked: Mapping[ClientId, Mapping[str, Any]], when: Round) -> dict[ClientId, Envelope]:
         nodes = self.link.nodes()
@@ -124,7 +124,7 @@ def played(room: Room, kind: str, ask: Envelope) -> Envelope:
         own = {"state": engine.states[client], "spent": engine.spent[client], "when": when}
         return Envelope.of(up=answer.up, report=answer.report, seconds=answer.seconds, **own)
     delivery = ask.read("delivery", kinds.down, room.archs)
-    done = engine.assess({client: delivery}, when, ask.read("finetune", Finetune | None))[client]  # type: ignore[arg-type]
+    done = engine.evaluate_models({client: delivery}, when, ask.read("finetune", Finetune | None))[client]  # type: ignore[arg-type]
     own = {"state": done.value.state, "spent": engine.spent[client]}
     return Envelope.of(models=done.value.models, scores=done.value.scores, seconds=done.seconds, **own)
 
@@ -148,7 +148,7 @@ def client_app(opened: Callable[[], Room]) -> ClientApp:
 
 
 def run(
-    work: Callable[[Simulated], None],
+    work: Callable[[FlowerSimulation], None],
     room: Room,
     opened: Callable[[], Room],
     tick: Callable[[], None],
@@ -176,7 +176,7 @@ def run(
         while len(link.nodes()) < len(room.engine.clients):
             alive()
             ended.wait(PAUSE)
-        work(Simulated(room, link, tick))
+        work(FlowerSimulation(room, link, tick))
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     # "local": processes of this run's own, also where a cluster is there that nobody asked for.

@@ -43,7 +43,7 @@ def require_criteria(chosen: Mapping[str, str | Criterion]) -> None:
 def require_meaning(task: Task, adopt: str | Criterion, adopt_by: Mapping[ClientId, str | Criterion]) -> None:
     """Refuse criteria of clients that are not there, and to count what is right where numbers are predicted."""
     require_members(task, "method 'fedme': adopt_by", adopt_by)
-    if task.schema.kind == "regression" and "accuracy" in (adopt, *adopt_by.values()):
+    if task.schema.task_type == "regression" and "accuracy" in (adopt, *adopt_by.values()):
         raise TaskError("method 'fedme': adopt = 'accuracy' has no meaning where numbers are predicted; use 'loss'")
 
 

@@ -10,18 +10,18 @@ from torch import Tensor
 from fedme.core.data import ClientId, Split
 from fedme.core.key import Key
 from fedme.core.model import Model
-from fedme.core.operations import Steps, predict, together
-from fedme.core.task_types import kind_of
+from fedme.core.operations import Computation, in_parallel, predict
+from fedme.core.task_types import task_loss
 
 
 def clustered(
     models: Mapping[ClientId, Model], unlabeled: Split | None, clusters: int, on: Literal["logits", "softmax"], key: Key
-) -> Steps[dict[ClientId, int]]:
+) -> Computation[dict[ClientId, int]]:
     """The cluster of every client's model; without unlabeled data, or with one cluster, all are in the same."""
     if clusters == 1 or unlabeled is None or not models:
         return dict.fromkeys(models, 0)
-    outputs = yield from together([predict(model, unlabeled) for model in models.values()])
-    outputs = [kind_of(unlabeled.y).mean(logits) for logits in outputs] if on == "softmax" else outputs
+    outputs = yield from in_parallel([predict(model, unlabeled) for model in models.values()])
+    outputs = [task_loss(unlabeled.y).mean(logits) for logits in outputs] if on == "softmax" else outputs
     return dict(zip(models, similar(outputs, clusters, key), strict=True))
 
 

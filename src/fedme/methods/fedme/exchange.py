@@ -7,7 +7,7 @@ from fedme.core.data import ClientId, Split
 from fedme.core.key import Key
 from fedme.core.method import Task
 from fedme.core.model import Model, average
-from fedme.core.operations import Steps, evaluate, together
+from fedme.core.operations import Computation, evaluate, in_parallel
 from fedme.core.typed import TypedError
 from fedme.learning.robust_aggregation import Defence
 
@@ -57,11 +57,11 @@ def lenders(clusters: Mapping[ClientId, int], fits: Fits | None, key: Key) -> di
 
 def welcomed(
     own: Model, guest: Model | None, validation: Split, defence: Defence
-) -> Steps[tuple[Model | None, dict[str, str | int | float | bool]]]:
+) -> Computation[tuple[Model | None, dict[str, str | int | float | bool]]]:
     """The guest, if it is let in, and what there is to say about it. Without validation data nobody is turned away."""
     if guest is None or defence.guest is None or not len(validation):
         return guest, {}
-    mine, its = yield from together([evaluate(own, validation), evaluate(guest, validation)])
+    mine, its = yield from in_parallel([evaluate(own, validation), evaluate(guest, validation)])
     if not defence.unwelcome(mine, its):
         return guest, {}
     return None, {"guest_refused": f"loss {its.loss:.3g} against {mine.loss:.3g} of the own model"}

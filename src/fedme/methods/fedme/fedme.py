@@ -17,9 +17,9 @@ from typing import Literal
 
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
-from fedme.core.method import Nothing, Plan, Report, Round, Task, TaskError
+from fedme.core.method import Empty, Plan, Report, Round, Task, TaskError
 from fedme.core.model import Model
-from fedme.core.operations import Models, Steps, at_once, evaluate, together, train
+from fedme.core.operations import Computation, Models, evaluate, immediately, in_parallel, train
 from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import CrossEntropy, Mutual
 from fedme.learning.robust_aggregation import OPEN, Defence
@@ -93,15 +93,15 @@ class FedMe:
     def init_server(self, task: Task, key: Key) -> Server:
         return Server({}, key)
 
-    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Steps[Nothing]:
+    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[Empty]:
         if self.tuning and not len(data.val):
             raise TaskError(f"client {me} has no validation data to compare models on: set `val` in [data], or tuning = false")
-        return at_once(Nothing())
+        return immediately(Empty())
 
     def plan(self, server: Server, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
         return self.train.plan(present, key)
 
-    def dispatch(self, task: Task, server: Server, plan: Plan, when: Round, key: Key) -> Steps[dict[ClientId, Down]]:
+    def dispatch(self, task: Task, server: Server, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, Down]]:
         count = since(self.clusters, when.t) if self.clustering else 1  # K^t
         cohort = {me: server.model_of(me, task) for me in plan.train}
         clusters = yield from clustered(cohort, task.unlabeled, count, self.cluster_on, key.at("cluster"))
@@ -109,17 +109,17 @@ class FedMe:
         return {me: Down(cohort[me], cohort[lender] if lender else None, lender, clusters[me]) for me, lender in chosen.items()}
 
     def client_round(
-        self, state: Nothing, down: Down, data: ClientData, when: Round, key: Key
-    ) -> Steps[tuple[Nothing, Up, Report]]:
+        self, state: Empty, down: Down, data: ClientData, when: Round, key: Key
+    ) -> Computation[tuple[Empty, Up, Report]]:
         taken, why = yield from welcomed(down.own, down.guest, data.val, self.defence)
         pair = {"own": down.own, "guest": taken} if taken else {"own": down.own}
         objective = Mutual("own", "guest") if self.mutual and taken else CrossEntropy()
-        rule = self.train.sgd(objective, when, alternating=self.order == "alternating")
-        trained = yield from train(pair, rule, data.train, self.train.local(when), key.at("train"))
+        optimizer = self.train.sgd(objective, when, alternating=self.order == "alternating")
+        trained = yield from train(pair, optimizer, data.train, self.train.batch_schedule(when), key.at("train"))
         own, guest = trained.models["own"], sound(trained.models.get("guest"))
         scores, adopts, criterion = {}, False, self.adopt_by.get(data.id, self.adopt)
         if guest is not None and self.tuning:
-            both = yield from together([evaluate(each, data.val, needs_time(criterion)) for each in (own, guest)])
+            both = yield from in_parallel([evaluate(each, data.val, needs_time(criterion)) for each in (own, guest)])
             scores = {"own": both[0], "guest": both[1]}
             adopts = prefers_guest(criterion, Candidate(both[0], own.parameters), Candidate(both[1], guest.parameters))
         notes = why | {"lender": down.lender or "", "guest": guest.arch.name if guest else "", "own": own.arch.name}
@@ -139,5 +139,5 @@ class FedMe:
     def deliver(self, task: Task, server: Server, client: ClientId) -> Down:
         return Down(server.model_of(client, task))
 
-    def models(self, state: Nothing, delivery: Down, data: ClientData, when: Round, key: Key) -> Steps[Models]:
-        return at_once({"personal": delivery.own})
+    def models(self, state: Empty, delivery: Down, data: ClientData, when: Round, key: Key) -> Computation[Models]:
+        return immediately({"personal": delivery.own})

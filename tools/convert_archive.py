@@ -1,0 +1,31 @@
+"""Rewrite the archive of measured runs (docs/reproduction/*.jsonl) to the present names of settings; run once per renaming.
+
+python tools/convert_archive.py docs/reproduction/*.jsonl
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+RENAMED = {"train": {"decay": "lr_decay", "decay_at": "lr_decay_at"}, "privacy": {"noise": "noise_multiplier"}}
+
+
+def converted(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with every setting under its present name, in the same order."""
+    return {
+        table: {names.get(key, key): value for key, value in value.items()} if (names := RENAMED.get(table)) else value
+        for table, value in config.items()
+    }
+
+
+def main(files: list[str]) -> None:
+    """Rewrite every file in place."""
+    for path in map(Path, files):
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = [row | {"config": converted(row["config"])} for row in rows]
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
