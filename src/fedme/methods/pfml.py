@@ -7,9 +7,9 @@ Deviations: the sign of Eq. 8 is printed wrong: the gradient of lam/2 |m_prev - 
 persists between rounds (Eq. 6) where Algorithm 1 resets it: ``aux = "reset"`` is Algorithm 1 as printed, "anchored" starts
 from the global model but is pulled to the last auxiliary model. At a client's first participation the papers give no auxiliary
 model: it is the received global model, or a fresh random one if the client has its own architecture. All clients train, the
-cohort's models are averaged (`train_all`), as in the code base the paper builds on. The inner rate is `train.lr` unless `inner_lr`
-is given; `l2` is 0 unless given (the paper's logistic regression has some, without saying how much). Momentum, weight decay and
-clipping of [train] are not used.
+cohort's models are averaged (`train_all`), as in the code base the paper builds on. The inner rate is `train.lr` unless
+`inner_lr` is given; `l2` is 0 unless given (the paper's logistic regression has some, without saying how much). Momentum,
+weight decay and clipping of [train] are not used.
 """
 
 from collections.abc import Mapping
