@@ -181,7 +181,7 @@ def test_an_instance_starts_from_its_own_weights():
     ("build", "message"),
     [
         (lambda: fedme.FedMe(round=3), r"FedMe\(round=...\): no such setting; did you mean 'rounds'"),
-        (lambda: fedme.FedMe(rounds=0), "rounds: must be at least 1"),
+        (lambda: fedme.FedMe(rounds=0), "rounds: must be >= 1, got 0"),
         (lambda: fedme.FedMe(train={"lrr": 1}), "train.lrr: unknown key; did you mean 'lr'"),
         (lambda: fedme.FedMe().fit([*clients(), *clients()]), "client site-0: two clients have this name"),
         (lambda: fedme.FedMe().fit(clients(nn.Linear(3, 2))), r"client site-0: .* gives shape \(2, 2\).*3 classes"),

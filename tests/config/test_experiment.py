@@ -84,7 +84,7 @@ def test_short_names_of_tables(file):
         (["method.cluster=3"], "method.cluster: unknown key; did you mean 'clusters'?"),
         (["train.lr=fast"], "train.lr: must be a number, not 'fast'"),
         (["train.lr=-1"], "train.lr: must be positive"),
-        (["rounds=0"], "rounds: must be at least 1"),
+        (["rounds=0"], "rounds: must be >= 1, got 0"),
         (["rounds=1.5"], "rounds: must be a whole number"),
         (["round=3"], "round: unknown key; did you mean 'rounds'?"),
         (["method.name=fedmee"], "unknown method 'fedmee'; did you mean 'fedme'?"),
