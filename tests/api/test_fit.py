@@ -207,10 +207,10 @@ def test_tables_of_clients_in_a_file_are_checked(tmp_path):
         with pytest.raises(ConfigError, match=message):
             load(tmp_path / "x.toml")
 
-    refused('[data]\nname = "clients"\n', "clients: no client is described")
+    refused('[data]\nname = "clients"\n', "clients: no clients; add a table")
     refused('[data]\nname = "digits"\n[clients.a]\ndata = "a.csv"\n', "data.name is 'digits'")
     refused("[clients.a]\n", "clients.a.data: is missing")
-    refused('[partition]\nname = "iid"\n[clients.a]\ndata = "a.csv"\n', "partition.name: 'iid' divides one data set")
+    refused('[partition]\nname = "iid"\n[clients.a]\ndata = "a.csv"\n', "partition.name: 'iid' divides a common data set")
     refused('[clients.a]\ndata = "a.csv"\nlabl = "y"\n', "clients.a.labl: unknown key; did you mean 'label'")
     (tmp_path / "x.toml").write_text('[clients.a]\ndata = "a.csv"\n')
     assert load(tmp_path / "x.toml")[0].settings.clients["a"].data == str(tmp_path / "a.csv")
