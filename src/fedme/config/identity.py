@@ -1,4 +1,4 @@
-"""What makes two runs the same: a fingerprint of everything in a configuration that decides the results."""
+"""Identity of runs: a hash of all settings that affect the results."""
 
 import hashlib
 import json
@@ -10,14 +10,14 @@ from fedme.federation.failures import Faults
 from fedme.federation.malicious_clients import Attack
 from fedme.learning.robust_aggregation import Defence
 
-# Tables that came later: as by default they change no fingerprint, so that old results stay valid.
+# Tables added later. With default values they do not change the hash, so that older results stay valid.
 LATER: dict[str, type[Any]] = {"faults": Faults, "defence": Defence, "attack": Attack}
 
 
 def digest(config: Mapping[str, Any]) -> str:
-    """A fingerprint of everything in a configuration that decides the results."""
-    deciding = {key: value for key, value in config.items() if key not in ("output", "name", "checkpoint_every", "log")}
-    for table, kind in LATER.items():
-        if table in deciding and build(kind, deciding[table], table) == kind():
-            del deciding[table]
-    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+    """A SHA-256 hash of the settings in a configuration that affect the results."""
+    relevant = {key: value for key, value in config.items() if key not in ("output", "name", "checkpoint_every", "log")}
+    for table, options in LATER.items():
+        if table in relevant and build(options, relevant[table], table) == options():
+            del relevant[table]
+    return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()
