@@ -32,7 +32,7 @@ from fedme.deployment.site_state import PrivateState, claimed, exchanges
 from fedme.federation.flower.message_content import Envelope
 from fedme.federation.reply_validation import check_sent
 from fedme.learning.accountant import Ledger, PrivacyCost, epsilon
-from fedme.methods.fedme.exchange import room_for
+from fedme.methods.fedme.exchange import acceptance
 from fedme.methods.fedme.fedme import Down
 from fedme.methods.local import State
 from fedme.methods.shared_model import SharedModel, TrainedCopy
@@ -266,7 +266,7 @@ def test_who_lends_to_whom():
     experiment = Member("a", LINEAR, tuple("abcd"), lends_to=("b",)), Member("b", DENSE, tuple("abcd"), accepts=("linear",))
     federation = with_members(task(), {**{m.id: m for m in experiment}, "c": Member("c", DENSE, tuple("abcd"))})
     models = {name: Model.init(member.arch, Key(0)) for name, member in federation.members.items()}
-    fits = room_for(federation, models)
+    fits = acceptance(federation, models)
     assert fits("b", "a")
     assert not fits("c", "a")  # a lends to b only
     assert not fits("b", "c")  # b takes linear models only

@@ -17,7 +17,7 @@ from fedme.learning.local_training import Training
 from fedme.learning.partial_model import Part, merge
 from fedme.learning.robust_aggregation import Defence
 from fedme.methods import METHODS, fedmd, fml, hypcluster, shared_model
-from fedme.methods.fedme.exchange import merged, welcomed
+from fedme.methods.fedme.exchange import admitted_guest, averaged_copies
 from fedme.methods.fedme.fedme import FedMe
 from fedme_test_support import LINEAR, clients, federate, split, task
 
@@ -74,7 +74,7 @@ def test_median_of_models_parts_and_copies_wherever_they_are_averaged():
     parts = [Part(weights(v), {}) for v in (1, 2, 90)]
     assert merge(parts, [1.0, 1.0, 8.0], median.combine).params["w"].item() == 2.0
     copies = [("a", model(1)), ("a", model(2)), ("a", model(90)), ("b", None), (None, model(5))]
-    after = merged({"b": model(4)}, copies, median.combine)
+    after = averaged_copies({"b": model(4)}, copies, median.combine)
     assert {client: each.params["w"].item() for client, each in after.items()} == {"a": 2.0, "b": 4.0}
 
 
@@ -110,7 +110,7 @@ def test_a_guest_much_worse_than_ones_own_model_is_not_let_in():
 
 
 def turned_away(own, guest, data, defence):
-    return run_in_lockstep({"me": welcomed(own, guest, data, defence)}, one_by_one())["me"].value
+    return run_in_lockstep({"me": admitted_guest(own, guest, data, defence)}, one_by_one())["me"].value
 
 
 def test_fedmes_clients_look_at_a_guest_before_they_train_it():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedme.core.key import Key
 from fedme.core.model import Model
-from fedme.methods.fedme.exchange import lenders, room_for
+from fedme.methods.fedme.exchange import acceptance, lenders
 from fedme_test_support import ARCHS, DENSE, LINEAR, WIDE, task
 
 
@@ -56,7 +56,7 @@ def test_room_limits_are_kept_even_if_the_cluster_has_nothing_else():
     archs = (LINEAR, DENSE, WIDE, LINEAR)
     models = {str(i): Model.init(arch, Key(i)) for i, arch in enumerate(archs)}
     setting = task(archs, room={"0": size["dense"], "1": size["linear"], "2": size["linear"] - 1})
-    fits = room_for(setting, models)
+    fits = acceptance(setting, models)
     assert fits("0", "1")  # exactly as large as there is room
     assert not fits("0", "2")
     assert not fits("2", "0")
@@ -72,7 +72,7 @@ def test_room_limits_are_kept_even_if_the_cluster_has_nothing_else():
 
 def test_room_is_for_the_model_that_is_lent_now_not_for_the_one_it_started_with():
     setting = task((LINEAR, DENSE), room={"0": DENSE.parameters})
-    assert not room_for(setting, {"0": Model.init(LINEAR, Key(0)), "1": Model.init(WIDE, Key(1))})("0", "1")
+    assert not acceptance(setting, {"0": Model.init(LINEAR, Key(0)), "1": Model.init(WIDE, Key(1))})("0", "1")
 
 
 @pytest.mark.parametrize("clusters", [{}, {"a": 0}])
@@ -82,8 +82,8 @@ def test_a_cohort_of_nobody_or_one(clusters):
 
 def test_no_wishes_no_questions_asked():
     models = {str(i): Model.init(LINEAR, Key(i)) for i in range(2)}
-    assert room_for(task((LINEAR, LINEAR)), models) is None
+    assert acceptance(task((LINEAR, LINEAR)), models) is None
     for wish in ({"max_parameters": 5}, {"accepts": ("linear",)}, {"lends_to": ("1",)}):
         plain = task((LINEAR, LINEAR))
         members = {**plain.members, "0": replace(plain.members["0"], **wish)}
-        assert room_for(replace(plain, members=members), models) is not None
+        assert acceptance(replace(plain, members=members), models) is not None

@@ -1,6 +1,6 @@
-"""Data as values: a `Source` holds samples once, a `Split` is a list of its rows, a client holds three splits.
+"""Data: a `Source` holds all samples once, a `Split` is a list of rows of a source, a client has three splits.
 
-Nothing here copies samples: a federation of a thousand clients shares one source, and a batch is gathered by row numbers.
+Samples are not copied: all clients share one source, and a batch is gathered by row numbers.
 """
 
 from collections.abc import Mapping
@@ -22,17 +22,17 @@ class Source(Protocol):
 
     @property
     def labels(self) -> Tensor:
-        """What is to be predicted of every sample; its type says what that is (`core/task_types.py`)."""
+        """The targets of all samples; their dtype determines the type of task (`core/task_types.py`)."""
         ...
 
     def inputs(self, rows: Tensor, augment: Key | None = None) -> Inputs:
-        """The inputs of these rows, ready for a network; `augment` asks for the random changes used in training."""
+        """The inputs of these rows, ready for a network; `augment` seeds the random augmentation used in training."""
         ...
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """How raw numbers become inputs: ``(raw * factor - mean) / std``; mean and std broadcast against one sample."""
+    """Scaling of raw inputs: ``(raw * factor - mean) / std``; mean and std broadcast against one sample."""
 
     factor: float = 1.0
     mean: Tensor = field(default_factory=lambda: torch.zeros(()))
@@ -44,7 +44,7 @@ class Scaling:
 
 @dataclass(frozen=True)
 class CropFlip:
-    """Random crop after zero padding, and a random horizontal flip: the usual augmentation of small photographs."""
+    """Random crop after zero padding and a random horizontal flip: the usual augmentation of small images."""
 
     padding: int
     flip: bool = True
@@ -64,7 +64,7 @@ class CropFlip:
 
 @dataclass(frozen=True)
 class Arrays:
-    """Samples held as one tensor (or a dictionary of tensors); integers may be kept small and scaled when gathered."""
+    """Samples in one tensor or a dictionary of tensors; small integers can be stored as such and scaled when gathered."""
 
     x: Inputs
     labels: Tensor
@@ -75,14 +75,14 @@ class Arrays:
         if isinstance(self.x, Mapping):
             return {name: value[rows] for name, value in self.x.items()}
         x = self.x[rows]
-        # Before scaling: what is padded is black, not the mean colour.
+        # Before scaling, so that the padding is black and not the mean colour.
         x = self.augmentation(x, augment) if self.augmentation and augment else x
         return self.scaling(x) if self.scaling else x
 
 
 @dataclass(frozen=True)
 class Split:
-    """Some rows of a source. `targets`, when given, replaces the labels (a consensus to imitate, another label space)."""
+    """Rows of a source. `targets` replaces the labels, for example by averaged logits or another label space."""
 
     source: Source
     rows: Tensor
@@ -93,15 +93,15 @@ class Split:
 
     @property
     def y(self) -> Tensor:
-        """What is to be predicted, for every sample of the split."""
+        """The targets of all samples of the split."""
         return self.source.labels[self.rows] if self.targets is None else self.targets
 
     def inputs(self, positions: Tensor | None = None, augment: Key | None = None) -> Inputs:
-        """The inputs at these positions of the split (all of them by default)."""
+        """The inputs at these positions of the split; all by default."""
         return self.source.inputs(self.rows if positions is None else self.rows[positions], augment)
 
     def take(self, positions: Tensor) -> "Split":
-        """A part of the split."""
+        """The samples at these positions, as a split."""
         return Split(self.source, self.rows[positions], None if self.targets is None else self.targets[positions])
 
     def labelled(self, targets: Tensor) -> "Split":
@@ -110,7 +110,7 @@ class Split:
 
 
 def join(splits: list[Split]) -> Split:
-    """The splits one after another; they must share a source."""
+    """Concatenated splits of one source."""
     if any(split.source is not splits[0].source or split.targets is not None for split in splits):
         raise ValueError("only splits of one source with its own labels can be pooled")
     return Split(splits[0].source, torch.cat([split.rows for split in splits]))
@@ -118,22 +118,22 @@ def join(splits: list[Split]) -> Split:
 
 @dataclass(frozen=True)
 class ClientData:
-    """What one client holds. A setting without a validation part has an empty `val`."""
+    """The data of one client. Without validation data, `val` is empty."""
 
     id: ClientId
     train: Split
     val: Split
     test: Split
-    public: Split | None = None  # labelled data that everybody has (FedMD)
+    public: Split | None = None  # labelled data that all clients have (FedMD)
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What every sample of a task looks like: agreed at the start, the same for all clients and for unlabeled data."""
+    """The form of samples and targets, the same for all clients and for unlabeled data."""
 
     shape: tuple[int, ...]
-    classes: tuple[str, ...]  # what the outputs of a network stand for: classes, labels, or numbers to predict
+    classes: tuple[str, ...]  # what the outputs of a network stand for: classes, labels, or regression targets
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
-    vocabulary: int | None = None  # number of symbols, when inputs are symbols instead of numbers
+    vocabulary: int | None = None  # number of symbols, if inputs are symbols
     task_type: TaskType = "classification"
-    unit: tuple[float, ...] = ()  # of numbers to predict: how large 1 is in the unit of each
+    unit: tuple[float, ...] = ()  # regression: the size of 1 in the unit of each target

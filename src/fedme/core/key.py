@@ -1,4 +1,4 @@
-"""Names for sources of randomness.
+"""Keys: sources of randomness with names.
 
 A key is derived from a seed and a path of names, never drawn from a stream, so the order in which things run cannot
 change what they draw: ``key.at("round", 3, "client", "7")`` is the same source whoever asks for it, and whenever.
@@ -18,20 +18,20 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Key:
-    """A source of randomness, by name."""
+    """A source of randomness, identified by a seed and a path of names."""
 
     seed: int
     path: tuple[int | str, ...] = ()
 
     def at(self, *path: int | str) -> "Key":
-        """The source called `path` below this one."""
+        """The source with the name `path` below this one."""
         return Key(self.seed, self.path + path)
 
     def _name(self) -> bytes:
         return json.dumps([self.seed, *self.path]).encode()
 
     def integer(self) -> int:
-        """A 63-bit number that depends on the seed and every name of the path, and on nothing else."""
+        """A 63-bit integer that depends on the seed and the path only."""
         return int.from_bytes(hashlib.blake2b(self._name(), digest_size=8).digest(), "little") >> 1
 
     def torch(self) -> torch.Generator:
@@ -43,13 +43,13 @@ class Key:
         return np.random.default_rng(self.integer())
 
     def uniform(self, count: int) -> Floats:
-        """Numbers in (0, 1) of 52 bits from SHAKE-256: who does not know the seed cannot tell them from chance.
+        """Cryptographic uniform numbers in (0, 1) with 52 bits, from SHAKE-256.
 
-        Privacy rests on such numbers; the generators above are faster, and can be seen through.
+        Differential privacy needs them; the generators above are faster but predictable.
         """
         drawn = np.frombuffer(hashlib.shake_256(self._name()).digest(8 * count), dtype="<u8")
         return ((drawn >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
     def normal(self, count: int) -> Floats:
-        """Numbers of the standard normal distribution, out to 8.2 deviations, made of `uniform`."""
+        """Standard normal numbers, up to 8.2 standard deviations, from `uniform`."""
         return ndtri(self.uniform(count))  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""A model is a value: an architecture and its weights. It can be called, sent, averaged and saved.
+"""Models as values: an architecture and its weights, which can be called, sent, averaged and saved.
 
-`Arch` is a recipe (a callable and its arguments), `Model` adds weights. Any `nn.Module` works unchanged; dropout layers are
-given a keyed mask, so that a model trained alone and one trained in a stack of clients see the same mask.
+`Arch` describes how to build a network (a callable and its arguments), `Model` adds weights. Any `nn.Module` works unchanged.
+Dropout layers draw keyed masks, so that a model gets the same masks whether it is trained separately or in a stack of clients.
 """
 
 import functools
@@ -23,7 +23,7 @@ Option = int | float | str | bool | tuple[int, ...]
 
 @dataclass(frozen=True, init=False)
 class Arch:
-    """A recipe for a network: ``Arch(MyNet, width=64)``. Equal recipes build equal networks."""
+    """An architecture: ``Arch(MyNet, width=64)``. Equal architectures build equal networks."""
 
     name: str
     factory: Callable[..., nn.Module] = field(repr=False)
@@ -31,14 +31,14 @@ class Arch:
 
     def __init__(self, factory: Callable[..., nn.Module], /, **options: Option) -> None:
         if not hasattr(factory, "__qualname__"):
-            raise TypeError(f"{factory!r} has no name of its own; use Arch.named(name, factory, ...)")
+            raise TypeError(f"{factory!r} has no name; use Arch.named(name, factory, ...)")
         shown = ", ".join(f"{key}={value}" for key, value in sorted(options.items()))
         label = f"{factory.__module__}:{factory.__qualname__}"
         self._fill(f"{label}({shown})" if shown else label, factory, options)
 
     @classmethod
     def named(cls, name: str, factory: Callable[..., nn.Module], /, **options: Option) -> "Arch":
-        """The same with a name of its own, as in the table of built-in architectures."""
+        """An architecture with the given name, as in the table of built-in architectures."""
         arch = cls.__new__(cls)
         arch._fill(name, factory, options)
         return arch
@@ -52,14 +52,14 @@ class Arch:
         return self.name
 
     def build(self, key: Key) -> nn.Module:
-        """A fresh network with weights drawn from `key`, in evaluation mode. The global generator is left as it was."""
+        """A new network with weights drawn from `key`, in evaluation mode. The global random state does not change."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key.integer())
             return self.factory(**dict(self.options)).eval()
 
     @property
     def parameters(self) -> int:
-        """How many weights it has."""
+        """The number of weights."""
         return _parameters(self)
 
 
@@ -69,9 +69,9 @@ def _parameters(arch: Arch) -> int:
 
 
 def template(arch: Arch, training: bool, statistics: bool = True) -> nn.Module:
-    """A network whose own weights do not matter: models are run through it by handing it theirs.
+    """A cached network into which models put their weights to be evaluated. Its own weights do not matter.
 
-    Without `statistics`, batch normalisation uses what it has gathered even while the rest is training.
+    Without `statistics`, batch normalisation uses its running statistics even in training mode.
     """
     return _template(arch, training, statistics)
 
@@ -82,7 +82,7 @@ def _template(arch: Arch, training: bool, statistics: bool) -> nn.Module:
 
 
 def build_template(arch: Arch, training: bool, statistics: bool = True) -> nn.Module:
-    """Another network like `template`, which nobody else has."""
+    """A network like `template` that is not cached."""
     module = arch.build(Key(0)).train(training)
     for name, child in list(module.named_modules(remove_duplicate=False)):
         if type(child) is nn.Dropout and name:
@@ -95,27 +95,27 @@ def build_template(arch: Arch, training: bool, statistics: bool = True) -> nn.Mo
 
 @functools.lru_cache(maxsize=256)
 def dropout_layers(arch: Arch) -> tuple[str, ...]:
-    """The names of the dropout layers that draw keyed masks."""
+    """The names of the dropout layers with keyed masks."""
     return tuple(name for name, m in template(arch, True).named_modules() if isinstance(m, KeyedDropout))
 
 
 @functools.lru_cache(maxsize=256)
 def has_batchnorm(arch: Arch) -> bool:
-    """Whether a batch of one has no statistics in this network."""
+    """Whether the network has batch normalisation, which has no statistics for a batch of one sample."""
     return any(isinstance(m, _BatchNorm) for m in template(arch, True).modules())
 
 
 @functools.lru_cache(maxsize=256)
 def has_ties(arch: Arch) -> bool:
-    """Whether a weight or a buffer of the network has several names."""
+    """Whether the network has tied weights: a weight or a buffer with several names."""
     module = template(arch, True)
-    every = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    return len({id(tensor) for _, tensor in every}) < len(every)
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return len({id(tensor) for _, tensor in named}) < len(named)
 
 
 @dataclass(frozen=True)
 class Model:
-    """An architecture with weights. `params` are trained; `buffers` are everything else (statistics, frozen weights)."""
+    """An architecture with weights. `params` are trained; `buffers` are all others (statistics, frozen weights)."""
 
     arch: Arch
     params: Mapping[str, Tensor]
@@ -123,12 +123,12 @@ class Model:
 
     @classmethod
     def init(cls, arch: Arch, key: Key, dtype: torch.dtype = torch.float32) -> "Model":
-        """A model with fresh random weights."""
+        """A model with random initial weights."""
         return cls.of(arch, arch.build(key), dtype)
 
     @classmethod
     def of(cls, arch: Arch, module: nn.Module, dtype: torch.dtype = torch.float32) -> "Model":
-        """The weights of `module`, copied."""
+        """A model with a copy of the weights of `module`."""
 
         def own(value: Tensor) -> Tensor:
             value = value.detach().clone()
@@ -140,11 +140,11 @@ class Model:
         return cls(arch, params, frozen | {name: own(b) for name, b in module.named_buffers()})
 
     def __call__(self, x: Any, *, training: bool = False, masks: Mapping[str, Tensor] | None = None, first: int = 0) -> Tensor:
-        """Logits for the inputs `x`: a tensor, or a dictionary of tensors passed by name.
+        """The logits for the inputs `x`: a tensor, or a dictionary of tensors passed by name.
 
         In training mode buffers such as running statistics are updated in place: pass a copy. `masks` seeds each dropout
-        layer, and `first` says where in its batch `x` begins. A batch of one has no statistics: batch normalisation then
-        uses the ones it has gathered.
+        layer, and `first` is the position of `x` in its batch. For a batch of one sample, batch normalisation uses its running
+        statistics.
         """
         module = template(self.arch, training, not (training and _samples(x) == 1 and has_batchnorm(self.arch)))
         begin(module, masks or {}, first)
@@ -152,7 +152,7 @@ class Model:
         weights = {**self.params, **self.buffers, **seeds}
         given = ((), dict(x)) if isinstance(x, Mapping) else ((x,), {})
         logits = output_of(functional_call(module, weights, *given, tie_weights=has_ties(self.arch)))
-        if training and isinstance(self.buffers, dict):  # a module may assign a buffer instead of changing it in place
+        if training and isinstance(self.buffers, dict):  # a module may replace a buffer instead of changing it in place
             self.buffers.update({name: weights[name].detach() for name in self.buffers})
         return logits
 
@@ -166,22 +166,22 @@ class Model:
 
     @functools.cached_property
     def finite(self) -> bool:
-        """Whether all its numbers are numbers; training may diverge. Looked at once: models do not change."""
+        """Whether all weights are finite; training may diverge. Computed once, because models do not change."""
         return next(tree.not_finite((self.params, self.buffers)), None) is None
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of its weights."""
+        """The dtype of the weights."""
         return next((p.dtype for p in self.params.values()), torch.float32)
 
     @property
     def device(self) -> torch.device:
-        """Where its weights are."""
+        """The device of the weights."""
         return next((p.device for p in (*self.params.values(), *self.buffers.values())), torch.device("cpu"))
 
     @property
     def parameters(self) -> int:
-        """How many weights it has, frozen ones included."""
+        """The number of weights, including frozen ones."""
         return self.arch.parameters
 
     def module(self) -> nn.Module:
@@ -191,21 +191,21 @@ class Model:
 
 
 def not_finite(message: Any) -> Iterator[str]:
-    """The places of a message that hold a number which is none; a model that has looked at itself is not looked at again."""
-    for at, leaf in tree.leaves(message, whole=(Model,)):
+    """The places of a message that hold a NaN or infinite value. Models that are known to be finite are skipped."""
+    for at, leaf in tree.leaves(message, opaque=(Model,)):
         if not (isinstance(leaf, Model) and leaf.finite):
             yield from tree.not_finite({at: leaf})
 
 
 def begin(module: nn.Module, layers: Iterable[str], first: int = 0) -> None:
-    """Make dropout layers of a template ready for a forward; `first` is where in its batch the first sample stands."""
+    """Prepare the dropout layers of a template for a forward pass; `first` is the position of its first sample in the batch."""
     for layer in layers:
         dropout = module.get_submodule(layer)
         dropout.calls, dropout.first = 0, first  # type: ignore[assignment]
 
 
 def output_of(answer: Any) -> Tensor:
-    """What a network gives: a tensor, or an object with `logits`, as those of Hugging Face are."""
+    """The logits in the output of a network: the tensor itself, or its attribute `logits` as with Hugging Face models."""
     return answer if isinstance(answer, Tensor) else answer.logits
 
 
@@ -232,14 +232,14 @@ def average(models: Sequence[Model], weights: Sequence[float] | None = None, com
     if any(model.arch != models[0].arch for model in models):
         raise ValueError(f"cannot average {', '.join(sorted({m.arch.name for m in models}))}: different architectures")
     total = float(sum(weights)) if weights is not None else float(len(models))
-    parts = [share / total for share in weights] if weights is not None else [1.0 / total] * len(models)
+    normalised = [weight / total for weight in weights] if weights is not None else [1.0 / total] * len(models)
     return Model(
         models[0].arch,
-        combine([model.params for model in models], parts),
-        combine([model.buffers for model in models], parts) if models[0].buffers else {},
+        combine([model.params for model in models], normalised),
+        combine([model.buffers for model in models], normalised) if models[0].buffers else {},
     )
 
 
 def models_in(value: Any, at: str = "") -> Iterator[tuple[str, Model]]:
-    """Every model in a value, and where it is."""
-    return ((place, each) for place, each in tree.leaves(value, at, (Model,)) if isinstance(each, Model))
+    """Every model in a value, with its place."""
+    return ((place, leaf) for place, leaf in tree.leaves(value, at, (Model,)) if isinstance(leaf, Model))

@@ -1,8 +1,7 @@
-"""What a client does in a round: a generator that yields expensive operations and reads like the paper's pseudo-code.
+"""Operations: what a client's round yields. The round is a generator that reads like the paper's pseudo-code.
 
-There are three operations, `Train`, `Evaluate` and `Predict`, reached only through the helpers below. Every ``yield`` hands
-the engine a tuple of operations that may run at the same time and receives their results in the same order; that is all an
-engine has to know.
+There are three operations, `Train`, `Evaluate` and `Predict`, created by the functions `train`, `evaluate` and `predict`. Every
+``yield`` passes a tuple of operations that may run at the same time to the engine and receives their results in the same order.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -34,20 +33,20 @@ class Batch:
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """How a client goes through its data: whole epochs, or a number of steps (mini-batches)."""
+    """The mini-batches of a training: a number of epochs, or a number of steps."""
 
     epochs: int = 1
     batch: int = 20
-    steps: int | None = None  # when given, stop after so many batches, however many epochs they are
-    shuffle: bool = True  # False: the order of the data, wrapping around
-    offset: int = 0  # in that order, the batch to begin with
-    augment: bool = True  # let the source change inputs at random, if it does
-    poisson: bool = False  # every sample is in every batch with the same chance, for itself; `batch` is the mean size
+    steps: int | None = None  # the number of batches, instead of `epochs`
+    shuffle: bool = True  # False: batches in the order of the data, wrapping around
+    offset: int = 0  # without shuffling, the index of the first batch
+    augment: bool = True  # apply the random augmentation of the source, if it has one
+    poisson: bool = False  # Poisson sampling: every sample is drawn independently; `batch` is the mean size
 
     def positions(self, samples: int, key: Key) -> tuple[Tensor, Tensor]:
-        """The positions of every batch (steps x batch, padded with 0) and how many of them count (steps).
+        """The positions of the samples of every batch (steps x batch, padded with 0) and the size of every batch (steps).
 
-        The last batch of an epoch may be small; nothing is dropped. Batches drawn by chance (`poisson`) may be empty.
+        The last batch of an epoch may be smaller; no sample is dropped. Poisson-sampled batches may be empty.
         """
         if not samples:
             return torch.zeros((0, self.batch), dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
@@ -66,13 +65,13 @@ class BatchSchedule:
         return whole.reshape(-1, self.batch)[chosen], sizes.reshape(-1)[chosen]
 
     def count(self, samples: int) -> int:
-        """How many batches there are."""
+        """The number of batches."""
         if not samples:
             return 0
         return self.steps if self.steps is not None else self.epochs * -(-samples // self.batch)
 
     def rate(self, samples: int) -> float:
-        """The chance of a sample to be in a batch."""
+        """The probability that a sample is in a batch."""
         return min(1.0, self.batch / samples)
 
     def _poisson(self, samples: int, steps: int, key: Key) -> tuple[Tensor, Tensor]:
@@ -91,7 +90,7 @@ class BatchSchedule:
 
 
 class Objective(Protocol):
-    """A loss that sees outputs only, never weights, so that any mix of architectures can be trained together."""
+    """A loss of outputs, independent of the weights, so that different architectures can be trained together."""
 
     def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
         """The loss of every role for every sample. A role's loss must not depend on the weights of another role.
@@ -103,45 +102,45 @@ class Objective(Protocol):
 
 
 class Gradient(Protocol):
-    """The mean loss of the current batch, differentiated by the engine."""
+    """Computes gradients of the mean loss of a batch; implemented by the engine."""
 
     def clip(self, grads: Params, limit: float) -> Params:
-        """`grads` of one role, shrunk client by client so that their norm is at most `limit`.
+        """The gradients of one role, scaled per client so that their norm is at most `limit`.
 
-        Rules are elementwise but for this: only the engine knows which weights belong to one client.
+        Everything else in an optimizer is elementwise. Only the engine knows which weights belong to one client.
         """
         ...
 
     def __call__(self, models: Models, batch: Batch, draw: int = 0) -> tuple[Mapping[Role, Params], Mapping[Role, Params]]:
-        """Gradients and new buffers of each of `models` (any subset of the roles the objective can do with).
+        """Gradients and new buffers of every model in `models`, a subset of the roles that the objective accepts.
 
-        `draw` numbers the calls within a step, so that each has dropout masks of its own.
+        `draw` numbers the calls within a step: each has its own dropout masks.
         """
         ...
 
 
 class LocalOptimizer(Protocol):
-    """One local step: elementwise arithmetic over weights plus calls of `gradient`, for one client or a stack of them."""
+    """One local step: elementwise arithmetic over weights and calls of `gradient`, for one client or a stack of clients."""
 
     @property
     def objective(self) -> Objective:
-        """What `gradient` differentiates."""
+        """The loss that is minimised."""
         ...
 
     def init(self, models: Models) -> OptState:
-        """A fresh optimiser state."""
+        """The initial optimizer state."""
         ...
 
     def __call__(
         self, gradient: Gradient, models: Models, opt: OptState, frozen: Models, batch: Batch
     ) -> tuple[Models, OptState]:
-        """The models and the optimiser state after the step; `frozen` models are only looked at."""
+        """The models and the optimizer state after one step; `frozen` models do not change."""
         ...
 
 
 @dataclass(frozen=True)
 class Score:
-    """How a model does on a split. `seconds` is the measured time for one sample, if asked for: it is not repeatable."""
+    """The score of a model on a split. `seconds` is the measured time per sample, if requested; it is not repeatable."""
 
     samples: int
     loss: float
@@ -151,7 +150,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Trained:
-    """What training gives back; `losses` are means over the samples seen, while the models were changing."""
+    """The result of training; `losses` are means over the training samples, taken while the weights changed."""
 
     models: Models
     opt: OptState
@@ -160,10 +159,10 @@ class Trained:
 
 @dataclass(frozen=True)
 class GaussianMechanism:
-    """Every gradient of a training is a Gaussian mechanism over its samples.
+    """Differential privacy of one training: every gradient is a Gaussian mechanism over the samples of its batch.
 
-    The gradient of one sample, all models together, is shrunk to norm `clip`; the sum over the batch gets normal noise of
-    deviation ``noise * clip`` and is divided by the mean batch size.
+    The gradient of one sample, over all models together, is clipped to norm `clip`. The sum over the batch gets normal noise
+    with standard deviation ``noise * clip`` and is divided by the mean batch size.
     """
 
     clip: float
@@ -172,7 +171,7 @@ class GaussianMechanism:
 
 @dataclass(frozen=True)
 class Train:
-    """Train models together on the same batches."""
+    """Train several models on the same batches."""
 
     models: Models
     optimizer: LocalOptimizer
@@ -186,7 +185,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Mean cross-entropy and accuracy of a model on a split, in evaluation mode; `timed` asks for its speed too."""
+    """Mean loss and accuracy of a model on a split, in evaluation mode; `timed` also measures the time of inference."""
 
     model: Model
     data: Split
@@ -195,7 +194,7 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Predict:
-    """Logits of a model for every sample of a split, in evaluation mode."""
+    """The logits of a model for every sample of a split, in evaluation mode."""
 
     model: Model
     data: Split
@@ -214,7 +213,7 @@ def train(
     opt: OptState | None = None,
     frozen: Models | None = None,
 ) -> Computation[Trained]:
-    """Train `models` together; a role missing from `opt` starts with a fresh optimiser state."""
+    """Train `models` on the same batches. A role that is missing in `opt` starts with a new optimizer state."""
     result: Sequence[Trained] = yield (Train(models, optimizer, data, batch_schedule, key, opt or {}, frozen or {}),)
     return result[0]
 
@@ -232,13 +231,13 @@ def predict(model: Model, data: Split) -> Computation[Tensor]:
 
 
 def immediately(value: T) -> Computation[T]:
-    """Work that needs no operation."""
+    """A computation without operations that returns `value`."""
     return value
     yield  # never reached: it makes this function a generator
 
 
 def in_parallel(steps: Sequence[Computation[T]]) -> Computation[list[T]]:
-    """Independent pieces of work of one client, side by side: what they wait for is handed to the engine at once."""
+    """Independent computations of one client. The operations that they wait for are passed to the engine together."""
     results: dict[int, T] = {}
     waiting: dict[int, tuple[Op, ...]] = {}
 

@@ -1,4 +1,4 @@
-"""Arithmetic over named tensors, and the size of any value that travels.
+"""Arithmetic over named tensors, and the size of messages.
 
 Everything here is elementwise except `norm`, so it runs unchanged on one client's weights or on a stack of many clients'
 weights; `norm` (and `clip`, which needs it) takes `lead`, the number of leading axes that count clients (0 or 1).
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 Params = Mapping[str, Tensor]
-Combine = Callable[[Sequence[Params], Sequence[float]], dict[str, Tensor]]  # trees and their shares, which add up to 1
+Combine = Callable[[Sequence[Params], Sequence[float]], dict[str, Tensor]]  # trees and their weights, which add up to 1
 
 
 def zeros(a: Params) -> dict[str, Tensor]:
@@ -38,22 +38,22 @@ def sub(a: Params, b: Params) -> dict[str, Tensor]:
     return add(a, b, -1.0)
 
 
-def mix(a: Params, b: Params, share: float) -> dict[str, Tensor]:
-    """`share` of `a` and the rest of `b`."""
-    return add(scale(a, share), b, 1.0 - share)
+def mix(a: Params, b: Params, weight: float) -> dict[str, Tensor]:
+    """``weight * a + (1 - weight) * b``."""
+    return add(scale(a, weight), b, 1.0 - weight)
 
 
 def norm(a: Params, lead: int = 0) -> Tensor:
-    """The L2 norm of all of `a` together: one number, or one a client when a leading axis counts clients."""
+    """The L2 norm of all tensors together: one number, or one per client if a leading axis counts clients."""
     if not lead:
         return torch.stack(torch._foreach_norm(list(a.values()))).norm() if a else torch.zeros(())
-    # A weight may be a single number, and a stack may have no client left.
+    # A weight may be a scalar, and a stack may be empty.
     squares = [v.square().flatten(lead).sum(-1) if v.dim() > lead else v.square() for v in a.values()]
     return torch.stack(squares).sum(0).sqrt() if squares else torch.zeros(())
 
 
 def clip(a: Params, limit: float, lead: int = 0) -> dict[str, Tensor]:
-    """`a` shrunk, client by client, so that its norm is at most `limit`."""
+    """`a` scaled, per client, so that its norm is at most `limit`."""
     factor = (limit / (norm(a, lead) + 1e-6)).clamp(max=1.0)
     if not lead and bool(factor == 1.0):
         return dict(a)
@@ -61,7 +61,7 @@ def clip(a: Params, limit: float, lead: int = 0) -> dict[str, Tensor]:
 
 
 def average(trees: Sequence[Params], weights: Sequence[float]) -> dict[str, Tensor]:
-    """The weighted mean of floating tensors; integer tensors (counters) are taken from the first."""
+    """The weighted mean of floating-point tensors; integer tensors (counters) are taken from the first tree."""
     names = [name for name, value in trees[0].items() if value.is_floating_point()]
     total = scale({name: trees[0][name] for name in names}, weights[0])
     for tree, share in zip(trees[1:], weights[1:], strict=True):
@@ -69,25 +69,25 @@ def average(trees: Sequence[Params], weights: Sequence[float]) -> dict[str, Tens
     return {name: total.get(name, value) for name, value in trees[0].items()}
 
 
-def leaves(value: Any, at: str = "", whole: tuple[type, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every tensor, number and text of a message, and its place; what is of a type in `whole` is not taken apart."""
-    if isinstance(value, whole):
+def leaves(value: Any, at: str = "", opaque: tuple[type, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every leaf of a message with its place: tensors, numbers, texts, and values of the types in `opaque`."""
+    if isinstance(value, opaque):
         yield at, value
     elif isinstance(value, Mapping):
         for name, item in value.items():
-            yield from leaves(item, f"{at}.{name}" if at else str(name), whole)
+            yield from leaves(item, f"{at}.{name}" if at else str(name), opaque)
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
-            yield from leaves(item, f"{at}[{i}]", whole)
+            yield from leaves(item, f"{at}[{i}]", opaque)
     elif dataclasses.is_dataclass(value) and not hasattr(value, "__wire__"):
         for field in dataclasses.fields(value):
-            yield from leaves(getattr(value, field.name), f"{at}.{field.name}" if at else field.name, whole)
+            yield from leaves(getattr(value, field.name), f"{at}.{field.name}" if at else field.name, opaque)
     else:
         yield at, value
 
 
 def not_finite(value: Any) -> Iterator[str]:
-    """The places of a message that hold a number which is none: not a number, or infinite."""
+    """The places of a message that hold a NaN or infinite value."""
     for at, leaf in leaves(value):
         if isinstance(leaf, Tensor):
             if leaf.is_floating_point() and not _is_finite(leaf):
@@ -97,12 +97,12 @@ def not_finite(value: Any) -> Iterator[str]:
 
 
 def _is_finite(x: Tensor) -> bool:
-    """A sum is finite only if all numbers are, and several times faster; that of large numbers may be infinite all the same."""
+    """Whether all values are finite. A finite sum proves it and is faster; a sum of large values may overflow."""
     return math.isfinite(x.sum().item()) or bool(x.isfinite().all())
 
 
 def nbytes(value: Any) -> int:
-    """Bytes a message takes: its tensors, 8 bytes a number, the text of its names."""
+    """The size of a message in bytes: its tensors, 8 bytes per number, and its texts and names."""
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, str):

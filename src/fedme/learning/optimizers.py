@@ -1,6 +1,6 @@
-"""Local steps: SGD, pFedMe's Moreau step and PFML's regularised mutual step.
+"""Local optimizers: SGD, pFedMe's Moreau step and PFML's regularised mutual step.
 
-A rule is arithmetic over weights plus calls of `gradient`; it runs unchanged on one client's weights or on a stack.
+An optimizer is arithmetic over weights and calls of `gradient`; it runs on the weights of one client or of a stack of clients.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from fedme.learning.objectives import CrossEntropy, Mutual
 class SGD:
     """SGD with momentum, weight decay, gradient clipping and a proximal pull, in that order from the outside in.
 
-    The gradient gets ``prox * (w - w_frozen)``, is clipped to norm `clip` (one norm a model), gets ``weight_decay * w`` and
+    The gradient gets ``prox * (w - w_frozen)``, is clipped to norm `clip` (one norm per model), gets ``weight_decay * w`` and
     enters the momentum buffer, as in PyTorch. With `alternating`, roles step one after another and each sees its
     predecessors after their step (the original mutual learning); otherwise all forwards come before all steps.
     """

@@ -1,4 +1,4 @@
-"""The part of a model that clients share: the weights whose names start with a prefix. The rest stays where it is."""
+"""Sharing a part of a model: the weights whose names start with a prefix travel, the others stay at the client."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,12 +33,12 @@ def rest(model: Model, prefix: str) -> Part:
 
 
 def fork(arch: Arch, kept: Part, shared: Part) -> Model:
-    """A model of what a client kept and what it received."""
+    """A model made of the part a client kept and the part it received."""
     return Model(arch, {**kept.params, **shared.params}, {**kept.buffers, **shared.buffers})
 
 
 def require_same_part(archs: Mapping[ClientId, Arch], shared: Arch, prefix: str) -> None:
-    """Refuse clients whose architecture has another shape in the part that is shared."""
+    """Raise a TaskError for clients whose architecture has other shapes in the shared part."""
 
     def shapes(arch: Arch) -> dict[str, tuple[int, ...]]:
         return {name: tuple(p.shape) for name, p in template(arch, False).named_parameters() if name.startswith(prefix)}
@@ -54,8 +54,8 @@ def require_same_part(archs: Mapping[ClientId, Arch], shared: Arch, prefix: str)
 
 
 def merge(parts: Sequence[Part], weights: Sequence[float], combine: tree.Combine = tree.average) -> Part:
-    """The weighted mean of parts; `combine` may be something else than the mean."""
+    """The weighted mean of parts; `combine` replaces the mean, for example by a robust one."""
     total = sum(weights)
-    weights = [share / total for share in weights]
+    weights = [weight / total for weight in weights]
     buffers = combine([part.buffers for part in parts], weights) if parts[0].buffers else {}
     return Part(combine([part.params for part in parts], weights), buffers)

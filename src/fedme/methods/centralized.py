@@ -15,6 +15,7 @@ from fedme.core.key import Key
 from fedme.core.method import POOL, Plan, Report, Round, Task
 from fedme.core.model import Model
 from fedme.core.operations import Computation, immediately
+from fedme.core.settings import setting
 from fedme.learning.local_training import Training, require
 from fedme.methods.local import State, local_round, require_validation
 from fedme.methods.shared_model import SharedModel, SharedModelMethod
@@ -32,7 +33,7 @@ class Centralized(SharedModelMethod[Trainer, SharedModel, SharedModel]):
     """One model trained on the pooled data of all clients."""
 
     train: Training = field(default_factory=Training)
-    patience: int | None = None  # rounds without a better validation loss before training stops
+    patience: int | None = setting(None, "rounds without a better validation loss before training stops")
 
     pooled = True
     travels = "their data"

@@ -13,6 +13,7 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Empty, Report, Round
 from fedme.core.operations import Computation, train
+from fedme.core.settings import setting
 from fedme.learning.local_training import Training
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.robust_aggregation import OPEN, Defence
@@ -24,7 +25,7 @@ class FedAvg(SharedModelMethod[Empty, SharedModel, TrainedCopy]):
     """Clients train copies of one model, the server averages them."""
 
     train: Training = field(default_factory=Training)
-    weighting: Literal["samples", "uniform"] = "samples"  # weights of the mean: numbers of training samples, or equal
+    weighting: Literal["samples", "uniform"] = setting("samples", "weights of the mean: numbers of training samples, or equal")
     defence: Defence = OPEN
 
     proximal = 0.0  # weight of the pull towards the received model (FedProx)

@@ -20,6 +20,7 @@ from fedme.core.key import Key
 from fedme.core.method import Method, Plan, PlannedTraining, Report, Round, Task, TaskError
 from fedme.core.model import Model
 from fedme.core.operations import BatchSchedule, Computation, Models, immediately, predict, train
+from fedme.core.settings import setting
 from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import CrossEntropy, Imitate
 from fedme.learning.robust_aggregation import OPEN, Defence
@@ -59,11 +60,11 @@ class FedMD(Method[Server, State, Down, Up]):
     """Clients of any architecture agree on their outputs for public data."""
 
     train: Training = field(default_factory=Training)
-    public_samples: int = 5000  # public samples a round (all of them if there are fewer)
-    public_epochs: int = 20  # before the first round, on the public data
-    private_epochs: int = 2  # before the first round, on the client's data
-    digest_epochs: int = 1  # on the public data, each round
-    digest_batch: int = 256  # its batch size
+    public_samples: int = setting(5000, "public samples per round; all if there are fewer")
+    public_epochs: int = setting(20, "epochs on the public data before the first round")
+    private_epochs: int = setting(2, "epochs on the client's data before the first round")
+    digest_epochs: int = setting(1, "epochs of fitting the averaged logits in every round")
+    digest_batch: int = setting(256, "batch size of fitting the averaged logits")
     digest_loss: Literal["mae", "mse", "kl"] = "mae"
     defence: Defence = OPEN
 

@@ -8,6 +8,7 @@ Deviations: no simulated stragglers; the pull enters the gradient before clippin
 
 from dataclasses import dataclass
 
+from fedme.core.settings import setting
 from fedme.learning.local_training import require
 from fedme.methods.fedavg import FedAvg
 
@@ -16,7 +17,7 @@ from fedme.methods.fedavg import FedAvg
 class FedProx(FedAvg):
     """FedAvg whose clients are pulled back to the model they received."""
 
-    mu: float = 0.01  # weight of the pull
+    mu: float = setting(0.01, "weight of the pull")
 
     def __post_init__(self) -> None:
         require(self.mu >= 0, "mu", f"must be >= 0, got {self.mu}")

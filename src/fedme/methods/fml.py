@@ -20,6 +20,7 @@ from fedme.core.key import Key
 from fedme.core.method import Method, Plan, PlannedTraining, Report, Round, Task
 from fedme.core.model import Arch, Model
 from fedme.core.operations import Computation, Models, OptState, immediately, train
+from fedme.core.settings import setting
 from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import Mutual
 from fedme.learning.partial_model import Part, cut, fork, merge, require_same_part, rest
@@ -50,14 +51,14 @@ class FML(Method[Part, State, Part, Up]):
     """A shared and a private model, of any architecture, learn from each other; only the shared one travels."""
 
     train: Training = field(default_factory=Training)
-    alpha: float | tuple[float, float] = 0.5  # weight of the labels for the private model; a pair is (first, last round)
-    beta: float | tuple[float, float] = 0.5  # the same for the meme
-    schedule: Literal["linear", "step"] = "linear"
-    shared: str = ""  # prefix of the names of the weights that travel; all of them by default
-    loss: Literal["convex", "sum"] = "convex"  # "sum": CE + KL, both with weight 1
-    weighting: Literal["uniform", "samples"] = "uniform"
-    momentum: Literal["keep", "reset"] = "keep"  # the private model's momentum buffer between rounds
-    order: Literal["simultaneous", "alternating"] = "simultaneous"
+    alpha: float | tuple[float, float] = setting(0.5, "weight of the labels for the private model; a pair: first, last round")
+    beta: float | tuple[float, float] = setting(0.5, "weight of the labels for the meme; a pair: first, last round")
+    schedule: Literal["linear", "step"] = setting("linear", "how a pair changes over the rounds")
+    shared: str = setting("", "prefix of the names of the weights that travel; all of them by default")
+    loss: Literal["convex", "sum"] = setting("convex", "sum: CE + KL, both with weight 1")
+    weighting: Literal["uniform", "samples"] = setting("uniform", "weights of the mean: equal, or numbers of training samples")
+    momentum: Literal["keep", "reset"] = setting("keep", "the private model's momentum buffer between rounds")
+    order: Literal["simultaneous", "alternating"] = setting("simultaneous", "whether meme and private model step in turns")
     defence: Defence = OPEN
 
     own_architectures = True

@@ -14,6 +14,7 @@ from fedme.core.key import Key
 from fedme.core.method import Empty, Method, Plan, Report, Round, Task
 from fedme.core.model import Model, average
 from fedme.core.operations import Computation, Models, Score, evaluate, immediately, in_parallel, train
+from fedme.core.settings import setting
 from fedme.core.typed import TypedError
 from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import CrossEntropy
@@ -41,7 +42,7 @@ class HypCluster(Method[Hypotheses, Empty, Hypotheses, Up]):
     """Several global models; each client trains the one that fits it best."""
 
     train: Training = field(default_factory=Training)
-    clusters: int = 2  # global models
+    clusters: int = setting(2, "global models")
     defence: Defence = OPEN
 
     travels = "copies of one of several models"

@@ -17,6 +17,7 @@ from fedme.core.key import Key
 from fedme.core.method import Empty, Method, Plan, Report, Round, Task, TaskError
 from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, OptState, evaluate, immediately, train
+from fedme.core.settings import setting
 from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import CrossEntropy
 
@@ -36,8 +37,8 @@ class Local(Method[Empty, State, Empty, Empty]):
     """Every client trains its own model on its own data."""
 
     train: Training = field(default_factory=Training)
-    momentum: Literal["keep", "reset"] = "keep"  # the momentum buffer between rounds
-    patience: int | None = None  # rounds without a better validation loss before a client stops
+    momentum: Literal["keep", "reset"] = setting("keep", "the momentum buffer between rounds")
+    patience: int | None = setting(None, "rounds without a better validation loss before a client stops")
 
     own_architectures = True
     isolated = True

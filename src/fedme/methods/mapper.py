@@ -20,6 +20,7 @@ from fedme.core.key import Key
 from fedme.core.method import PlannedTraining, Report, Round, Task
 from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, Score, evaluate, immediately, in_parallel, train
+from fedme.core.settings import setting
 from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.robust_aggregation import OPEN, Defence
@@ -39,8 +40,10 @@ class Mapper(SharedModelMethod[State, SharedModel, TrainedCopy]):
     """Every client mixes a local and a global model in its own proportion."""
 
     train: Training = field(default_factory=Training)
-    lambdas: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # shares of the local model
-    scale_global: bool = False  # multiply the step of the global model by 1 - lambda
+    lambdas: tuple[float, ...] = setting(
+        (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), "weights of the local model that are tried"
+    )
+    scale_global: bool = setting(False, "multiply the step of the global model by 1 - lambda")
     defence: Defence = OPEN
 
     reads_training_scores = True

@@ -17,6 +17,7 @@ from fedme.core.key import Key
 from fedme.core.method import PlannedTraining, Report, Round, Task
 from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, immediately, train
+from fedme.core.settings import setting
 from fedme.learning.local_training import Training, require
 from fedme.learning.optimizers import Moreau
 from fedme.learning.robust_aggregation import OPEN, Defence
@@ -35,12 +36,12 @@ class PFedMe(TrainAllMethod[State, TrainedCopy]):
     """Personal models tied to a global one by Moreau envelopes."""
 
     train: Training = field(default_factory=Training)
-    lam: float = 15.0  # lambda: how close theta stays to w
-    inner_steps: int = 5  # K
-    inner_lr: float | None = None  # eta_p; train.lr by default
-    beta: float = 1.0  # the server's step towards the mean
-    l2: float = 1e-3  # mu
-    train_all: bool = True  # clients outside the cohort train too, without sending anything
+    lam: float = setting(15.0, "lambda: how close theta stays to w")
+    inner_steps: int = setting(5, "K")
+    inner_lr: float | None = setting(None, "eta_p; train.lr by default")
+    beta: float = setting(1.0, "the server's step towards the mean")
+    l2: float = setting(1e-3, "mu")
+    train_all: bool = setting(True, "clients outside the cohort train too, without sending anything")
     defence: Defence = OPEN
 
     unused_settings = ("train.momentum", "train.weight_decay", "train.clip", "defence.guest")

@@ -21,6 +21,7 @@ from fedme.core.key import Key
 from fedme.core.method import PlannedTraining, Report, Round, Task, TaskError
 from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, immediately, train
+from fedme.core.settings import setting
 from fedme.learning.local_training import Training, require
 from fedme.learning.optimizers import MutualMoreau
 from fedme.learning.robust_aggregation import OPEN, Defence
@@ -40,13 +41,13 @@ class PFML(TrainAllMethod[State, SharedModel]):
     """Regularised mutual learning of a shared local model and a private auxiliary one."""
 
     train: Training = field(default_factory=Training)
-    lam: float = 15.0  # lambda: the pull of both regularisers
-    inner_steps: int = 3  # K
-    inner_lr: float | None = None  # train.lr by default
-    beta: float = 1.0  # the server's step towards the mean
-    l2: float = 0.0  # the l2 regularisation of the paper's logistic regression
-    aux: Literal["persistent", "anchored", "reset"] = "persistent"  # what the auxiliary model starts from in a round
-    train_all: bool = True  # clients outside the cohort train too, without sending anything
+    lam: float = setting(15.0, "lambda: the pull of both regularisers")
+    inner_steps: int = setting(3, "K")
+    inner_lr: float | None = setting(None, "train.lr by default")
+    beta: float = setting(1.0, "the server's step towards the mean")
+    l2: float = setting(0.0, "the l2 regularisation of the paper's logistic regression")
+    aux: Literal["persistent", "anchored", "reset"] = setting("persistent", "what the auxiliary model starts from in a round")
+    train_all: bool = setting(True, "clients outside the cohort train too, without sending anything")
     defence: Defence = OPEN
 
     own_architectures = True

@@ -1,4 +1,4 @@
-"""What makes a client prefer one model over another (FedMe section 4.2): a cost, where smaller is better."""
+"""When a client adopts its guest model (FedMe section 4.2): a criterion is a cost, where smaller is better."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -9,13 +9,13 @@ from fedme.core.method import Task, TaskError, require_members
 from fedme.core.operations import Score
 from fedme.learning.local_training import require
 
-SIZE_PENALTY = 0.1  # of "loss+size": nats a million weights
-TIME_PENALTY = 0.1  # of "loss+time": nats a millisecond of inference for one sample
+SIZE_PENALTY = 0.1  # of "loss+size": nats per million weights
+TIME_PENALTY = 0.1  # of "loss+time": nats per millisecond of inference per sample
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A trained model as its client sees it: validation score and number of weights."""
+    """What a criterion knows about a trained model: its validation score and number of weights."""
 
     score: Score
     parameters: int
@@ -49,19 +49,19 @@ def require_criteria(criteria: Mapping[str, str | Criterion]) -> None:
 
 
 def require_meaning(task: Task, adopt: str | Criterion, adopt_by: Mapping[ClientId, str | Criterion]) -> None:
-    """Refuse criteria of clients that are not there, and to count what is right where numbers are predicted."""
+    """Raise a TaskError for criteria of clients that do not exist, and for accuracy in regression."""
     require_members(task, "method 'fedme': adopt_by", adopt_by)
     if task.schema.task_type == "regression" and "accuracy" in (adopt, *adopt_by.values()):
-        raise TaskError("method 'fedme': adopt = 'accuracy' has no meaning where numbers are predicted; use 'loss'")
+        raise TaskError("method 'fedme': adopt = 'accuracy' has no meaning for regression; use 'loss'")
 
 
 def needs_time(criterion: str | Criterion) -> bool:
-    """Whether inference has to be timed for it. Measured time is not repeatable, and neither are choices made by it."""
+    """Whether the criterion needs the time of inference, which is not repeatable."""
     return not isinstance(criterion, str) or "time" in criterion
 
 
 def prefers_guest(criterion: str | Criterion, own: Candidate, guest: Candidate) -> bool:
-    """Strictly smaller cost wins. A guest that diverged is never taken, an own model that diverged is always left."""
+    """Whether the guest has a strictly smaller cost. Of two models, one that diverged always loses, first the guest."""
     if not math.isfinite(guest.score.loss):
         return False
     if not math.isfinite(own.score.loss):

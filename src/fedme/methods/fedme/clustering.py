@@ -1,4 +1,4 @@
-"""Groups of models with similar outputs: k-means over what each model answers to the same unlabeled inputs."""
+"""Clusters of models with similar outputs: k-means over the outputs of every model for the same unlabeled inputs."""
 
 import warnings
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from fedme.core.task_types import task_loss
 def clustered(
     models: Mapping[ClientId, Model], unlabeled: Split | None, clusters: int, on: Literal["logits", "softmax"], key: Key
 ) -> Computation[dict[ClientId, int]]:
-    """The cluster of every client's model; without unlabeled data, or with one cluster, all are in the same."""
+    """The cluster of every client's model. Without unlabeled data, or with one cluster, all are in cluster 0."""
     if clusters == 1 or unlabeled is None or not models:
         return dict.fromkeys(models, 0)
     outputs = yield from in_parallel([predict(model, unlabeled) for model in models.values()])
@@ -27,7 +27,7 @@ def clustered(
 
 def similar(outputs: list[Tensor], clusters: int, key: Key) -> list[int]:
     """The cluster of each model. Lloyd's algorithm from distinct random models; an empty cluster is re-seeded far away."""
-    from sklearn.cluster import KMeans  # takes as long to import as everything else: only for who needs it
+    from sklearn.cluster import KMeans  # slow to import, so only where it is needed
     from sklearn.exceptions import ConvergenceWarning
 
     points = np.stack([output.flatten().double().numpy() for output in outputs])

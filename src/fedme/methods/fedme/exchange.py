@@ -1,4 +1,4 @@
-"""Who lends a model to whom (a random other member of one's cluster, else of the cohort), and what comes back of it."""
+"""The exchange of models: which client receives whose model as a guest, and how the trained copies are averaged."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -14,40 +14,40 @@ from fedme.learning.robust_aggregation import Defence
 Fits = Callable[[ClientId, ClientId], bool]
 
 
-def room_for(task: Task, models: Mapping[ClientId, Model]) -> Fits | None:
-    """Whether a borrower takes a lender's model (its size and its architecture) and the lender lends it to this one.
+def acceptance(task: Task, models: Mapping[ClientId, Model]) -> Fits | None:
+    """Whether a client accepts another one's model (size, architecture) and the owner lends it to that client.
 
-    None where nobody has such wishes.
+    None if no client has such limits.
     """
     members = [task.members[client] for client in models]
-    if all(wish is None for each in members for wish in (each.max_parameters, each.accepts, each.lends_to)):
+    if all(limit is None for m in members for limit in (m.max_parameters, m.accepts, m.lends_to)):
         return None
 
     def fits(borrower: ClientId, lender: ClientId) -> bool:
-        taker, giver, model = task.members[borrower], task.members[lender], models[lender]
-        small = taker.max_parameters is None or model.parameters <= taker.max_parameters
-        wanted = taker.accepts is None or model.arch.name in taker.accepts
-        return small and wanted and (giver.lends_to is None or borrower in giver.lends_to)
+        receiver, owner, model = task.members[borrower], task.members[lender], models[lender]
+        small = receiver.max_parameters is None or model.parameters <= receiver.max_parameters
+        accepted = receiver.accepts is None or model.arch.name in receiver.accepts
+        return small and accepted and (owner.lends_to is None or borrower in owner.lends_to)
 
     return fits
 
 
 def lenders(clusters: Mapping[ClientId, int], fits: Fits | None, key: Key) -> dict[ClientId, ClientId | None]:
-    """For every client the one whose model it receives, drawn independently; None when no other model fits it.
+    """For every client the owner of the guest it receives: a random other member of its cluster, else of the cohort.
 
-    `fits(borrower, lender)` says whether the borrower can take the lender's model; without it every model fits everybody.
+    Draws are independent. A client for which no other model fits gets None; without `fits` every model fits every client.
     """
-    company: dict[int, list[ClientId]] = {}
+    members: dict[int, list[ClientId]] = {}
     for client, cluster in clusters.items():
-        company.setdefault(cluster, []).append(client)
-    place = {client: place for mine in company.values() for place, client in enumerate(mine)}
+        members.setdefault(cluster, []).append(client)
+    position = {client: i for same_cluster in members.values() for i, client in enumerate(same_cluster)}
 
     def drawn(me: ClientId, cluster: int) -> ClientId | None:
         draw = key.at("lender", me).numpy()
-        near = company[cluster]
-        if fits is None and len(near) > 1:  # without a look at everybody: there may be ten thousand
-            at = int(draw.integers(len(near) - 1))
-            return near[at + (at >= place[me])]
+        cluster_members = members[cluster]
+        if fits is None and len(cluster_members) > 1:  # in constant time: there may be ten thousand clients
+            index = int(draw.integers(len(cluster_members) - 1))
+            return cluster_members[index + (index >= position[me])]
         others = [other for other in clusters if other != me and (fits is None or fits(me, other))]
         candidates = [other for other in others if clusters[other] == cluster] or others
         return candidates[int(draw.integers(len(candidates)))] if candidates else None
@@ -55,42 +55,42 @@ def lenders(clusters: Mapping[ClientId, int], fits: Fits | None, key: Key) -> di
     return {me: drawn(me, cluster) for me, cluster in clusters.items()}
 
 
-def welcomed(
+def admitted_guest(
     own: Model, guest: Model | None, validation: Split, defence: Defence
 ) -> Computation[tuple[Model | None, dict[str, str | int | float | bool]]]:
-    """The guest, if it is let in, and what there is to say about it. Without validation data nobody is turned away."""
+    """The guest unless `defence.guest` rejects it, and a note about a rejection. Without validation data none is rejected."""
     if guest is None or defence.guest is None or not len(validation):
         return guest, {}
-    mine, its = yield from in_parallel([evaluate(own, validation), evaluate(guest, validation)])
-    if not defence.unwelcome(mine, its):
+    own_score, guest_score = yield from in_parallel([evaluate(own, validation), evaluate(guest, validation)])
+    if not defence.unwelcome(own_score, guest_score):
         return guest, {}
-    return None, {"guest_refused": f"loss {its.loss:.3g} against {mine.loss:.3g} of the own model"}
+    return None, {"guest_refused": f"loss {guest_score.loss:.3g} against {own_score.loss:.3g} of the own model"}
 
 
-def sound(model: Model | None) -> Model | None:
-    """The model, unless it diverged: that one is not passed on."""
+def finite_or_none(model: Model | None) -> Model | None:
+    """The model, or None if it diverged."""
     return model if model is not None and model.finite else None
 
 
-def require_lender(sent: ClientId | None, said: ClientId | None, returned: bool, adopts: bool) -> None:
-    """Refuse a reply about a guest that the client never had."""
-    if said != sent:
-        raise TypedError("lender", f"the guest was {sent}'s, not {said}'s")
+def require_lender(sent: ClientId | None, replied: ClientId | None, returned: bool, adopts: bool) -> None:
+    """Raise a TypedError for a reply about a guest that the client did not have."""
+    if replied != sent:
+        raise TypedError("lender", f"must be {sent}, got {replied}")
     if adopts and not returned:
         raise TypedError("adopts", "a model that was not sent back cannot be adopted")
 
 
-def merged(
+def averaged_copies(
     models: Mapping[ClientId, Model],
     copies: Iterable[tuple[ClientId | None, Model | None]],
     combine: tree.Combine = tree.average,
 ) -> dict[ClientId, Model]:
-    """Every model as the mean of the copies of it that came back (FedMe Eq. 8, 9: each counts the same).
+    """Every model as the mean of its trained copies, with equal weights (FedMe Eq. 8, 9).
 
-    A model of which no copy came back stays as it was; `combine` may be something else than the mean.
+    A model without copies stays as it is. `combine` replaces the mean, for example by a robust one.
     """
-    mine: dict[ClientId, list[Model]] = {}
+    by_owner: dict[ClientId, list[Model]] = {}
     for owner, copy in copies:
         if owner is not None and copy is not None:
-            mine.setdefault(owner, []).append(copy)
-    return {**models, **{client: average(found, None, combine) for client, found in mine.items()}}
+            by_owner.setdefault(owner, []).append(copy)
+    return {**models, **{owner: average(trained, None, combine) for owner, trained in by_owner.items()}}

@@ -1,14 +1,14 @@
 """FedMe: clients exchange models through the server, train their own and the guest together, and keep the better one.
 
-"FedMe: Federated Learning via Model Exchange", Algorithm 1, Eq. 3 to 9. A round: the server groups the clients' models by their
-outputs on unlabeled data and lends every client a model of its group; the client trains both by deep mutual learning and adopts
-the guest if it does better on its validation part; the server averages all trained copies of each model.
+"FedMe: Federated Learning via Model Exchange", Algorithm 1, Eq. 3 to 9. In a round the server clusters the clients' models by
+their outputs on unlabeled data and sends every client a guest model of its cluster. The client trains both by deep mutual
+learning and adopts the guest if it is better on its validation part. The server averages all trained copies of each model.
 
 Deviations: adoption compares losses on the validation part, as in the authors' code (Eq. 7 says the local data); k-means
 re-seeds empty clusters; copies that diverged are not sent back; a client whose cluster has no model within its
-`max_parameters` borrows from another. The copies that came back are averaged, an absent client keeps its model. Choices by
-measured time (`adopt`) cannot be repeated exactly. Without unlabeled data all models are in one cluster. A cohort with ``tuning
-= false`` and fixed clusters is the first version of the paper. The server keeps personal models: each is uploaded once a round.
+`max_parameters` gets one from another cluster. The copies that came back are averaged; an absent client keeps its model.
+Choices by measured time (`adopt`) are not repeatable. Without unlabeled data all models are in one cluster. A cohort with ``tuning =
+false`` and fixed clusters is the first version of the paper. The server keeps personal models: each is uploaded once per round.
 """
 
 from collections.abc import Mapping
@@ -20,18 +20,27 @@ from fedme.core.key import Key
 from fedme.core.method import Empty, Method, Plan, PlannedTraining, Report, Round, Task, TaskError
 from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, evaluate, immediately, in_parallel, train
+from fedme.core.settings import setting
 from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import CrossEntropy, Mutual
 from fedme.learning.robust_aggregation import OPEN, Defence
 from fedme.learning.schedules import most, since
-from fedme.methods.fedme.adoption import Candidate, Criterion, needs_time, prefers_guest, require_criteria, require_meaning
+from fedme.methods.fedme.adoption import (
+    CRITERIA,
+    Candidate,
+    Criterion,
+    needs_time,
+    prefers_guest,
+    require_criteria,
+    require_meaning,
+)
 from fedme.methods.fedme.clustering import clustered
-from fedme.methods.fedme.exchange import lenders, merged, require_lender, room_for, sound, welcomed
+from fedme.methods.fedme.exchange import acceptance, admitted_guest, averaged_copies, finite_or_none, lenders, require_lender
 
 
 @dataclass(frozen=True)
 class Server:
-    """The personal models that have been trained; the others are still as they are drawn from `key`."""
+    """The personal models that have been trained. The others are drawn from `key` when they are needed."""
 
     models: Mapping[ClientId, Model]
     key: Key = Key(0)
@@ -44,7 +53,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Down:
-    """The client's personal model and, if there is one for it, a guest: whose it is and from which cluster."""
+    """The client's personal model and, if there is one for it, a guest model with its owner and cluster."""
 
     own: Model
     guest: Model | None = None
@@ -54,7 +63,7 @@ class Down:
 
 @dataclass(frozen=True)
 class Up:
-    """Both models after training, unless they diverged, and whether the client prefers the guest from now on."""
+    """Both models after training, unless they diverged, and whether the client adopts the guest."""
 
     own: Model | None
     guest: Model | None
@@ -67,14 +76,14 @@ class FedMe(Method[Server, Empty, Down, Up]):
     """Clients of any architecture exchange models, learn mutually and keep the better model."""
 
     train: Training = field(default_factory=Training)
-    clusters: int | Mapping[int, int] = 1  # K^t: a number, or from which round on how many, as {0 = 1, 15 = 2}
-    cluster_on: Literal["logits", "softmax"] = "logits"  # of several labels at once, softmax is each one's probability
-    tuning: bool = True  # MT: adopt the guest if it is better
-    mutual: bool = True  # DML: learn from each other, not only from the labels
-    clustering: bool = True  # MC: lend models of similar outputs
-    adopt: str | Criterion = "loss"  # what "better" means: a name of methods.fedme.adoption.CRITERIA, or a cost function
-    adopt_by: Mapping[ClientId, str | Criterion] = field(default_factory=dict)  # a client's own criterion
-    order: Literal["simultaneous", "alternating"] = "simultaneous"
+    clusters: int | Mapping[int, int] = setting(1, "K^t: number of clusters, or a table {from round = number}: {0 = 1, 15 = 2}")
+    cluster_on: Literal["logits", "softmax"] = setting("logits", "outputs that clusters are made of; softmax: probabilities")
+    tuning: bool = setting(True, "MT: a client adopts the guest model if it is better")
+    mutual: bool = setting(True, "DML: own and guest model learn from each other, not only from the labels")
+    clustering: bool = setting(True, "MC: guests come from models with similar outputs")
+    adopt: str | Criterion = setting("loss", f"criterion of 'better': {', '.join(CRITERIA)}, or a cost function")
+    adopt_by: Mapping[ClientId, str | Criterion] = setting(help="criteria of single clients", default_factory=dict)
+    order: Literal["simultaneous", "alternating"] = setting("simultaneous", "whether own and guest step in turns")
     defence: Defence = OPEN
 
     own_architectures = True
@@ -84,7 +93,9 @@ class FedMe(Method[Server, Empty, Down, Up]):
 
     def __post_init__(self) -> None:
         table = self.clusters if isinstance(self.clusters, Mapping) else {0: self.clusters}
-        require(all(t >= 0 and k >= 1 for t, k in table.items()), "clusters", "rounds count from 0, clusters from 1")
+        require(
+            all(t >= 0 and k >= 1 for t, k in table.items()), "clusters", "rounds must be >= 0 and numbers of clusters >= 1"
+        )
         require_criteria({"adopt": self.adopt} | {f"adopt_by.{client}": each for client, each in self.adopt_by.items()})
 
     def check(self, task: Task) -> None:
@@ -96,25 +107,25 @@ class FedMe(Method[Server, Empty, Down, Up]):
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[Empty]:
         if self.tuning and not len(data.val):
-            raise TaskError(f"client {me} has no validation data to compare models on: set `val` in [data], or tuning = false")
+            raise TaskError(f"client {me} has no validation data to compare models on; set `val` in [data], or tuning = false")
         return immediately(Empty())
 
     def dispatch(self, task: Task, server: Server, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, Down]]:
         count = since(self.clusters, when.t) if self.clustering else 1  # K^t
         cohort = {me: server.model_of(me, task) for me in plan.train}
         clusters = yield from clustered(cohort, task.unlabeled, count, self.cluster_on, key.at("cluster"))
-        chosen = lenders(clusters, room_for(task, cohort), key.at("exchange"))
+        chosen = lenders(clusters, acceptance(task, cohort), key.at("exchange"))
         return {me: Down(cohort[me], cohort[lender] if lender else None, lender, clusters[me]) for me, lender in chosen.items()}
 
     def client_round(
         self, state: Empty, down: Down, data: ClientData, when: Round, key: Key
     ) -> Computation[tuple[Empty, Up, Report]]:
-        taken, why = yield from welcomed(down.own, down.guest, data.val, self.defence)
+        taken, why = yield from admitted_guest(down.own, down.guest, data.val, self.defence)
         pair = {"own": down.own, "guest": taken} if taken else {"own": down.own}
         objective = Mutual("own", "guest") if self.mutual and taken else CrossEntropy()
         optimizer = self.train.sgd(objective, when, alternating=self.order == "alternating")
         trained = yield from train(pair, optimizer, data.train, self.train.batch_schedule(when), key.at("train"))
-        own, guest = trained.models["own"], sound(trained.models.get("guest"))
+        own, guest = trained.models["own"], finite_or_none(trained.models.get("guest"))
         scores, adopts, criterion = {}, False, self.adopt_by.get(data.id, self.adopt)
         if guest is not None and self.tuning:
             both = yield from in_parallel([evaluate(each, data.val, needs_time(criterion)) for each in (own, guest)])
@@ -122,7 +133,7 @@ class FedMe(Method[Server, Empty, Down, Up]):
             adopts = prefers_guest(criterion, Candidate(both[0], own.parameters), Candidate(both[1], guest.parameters))
         notes = why | {"lender": down.lender or "", "guest": guest.arch.name if guest else "", "own": own.arch.name}
         report = Report(trained.losses, scores, notes | {"cluster": down.cluster, "adopts": adopts})
-        return state, Up(sound(own), guest, down.lender, adopts), report
+        return state, Up(finite_or_none(own), guest, down.lender, adopts), report
 
     def expects(self, task: Task, down: Down, up: Up, when: Round) -> dict[str, Model | None]:
         require_lender(down.lender, up.lender, up.guest is not None, up.adopts)
@@ -130,7 +141,7 @@ class FedMe(Method[Server, Empty, Down, Up]):
 
     def aggregate(self, server: Server, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Server:
         copies = [(client, up.own) for client, up in replies.items()] + [(up.lender, up.guest) for up in replies.values()]
-        models = merged(server.models, copies, self.defence.combine)
+        models = averaged_copies(server.models, copies, self.defence.combine)
         adopted = {client: models[up.lender] for client, up in replies.items() if up.adopts and up.lender in models}
         return Server({**models, **adopted}, server.key)
 
