@@ -133,7 +133,7 @@ def test_natural_takes_from_clients_what_others_lack_and_says_so(labelled):
     federation = federate(dataset, Natural(clients=3), DataOptions(unlabeled=40), KEY)
     assert "15 of the 40" in federation.notes[0]
     assert sum(sum(sizes(client)) for client in federation.clients.values()) == 60
-    with pytest.raises(DataError, match="only 92 samples can be set aside"):
+    with pytest.raises(DataError, match="must be at most 92.*got 93"):
         federate(dataset, Natural(), DataOptions(unlabeled=93), KEY)
     least = federate(dataset, Natural(), DataOptions(unlabeled=92), KEY).partition
     assert all(len(parts.all()) == 2 for parts in least.clients.values())
@@ -143,7 +143,7 @@ def test_nothing_is_set_aside_unless_asked(labelled):
     federation = federate(labelled([0, 1] * 20), Iid(2), DataOptions(), KEY)
     assert federation.unlabeled is None
     assert federation.public is None
-    with pytest.raises(DataError, match="unlabeled = 41"):
+    with pytest.raises(DataError, match="data.unlabeled must be at most 40.*got 41"):
         federate(labelled([0, 1] * 20), Iid(2), DataOptions(unlabeled=41), KEY)
 
 
@@ -154,7 +154,7 @@ def test_limit_counts_training_samples_and_shrinks_the_test_part(labelled):
 
 
 def test_a_limit_never_leaves_clients_without_a_test_part(labelled):
-    with pytest.raises(PartitionError, match="2 clients share 1 test samples"):
+    with pytest.raises(PartitionError, match="2 clients need at least 2 test samples, but there are 1"):
         federate(labelled([0, 1] * 100, [0, 1]), Iid(2), DataOptions(limit=20), KEY)
 
 
@@ -179,11 +179,11 @@ def test_a_client_may_have_a_label_space_of_its_own(labelled):
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        ({"9": ((0,),)}, "no client '9'"),
-        ({"0": ()}, "no groups"),
-        ({"0": ((),)}, "without classes"),
-        ({"0": ((0,), (0,))}, "twice"),
-        ({"0": ((7,),)}, "outside 0..1"),
+        ({"9": ((0,),)}, "unknown client '9'"),
+        ({"0": ()}, "at least one group"),
+        ({"0": ((),)}, "at least one class"),
+        ({"0": ((0,), (0,))}, "must be distinct"),
+        ({"0": ((7,),)}, "between 0 and 1"),
     ],
 )
 def test_groups_are_checked(labelled, groups, message):
@@ -192,7 +192,7 @@ def test_groups_are_checked(labelled, groups, message):
 
 
 def test_groups_without_samples_are_refused(labelled):
-    with pytest.raises(DataError, match="client 0 has no samples"):
+    with pytest.raises(DataError, match="client 0 has no training or no test samples"):
         federate(labelled([0, 1] * 20, classes=3), Iid(2), DataOptions(groups={"0": ((2,),)}), KEY)
 
 

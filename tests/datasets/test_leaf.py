@@ -62,22 +62,25 @@ def test_entries_of_dropped_users_are_passed_over(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "not readable JSON"),
-        ("[" * 100_000, "not readable JSON"),
+        ("", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
         ("[]", "not a JSON object"),
         ("{}", "'users' is missing"),
         ('{"users": [], "num_samples": 3, "user_data": {}}', "'num_samples' is missing or not a list"),
-        ('{"users": ["a"], "num_samples": [], "user_data": {}}', "1 users but 0 entries"),
-        ('{"users": ["a"], "num_samples": [1], "user_data": {}}', "user 'a': has no entry in user_data"),
-        ('{"users": ["a"], "num_samples": [true], "user_data": {"a": {}}}', "user 'a': num_samples is True"),
-        ('{"users": [5], "num_samples": [1], "user_data": {}}', "user 5: a user's name must be a text"),
-        ('{"users": ["a"], "num_samples": [1], "user_data": {"a": {"y": [1]}}}', "user 'a': has no list 'x'"),
+        ('{"users": ["a"], "num_samples": [], "user_data": {}}', "1 users, but 0 entries"),
+        ('{"users": ["a"], "num_samples": [1], "user_data": {}}', "user 'a': no entry in user_data"),
+        (
+            '{"users": ["a"], "num_samples": [true], "user_data": {"a": {}}}',
+            "user 'a': num_samples must be an integer >= 0, got True",
+        ),
+        ('{"users": [5], "num_samples": [1], "user_data": {}}', "user 5: the name of a user must be a non-empty string"),
+        ('{"users": ["a"], "num_samples": [1], "user_data": {"a": {"y": [1]}}}', "user 'a': the list 'x' is missing"),
         (
             '{"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[1]], "y": [1]}}}',
-            "'x' has 1 entries but num_samples",
+            "'x' must have num_samples = 2 entries, got 1",
         ),
         ('{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[1]], "y": [1]}}}', "not a list of 784 pixels"),
-        ('{"users": [], "num_samples": [], "user_data": {}}', "hold no samples"),
+        ('{"users": [], "num_samples": [], "user_data": {}}', "contain no samples"),
     ],
 )
 def test_damaged_files_are_refused_by_name(tmp_path, content, message):
@@ -92,16 +95,16 @@ def test_damaged_files_are_refused_by_name(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        ([2.0] * 784, 1, "outside 0..1"),
-        ([float("nan")] * 784, 1, "outside 0..1"),
+        ([2.0] * 784, 1, "between 0 and 1"),
+        ([float("nan")] * 784, 1, "between 0 and 1"),
         (["1"] * 784, 1, "not a number"),
         ([None] * 784, 1, "not a number"),
         ([10**400] * 784, 1, "not a number"),
         ([[0.5]] + [0.5] * 783, 1, "not a number"),
-        (image(0), 62, "label 62"),
-        (image(0), -1, "label -1"),
-        (image(0), 1.0, "label 1.0"),
-        (image(0), "1", "label '1'"),
+        (image(0), 62, "got 62"),
+        (image(0), -1, "got -1"),
+        (image(0), 1.0, "got 1.0"),
+        (image(0), "1", "got '1'"),
     ],
 )
 def test_wrong_samples_are_refused_with_user_and_file(tmp_path, leaf, x, y, message):
@@ -185,19 +188,19 @@ def test_other_lengths(tmp_path, leaf):
     assert len(dataset.train) == len(TEXT) - 5
     with pytest.raises(DataError, match="no window of 500"):
         Shakespeare(length=500).load(root)
-    with pytest.raises(DataError, match="length = 0"):
+    with pytest.raises(DataError, match="length: must be >= 1, got 0"):
         Shakespeare(length=0)
 
 
 @pytest.mark.parametrize(
     ("entry", "size", "message"),
     [
-        ({"raw": 5}, 5, "'raw' is not a text"),
-        ({"raw": TEXT}, 5, "does not agree with num_samples = 5"),
-        ({"x": ["short"], "y": ["a"]}, 1, "not a text of 80"),
-        ({"x": [TEXT[:80]], "y": ["ab"]}, 1, "'ab' of 'y'"),
-        ({"x": [TEXT[:80]], "y": [3]}, 1, "3 of 'y'"),
-        ({"x": [TEXT[:80]], "y": []}, 1, "'y' has 0 entries"),
+        ({"raw": 5}, 5, "'raw' must be a string"),
+        ({"raw": TEXT}, 5, "contradicts num_samples = 5"),
+        ({"x": ["short"], "y": ["a"]}, 1, "strings of 80"),
+        ({"x": [TEXT[:80]], "y": ["ab"]}, 1, "'y' must be single characters, got 'ab'"),
+        ({"x": [TEXT[:80]], "y": [3]}, 1, "'y' must be single characters, got 3"),
+        ({"x": [TEXT[:80]], "y": []}, 1, "'y' must have num_samples = 1 entries, got 0"),
     ],
 )
 def test_wrong_texts_are_refused_with_user_and_file(tmp_path, leaf, entry, size, message):

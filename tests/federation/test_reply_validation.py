@@ -133,14 +133,14 @@ def changed(model, **params):
         ("nonsense", "a Up was expected, not a str"),
         (fedavg.Shared(MODEL), "a Up was expected, not a Shared"),
         (fedavg.Up(OTHER, 7), "model.arch: architecture linear expected, dense given"),
-        (fedavg.Up(None, 7), "model: must be a table, not None"),
-        (fedavg.Up("weights", 7), "model: must be a table, not 'weights'"),
+        (fedavg.Up(None, 7), "model: must be a table, got None"),
+        (fedavg.Up("weights", 7), "model: must be a table, got 'weights'"),
         (fedavg.Up(MODEL, 8), "samples: 8 were claimed; the client has said it has 7"),
         (fedavg.Up(MODEL, 0), "samples: 0 were claimed"),
         (fedavg.Up(MODEL, -1), "samples: -1 were claimed"),
-        (fedavg.Up(MODEL, True), "samples: must be a whole number, not true"),
-        (fedavg.Up(MODEL, 3.5), "samples: must be a whole number, not 3.5"),
-        (fedavg.Up(MODEL, "7"), "samples: must be a whole number, not '7'"),
+        (fedavg.Up(MODEL, True), "samples: must be an integer, got true"),
+        (fedavg.Up(MODEL, 3.5), "samples: must be an integer, got 3.5"),
+        (fedavg.Up(MODEL, "7"), "samples: must be an integer, got '7'"),
         (fedavg.Up(replace(MODEL, params={}), 7), "model.params.0.bias: is missing"),
         (fedavg.Up(changed(MODEL, extra=torch.zeros(1)), 7), "model.params.extra: was not sent"),
         (fedavg.Up(changed(MODEL, **{"0.bias": torch.zeros(4)}), 7), "model.params.0.bias: float64 of shape (4,) expected"),
@@ -162,7 +162,7 @@ def test_what_only_a_method_knows():
     assert refusal("fedme", down, fedme.Up(MODEL, MODEL, "1", False)).startswith("guest.arch: architecture dense expected")
     alone = fedme.Down(MODEL)
     assert refusal("fedme", alone, fedme.Up(MODEL, OTHER, None, False)) == "guest: nothing of the kind was sent"
-    assert refusal("fedme", down, fedme.Up(MODEL, OTHER, "1", 1)) == "adopts: must be true or false, not 1"
+    assert refusal("fedme", down, fedme.Up(MODEL, OTHER, "1", 1)) == "adopts: must be true or false, got 1"
     two = hypcluster.Hypotheses((MODEL, MODEL))
     for number in (-1, 2):
         assert refusal("hypcluster", two, hypcluster.Up(number, MODEL, 7)).startswith("cluster: there are 2")

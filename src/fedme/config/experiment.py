@@ -26,7 +26,7 @@ from fedme.datasets import DATASETS
 from fedme.datasets.dataset import Dataset
 from fedme.datasets.federated_dataset import DataOptions
 from fedme.datasets.partitioners import PARTITIONS
-from fedme.datasets.user_data import Clients, Given
+from fedme.datasets.user_data import FileDataset, ObjectDataset
 from fedme.federation.client_work import AnyMethod
 from fedme.federation.malicious_clients import Attack
 from fedme.learning.local_training import Training
@@ -113,7 +113,7 @@ def _parse(raw: Mapping[str, Any]) -> Experiment:
         if key not in options | own:
             raise TypedError(f"data.{key}", f"unknown key{nearest(key, sorted(options | own))}")
     dataset = build(kind, {k: v for k, v in table.items() if k in own}, "data")
-    if isinstance(dataset, Clients):
+    if isinstance(dataset, FileDataset):
         dataset = dataclasses.replace(dataset, clients=settings.clients)
     data = build(DataOptions, {k: v for k, v in table.items() if k in options}, "data")
     default = "natural" if data_name in NATURAL else "iid"
@@ -127,7 +127,7 @@ def _parse(raw: Mapping[str, Any]) -> Experiment:
 
 def _check_clients(settings: Settings, kind: type[Any], data_name: str) -> None:
     """Tables of clients and the data set must suit each other."""
-    if not issubclass(kind, Clients | Given):
+    if not issubclass(kind, FileDataset | ObjectDataset):
         if settings.clients:
             raise TypedError(
                 "clients", f"these tables are for samples of one's own, but data.name is '{data_name}'; leave one out"
@@ -136,7 +136,7 @@ def _check_clients(settings: Settings, kind: type[Any], data_name: str) -> None:
     if not settings.clients:
         raise TypedError("clients", "no client is described; add a table [clients.NAME] with `data` for each")
     for client, table in settings.clients.items():
-        if issubclass(kind, Clients) and table.data is None:
+        if issubclass(kind, FileDataset) and table.data is None:
             raise TypedError(f"clients.{client}.data", "is missing: where are its samples?")
     named = settings.partition.get("name", "natural")
     if named != "natural":

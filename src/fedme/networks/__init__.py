@@ -13,9 +13,9 @@ from fedme.core.data import Schema
 from fedme.core.model import Arch
 from fedme.networks.convolutional import cnn, cnn_small, fml_cnn1, fml_cnn2, lenet5
 from fedme.networks.dense import dnn, mlr
-from fedme.networks.in_memory import Here, importable, instance, named
+from fedme.networks.in_memory import InMemoryNetwork, from_instance, has_qualified_name, importable
 from fedme.networks.input_sizes import ArchError
-from fedme.networks.lookup import FAMILY, Entry, Row, check, own, resolve, rows
+from fedme.networks.lookup import FAMILY, Entry, Row, check, resolve, rows, user_entry
 from fedme.networks.recurrent import lstm
 from fedme.networks.vgg import vgg
 
@@ -23,16 +23,16 @@ __all__ = [
     "ARCHS",
     "ArchError",
     "Entry",
-    "Here",
+    "InMemoryNetwork",
     "Row",
     "arch",
     "check",
     "describe",
+    "from_instance",
+    "has_qualified_name",
     "importable",
-    "instance",
-    "named",
-    "own",
     "register",
+    "user_entry",
 ]
 
 _FEDOPT = "FedMe, after Reddi et al. 2021"
@@ -90,7 +90,7 @@ def register(name: str, factory: Callable[..., nn.Module], about: str = "", sour
         raise ArchError(f"'{name}' cannot name an architecture: no spaces, brackets or colons, and not 'dnn-...'")
     if name in ARCHS and ARCHS[name].factory is not factory:
         raise ArchError(f"an architecture is already called '{name}'")
-    ARCHS.setdefault(name, own(name, factory, about, source))
+    ARCHS.setdefault(name, user_entry(name, factory, about, source))
 
 
 def describe() -> list[Row]:

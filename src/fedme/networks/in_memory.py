@@ -13,10 +13,10 @@ from typing import Any
 from torch import nn
 
 _numbers = itertools.count(1)
-_here: "weakref.WeakValueDictionary[int, Here]" = weakref.WeakValueDictionary()
+_here: "weakref.WeakValueDictionary[int, InMemoryNetwork]" = weakref.WeakValueDictionary()
 
 
-class Here:
+class InMemoryNetwork:
     """A factory without an import path."""
 
     def __init__(self, factory: Callable[..., nn.Module], name: str) -> None:
@@ -32,21 +32,21 @@ class Here:
         return _found, (self.number,)
 
 
-def _found(number: int) -> Here:
+def _found(number: int) -> InMemoryNetwork:
     return _here[number]
 
 
-def instance(module: nn.Module) -> Here:
+def from_instance(module: nn.Module) -> InMemoryNetwork:
     """The factory of copies of `module`, weights and all."""
     whole = copy.deepcopy(module)  # what happens to the original from now on does not matter
-    return Here(lambda: copy.deepcopy(whole), type(module).__qualname__)
+    return InMemoryNetwork(lambda: copy.deepcopy(whole), type(module).__qualname__)
 
 
-def named(factory: Callable[..., nn.Module]) -> bool:
+def has_qualified_name(factory: Callable[..., nn.Module]) -> bool:
     """Whether its module and its name in the module can be written down; not so inside a function."""
     return "<" not in f"{factory.__module__}:{getattr(factory, '__qualname__', '<')}"
 
 
 def importable(factory: Callable[..., nn.Module]) -> bool:
     """Whether another program can have it by its import path."""
-    return not isinstance(factory, Here) and named(factory) and factory.__module__ != "__main__"
+    return not isinstance(factory, InMemoryNetwork) and has_qualified_name(factory) and factory.__module__ != "__main__"

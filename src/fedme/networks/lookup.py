@@ -75,7 +75,7 @@ def rows(table: Mapping[str, Entry]) -> list[Row]:
     return [Row(name, e.about, e.source, ", ".join(map(shown, e.options.values()))) for name, e in table.items()]
 
 
-def own(name: str, factory: object, about: str = "", source: str = "") -> Entry:
+def user_entry(name: str, factory: object, about: str = "", source: str = "") -> Entry:
     """A line for a network of the user's own: a module class, or a function that returns a module."""
     if not callable(factory) or (isinstance(factory, type) and not issubclass(factory, nn.Module)):
         what = f"the class {factory.__qualname__}" if isinstance(factory, type) else f"a {type(factory).__name__}"
@@ -198,7 +198,7 @@ def _find(table: Mapping[str, Entry], name: str, imports: bool) -> Entry:
     if ":" in name:
         if not imports:
             raise ArchError(f"architecture '{name}' is an import path, which only a local configuration may name")
-        return own(name, _imported(name))
+        return user_entry(name, _imported(name))
     stems = {key.partition("-<")[0]: key for key in table}
     near = [stems[stem] for stem in difflib.get_close_matches(name.partition("-<")[0], stems, n=3, cutoff=0.5)]
     raise ArchError(

@@ -196,5 +196,5 @@ def _headline(scores: Mapping[ClientId, list[ModelScore]], measure: Measure) -> 
         mine = [s for each in scores.values() for s in each if (s.model, s.stage, s.split) == ("personal", "round", split)]
         found = [value for s in mine if (value := getattr(s.metrics, measure.key)) is not None]
         if found:
-            return f"{word} {measure.shown(sum(found) / len(found))}"
+            return f"{word} {measure.with_title(sum(found) / len(found))}"
     return ""

@@ -160,7 +160,7 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
             display.note(f"note: {note}", always=True)
         with replacing(folder / "partition.safetensors") as temporary:
             federation.partition.save(temporary)
-        write_json(folder / LABELS, sealed(federation.division()))
+        write_json(folder / LABELS, sealed(federation.label_counts()))
         found = checkpoint.load(folder, config)
         secret = privacy_budget.secret_of(folder, settings.privacy, begun=found is not None)
         prepared = assembly.prepare(
