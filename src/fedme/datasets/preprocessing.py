@@ -279,9 +279,8 @@ def _common_columns(raws: Sequence[RawSamples], ignore: Sequence[str], categoric
             continue
         if texts and len(texts) < len(tables) and name not in categorical:
             numeric = next(where for where, table in tables if table[name].dtype != object)
-            raise DataError(
-                f"{texts[0]}: column '{name}' contains text, but numbers in {numeric}; correct it, or add it to data.categorical"
-            )
+            problem = f"column '{name}' contains text, but numbers in {numeric}"
+            raise DataError(f"{texts[0]}: {problem}; correct it, or add it to data.categorical")
         columns.append(Column(name, tuple(sorted({text for _, table in tables for text in _as_text(table[name])}))))
     return tuple(columns)
 
