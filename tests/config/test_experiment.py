@@ -91,7 +91,7 @@ def test_short_names_of_tables(file):
         (["data.name=digit"], "unknown data 'digit'; did you mean 'digits'?"),
         (["partition.name=dirichlett"], "did you mean 'dirichlet'?"),
         (["data.vall=0.1"], "data.vall: unknown key; did you mean 'val'?"),
-        (["data.val=2"], "data.val = 2.0; it must be at least 0"),
+        (["data.val=2"], "data.val: must be >= 0 and < 1, got 2.0"),
         (["partition.alpha_label=-1"], "alpha_label"),
         (["method.clusters={0=0}"], "method.clusters"),
         (["method.clusters={a=1}"], "method.clusters.a: this key must be an integer"),
