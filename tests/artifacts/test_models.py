@@ -133,7 +133,7 @@ def test_what_does_not_fit_a_model_is_refused(trained, tmp_path):
     for call, message in [
         (lambda: model.predict(torch.zeros(2, 4)), r"samples must have shape \(3,\), got \(4,\)"),
         (lambda: model.predict(torch.full((2, 3), torch.nan)), "is NaN"),
-        (lambda: model.evaluate((torch.zeros(2, 3), ["low", "lo"])), "unknown class 'lo'; did you mean 'low'.*no other classes"),
+        (lambda: model.evaluate((torch.zeros(2, 3), ["low", "lo"])), "unknown class 'lo'; .*'low'.*no other classes"),
     ]:  # fmt: skip
         with pytest.raises(DataError, match=message):
             call()

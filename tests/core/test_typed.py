@@ -22,7 +22,7 @@ from fedme.methods.fml import FML
 class Inner:
     width: int
     rate: float = 0.5
-    kind: Literal["small", "large"] = "small"
+    size: Literal["small", "large"] = "small"
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Holder:
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "expected"),
+    ("annotation", "value", "expected"),
     [
         (Any, {"a": [1]}, {"a": [1]}),
         (None, None, None),
@@ -78,7 +78,7 @@ class Holder:
         (Mapping[int, int], {"0": 1, "-15": 2, 7: 3}, {0: 1, -15: 2, 7: 3}),
         (Mapping[str, Mapping[str, float]], {"a": {"b": 1}}, {"a": {"b": 1.0}}),
         (Inner, {"width": 2}, Inner(2)),
-        (Inner, {"width": 2, "rate": 1, "kind": "large"}, Inner(2, 1.0, "large")),
+        (Inner, {"width": 2, "rate": 1, "size": "large"}, Inner(2, 1.0, "large")),
         (
             Outer,
             {"name": "o", "inner": {"width": 2}, "rows": [{"width": 3}], "table": {"t": {"width": 4}}, "steps": "none"},
@@ -87,14 +87,14 @@ class Holder:
         (Inner | Positive, {"size": 3}, Positive(3)),
     ],
 )
-def test_what_fits(kind, value, expected):
-    built = build(kind, value)
+def test_what_fits(annotation, value, expected):
+    built = build(annotation, value)
     assert built == expected
     assert type(built) is type(expected)
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "message"),
+    ("annotation", "value", "message"),
     [
         (bool, 1, "here: must be true or false, got 1"),
         (int, True, "here: must be an integer, got true"),
@@ -126,13 +126,13 @@ def test_what_fits(kind, value, expected):
         (Inner, [1], "here: must be a table, got [1]"),
         (Inner, {}, "here.width: is missing"),
         (Inner, {"width": 1, "rat": 2}, "here.rat: unknown key; did you mean 'rate'?"),
-        (Inner, {"width": 1, "zzz": 2}, "here.zzz: unknown key; known: width, rate, kind"),
-        (Inner, {"width": 1, 5: 2}, "here.5: unknown key; known: width, rate, kind"),
+        (Inner, {"width": 1, "zzz": 2}, "here.zzz: unknown key; known: width, rate, size"),
+        (Inner, {"width": 1, 5: 2}, "here.5: unknown key; known: width, rate, size"),
         (Outer, {"name": "o", "counter": 2}, "here.counter: unknown key"),
         (
             Outer,
-            {"name": "o", "table": {"t": {"width": 1, "kind": "larg"}}},
-            "here.table.t.kind: must be one of small, large, got 'larg'",
+            {"name": "o", "table": {"t": {"width": 1, "size": "larg"}}},
+            "here.table.t.size: must be one of small, large, got 'larg'",
         ),
         (Outer, {"name": "o", "rows": [{"width": True}]}, "here.rows[0].width: must be an integer, got true"),
         (Holder, {"box": {"size": 0}}, "here.box.size: must be >= 1, got 0"),
@@ -144,9 +144,9 @@ def test_what_fits(kind, value, expected):
         (object, 1, "here: unsupported type object"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_place(kind, value, message):
+def test_what_does_not_fit_is_refused_by_place(annotation, value, message):
     with pytest.raises(TypedError, match="^" + re.escape(message)):
-        build(kind, value, "here")
+        build(annotation, value, "here")
 
 
 def test_at_the_top_there_is_no_place_to_name():
@@ -189,9 +189,9 @@ def test_an_inner_error_keeps_its_place():
         build(Checked, {"size": 1}, "here")
 
 
-def test_a_leaf_takes_over_kinds_of_its_own_anywhere():
-    def leaf(kind, value, at):
-        return f"{at}={value}" if kind is complex else NotImplemented
+def test_a_leaf_takes_over_additional_types_anywhere():
+    def leaf(annotation, value, at):
+        return f"{at}={value}" if annotation is complex else NotImplemented
 
     assert build(complex, 1, "top", leaf) == "top=1"
     assert build(list[complex], [1, 2], "", leaf) == ["[0]=1", "[1]=2"]
@@ -207,7 +207,7 @@ def test_nearest_suggests_one_word_or_lists_all():
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"),
+    ("annotation", "value"),
     [
         pytest.param(Mapping[int, int], {"--5": 1}),
         pytest.param(Mapping[int, int], {"9" * 5000: 1}),
@@ -218,12 +218,12 @@ def test_nearest_suggests_one_word_or_lists_all():
     ],
     ids=["two signs", "endless key", "key given twice", "endless number", "true is not 1", "1 is not true"],
 )
-def test_odd_values_are_refused(kind, value):
+def test_odd_values_are_refused(annotation, value):
     with pytest.raises(TypedError):
-        build(kind, value, "here")
+        build(annotation, value, "here")
 
 
-KINDS = [
+ANNOTATIONS = [
     Inner,
     Outer,
     Holder,
@@ -243,7 +243,7 @@ PLAIN = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["width", "rate", "kind", "name", "inner", "rows", "table", "box", "extra", "size", "lr", "train"])
+            st.sampled_from(["width", "rate", "name", "inner", "rows", "table", "box", "extra", "size", "lr", "train"])
             | st.text(max_size=3)
             | st.integers(),
             inner,
@@ -257,27 +257,27 @@ PLAIN = st.recursive(
 @settings(deadline=None, derandomize=True, max_examples=150)
 @given(PLAIN)
 def test_any_plain_data_gives_a_value_or_a_typed_error(value):
-    for kind in KINDS:
+    for annotation in ANNOTATIONS:
         try:
-            built = build(kind, value, "here")
+            built = build(annotation, value, "here")
         except TypedError as error:
             assert str(error).startswith("here")
         else:
-            if dataclasses.is_dataclass(kind):
-                assert isinstance(built, kind)
+            if dataclasses.is_dataclass(annotation):
+                assert isinstance(built, annotation)
 
 
 @settings(deadline=None, derandomize=True, max_examples=80)
 @given(st.dictionaries(st.sampled_from([f.name for f in dataclasses.fields(Training)]), PLAIN, max_size=3), PLAIN)
 def test_damaged_settings_give_a_value_or_a_typed_error(fields, clusters):
     for value in (fields, {"train": fields}, {"train": fields, "clusters": clusters}):
-        for kind in (Training, FedMe):
+        for annotation in (Training, FedMe):
             try:
-                built = build(kind, value, "here")
+                built = build(annotation, value, "here")
             except TypedError as error:
                 assert str(error).startswith("here")
             else:
-                assert isinstance(built, kind)
+                assert isinstance(built, annotation)
 
 
 NUMBER = st.floats(allow_nan=False)

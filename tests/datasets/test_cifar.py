@@ -105,10 +105,10 @@ def test_any_bytes_give_a_data_error_or_records(tmp_path_factory, length, fill, 
 
 
 @pytest.mark.parametrize("options", [{"scaling": "unit"}, {"augment": -1}])
-@pytest.mark.parametrize("kind", [Cifar10, Cifar100])
-def test_unknown_options_are_refused(kind, options):
+@pytest.mark.parametrize("dataset_class", [Cifar10, Cifar100])
+def test_unknown_options_are_refused(dataset_class, options):
     with pytest.raises(DataError, match=next(iter(options))):
-        kind(**options)
+        dataset_class(**options)
 
 
 @pytest.mark.skipif("FEDME_DATA" not in os.environ, reason="needs the real files")

@@ -123,10 +123,12 @@ def test_a_user_is_in_one_file_of_a_part(femnist):
         Femnist().load(femnist)
 
 
-@pytest.mark.parametrize(("kind", "name", "how"), [(Femnist, "femnist", "--sf 0.05"), (Shakespeare, "shakespeare", "--sf 0.2")])
-def test_missing_files_say_how_they_are_made(tmp_path, kind, name, how):
+@pytest.mark.parametrize(
+    ("dataset_class", "name", "how"), [(Femnist, "femnist", "--sf 0.05"), (Shakespeare, "shakespeare", "--sf 0.2")]
+)
+def test_missing_files_say_how_they_are_made(tmp_path, dataset_class, name, how):
     with pytest.raises(DataError, match=f"preprocess.sh -s niid {how}") as caught:
-        kind().load(tmp_path)
+        dataset_class().load(tmp_path)
     assert str(tmp_path / name) in str(caught.value)
     assert "FEDME_DATA" in str(caught.value)
 
@@ -227,14 +229,14 @@ json_values = st.recursive(
     users=st.just(["a"]) | json_values,
     sizes=st.lists(st.integers(0, 2), max_size=2) | json_values,
     data=st.fixed_dictionaries({"a": st.fixed_dictionaries({"x": json_values, "y": json_values}) | json_values}) | json_values,
-    kind=st.sampled_from([Femnist, Shakespeare]),
+    dataset_class=st.sampled_from([Femnist, Shakespeare]),
 )
-def test_any_json_gives_a_data_error_or_a_data_set(tmp_path_factory, users, sizes, data, kind):
-    folder = tmp_path_factory.getbasetemp() / kind.__name__.lower()
+def test_any_json_gives_a_data_error_or_a_data_set(tmp_path_factory, users, sizes, data, dataset_class):
+    folder = tmp_path_factory.getbasetemp() / dataset_class.__name__.lower()
     folder.mkdir(exist_ok=True)
     (folder / "all.json").write_text(json.dumps({"users": users, "num_samples": sizes, "user_data": data}))
     try:
-        dataset = kind().load(folder.parent)
+        dataset = dataset_class().load(folder.parent)
     except DataError as error:
         assert str(folder) in str(error)
     else:

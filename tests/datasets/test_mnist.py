@@ -90,11 +90,11 @@ def test_damaged_gzip_is_refused(tmp_path, idx):
     path.write_bytes(b"not gzip")
     with pytest.raises(DataError, match="cannot be read"):
         read_idx(path, (28, 28))
-    whole = gzip.compress(idx(np.zeros((3, 28, 28))))
-    path.write_bytes(whole + b"more")
+    content = gzip.compress(idx(np.zeros((3, 28, 28))))
+    path.write_bytes(content + b"more")
     with pytest.raises(DataError, match="trailing data"):
         read_idx(path, (28, 28))
-    path.write_bytes(whole[:-8] + b"\1\2\3\4" + whole[-4:])
+    path.write_bytes(content[:-8] + b"\1\2\3\4" + content[-4:])
     with pytest.raises(DataError, match="cannot be read"):  # the checksum is wrong
         read_idx(path, (28, 28))
 

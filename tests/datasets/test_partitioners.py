@@ -101,12 +101,12 @@ def test_clients_are_tested_on_the_classes_they_learn(partitioner):
         assert classes_of(pool, test) <= classes_of(pool, train)
 
 
-@pytest.mark.parametrize("kind", [Iid, Dirichlet, Shards, Pathological])
-def test_more_clients_than_samples(kind):
+@pytest.mark.parametrize("partitioner", [Iid, Dirichlet, Shards, Pathological])
+def test_more_clients_than_samples(partitioner):
     with pytest.raises(PartitionError, match=r"1000 clients.*there are 100"):
-        kind(1000)(balanced(10), Key(0))
+        partitioner(1000)(balanced(10), Key(0))
     with pytest.raises(PartitionError, match="40 clients need at least 40 test samples, but there are 10"):
-        kind(40)(balanced(100, test=1), Key(0))
+        partitioner(40)(balanced(100, test=1), Key(0))
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
@@ -159,8 +159,8 @@ def test_dirichlet_sizes_follow_alpha_size():
 def test_dirichlet_test_rows_have_the_proportions_of_the_training_rows():
     pool = balanced(2000, test=1000)
     for train, test in Dirichlet(5, alpha_size=None)(pool, Key(1)).values():
-        ours, theirs = (torch.bincount(pool.labels[rows], minlength=10) / len(rows) for rows in (train, test))
-        torch.testing.assert_close(ours, theirs, atol=0.01, rtol=0)
+        of_train, of_test = (torch.bincount(pool.labels[rows], minlength=10) / len(rows) for rows in (train, test))
+        torch.testing.assert_close(of_train, of_test, atol=0.01, rtol=0)
 
 
 def test_dirichlet_gives_up_in_time_and_says_what_to_change():

@@ -1,4 +1,4 @@
-"""People's own samples: whatever they come in, the same samples give the same data set, and what is wrong is said by name."""
+"""User data: the same samples in any container give the same data set, and errors name the client and the remedy."""
 
 import csv
 import io
@@ -39,8 +39,8 @@ def piece(train, label=None, name="a", **others):
     return ClientSamples(**{part: read_object(value, label, f"client {name}, {part}") for part, value in parts.items()})
 
 
-def combine(own=None, unlabeled=None, **trains):
-    return (own or UserDataset()).combine(
+def combine(options=None, unlabeled=None, **trains):
+    return (options or UserDataset()).combine(
         "given", {name: piece(value, "ill", name) for name, value in trains.items()}, unlabeled
     )
 
@@ -82,16 +82,16 @@ def test_the_same_samples_in_any_container_are_the_same_data_set(tmp_path):
         "Hugging Face": hugging_face.Dataset.from_pandas(table),
         "list of pairs": [(X[i], int(Y[i])) for i in range(4)],
     }
-    found = {
+    combined = {
         way: UserDataset().combine("given", {"a": piece(value, "y" if way not in ("npz",) else None)})
         for way, value in ways.items()
     }
-    for way, dataset in found.items():
+    for way, dataset in combined.items():
         assert torch.equal(dataset.source.x, X), way
         assert dataset.source.labels.tolist() == [1, 0, 1, 2], way
         assert dataset.schema.classes == ("0", "2", "7"), way
         assert Preparation.read(dataset.schema.preprocessing).whole_labels, way
-    prints = {way: fingerprint(dataset) for way, dataset in found.items()}
+    prints = {way: fingerprint(dataset) for way, dataset in combined.items()}
     assert prints["tensors"] == prints["arrays"] == prints["npz"] == prints["list of pairs"]
     assert prints["frame"] == prints["csv"] == prints["parquet"] == prints["Hugging Face"]
 
@@ -101,7 +101,7 @@ def test_a_fingerprint_tells_samples_and_owners_apart():
     assert fingerprint(one) == fingerprint(UserDataset().combine("given", {"a": piece((X.clone(), Y))}))
     others = [{"a": piece((X + 1e-6, Y))}, {"b": piece((X, Y))}, {"a": piece((X, Y.flip(0)))}]
     others.append({"a": piece((X[:2], Y[:2]), test=(X[2:], Y[2:]))})
-    assert len({fingerprint(each) for each in [one, *(UserDataset().combine("given", other) for other in others)]}) == 5
+    assert len({fingerprint(dataset) for dataset in [one, *(UserDataset().combine("given", other) for other in others)]}) == 5
 
 
 def test_images_in_folders(tmp_path):
@@ -240,16 +240,16 @@ def test_parts_that_are_given_are_kept_and_others_are_cut():
     ],
 )
 def test_what_is_wrong_is_said_with_the_client_and_the_fix(build, message):
-    def whole():
+    def run():
         made = build()
         if isinstance(made, ClientSamples):
             UserDataset().combine("given", {"a": made})
 
     with pytest.raises(DataError, match=message):
-        whole()
+        run()
 
 
-def test_a_newcomer_is_prepared_as_the_others_were():
+def test_an_unseen_client_uses_the_same_preprocessing():
     dataset = combine(a=FRAME)
     preparation = Preparation.read(dataset.schema.preprocessing)
     again = unseen_client_dataset(dataset.schema, preparation, "n", piece(FRAME.iloc[[2, 1]], "ill"))
@@ -287,10 +287,10 @@ def test_a_csv_file_of_anything_is_read_or_refused(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("csv") / "some.csv"
     path.write_bytes(content)
     try:
-        found = read_file(path, "y", "client a")
+        samples = read_file(path, "y", "client a")
     except DataError:
         return
-    assert len(found) >= 1
+    assert len(samples) >= 1
 
 
 @examples(st.lists(st.lists(st.text(alphabet='ab,"\n\r\t ', max_size=4), min_size=2, max_size=2), min_size=1, max_size=5))
@@ -299,5 +299,5 @@ def test_a_csv_file_says_what_its_writer_wrote(tmp_path_factory, rows):
     text = io.StringIO()
     csv.writer(text).writerows([["y", "x"], *([f"c{a}", f"v{b}"] for a, b in rows)])
     path.write_text(text.getvalue(), newline="")
-    found = read_file(path, "y", "client a")
-    assert found.inputs.columns["x"].tolist() == [f"v{b}".strip() for _, b in rows]
+    samples = read_file(path, "y", "client a")
+    assert samples.inputs.columns["x"].tolist() == [f"v{b}".strip() for _, b in rows]
