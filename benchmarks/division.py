@@ -14,7 +14,8 @@ import torch
 
 from fedme.core.key import Key
 from fedme.datasets import PARTITIONS
-from fedme.datasets.partitioners import Natural, Pool, Shares
+from fedme.datasets.dataset import ClientRows
+from fedme.datasets.partitioners import Natural, Pool
 
 
 def sizes(clients: int, least: int, most: int, steps: int, batch: int) -> list[int]:
@@ -54,7 +55,7 @@ class Unequal:
     val: float = 0.0
     min_samples: int = 2
 
-    def __call__(self, pool: Pool, key: Key) -> Shares:
+    def __call__(self, pool: Pool, key: Key) -> ClientRows:
         wanted = sizes(self.clients, self.least, self.most, self.steps, self.batch)
         order = np.random.default_rng(0).permutation(self.clients)
         counts = [self._with_validation(wanted[index]) for index in order]
@@ -81,7 +82,7 @@ class WholeBatches(Natural):
 
     multiple: int = 40
 
-    def __call__(self, pool: Pool, key: Key) -> Shares:
+    def __call__(self, pool: Pool, key: Key) -> ClientRows:
         shares = super().__call__(pool, key)
         return {owner: (rows[: len(rows) // self.multiple * self.multiple], test) for owner, (rows, test) in shares.items()}
 

@@ -13,6 +13,7 @@ from fedme.core.key import Key
 from fedme.core.method import Method, Plan, PlannedTraining, Report, Round, Task
 from fedme.core.model import Model, average
 from fedme.core.operations import Computation, Models, immediately, predict, train
+from fedme.core.settings import setting
 from fedme.learning.local_training import Training
 from fedme.learning.objectives import CrossEntropy
 
@@ -44,7 +45,7 @@ class Soup(Method[Pot, Larder, Ladle, Spoonful]):
     """Clients season a portion of the server's broth twice and keep a blend."""
 
     train: Training = field(default_factory=Training)
-    salt: float = 0.5  # weight of the client's own seasoning in its blend
+    salt: float = setting(0.5, "weight of the client's own seasoning in its blend")
 
     travels = "portions of one broth"
 

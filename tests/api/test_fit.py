@@ -124,7 +124,7 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     assert not (tmp_path / "cut" / "summary.json").exists()
     with pytest.raises(RunError, match="other settings or other samples"):
         fedme.FedMe(rounds=3).fit(clients("dnn-8", count=3), output=tmp_path / "cut", quiet=True)
-    with pytest.raises(DataError, match="were given in Python; call fit again"):
+    with pytest.raises(DataError, match="were passed in Python; call fit again"):
         run.resume(tmp_path / "cut", SILENT())
     again = fedme.FedMe(rounds=3).fit(clients("dnn-8"), output=tmp_path / "cut", quiet=True)
     x = samples(9, 9)[0]
@@ -184,8 +184,8 @@ def test_an_instance_starts_from_its_own_weights():
         (lambda: fedme.FedMe(rounds=0), "rounds: must be >= 1, got 0"),
         (lambda: fedme.FedMe(train={"lrr": 1}), "train.lrr: unknown key; did you mean 'lr'"),
         (lambda: fedme.FedMe().fit([*clients(), *clients()]), "client site-0: two clients have this name"),
-        (lambda: fedme.FedMe().fit(clients(nn.Linear(3, 2))), r"client site-0: .* gives shape \(2, 2\).*3 classes"),
-        (lambda: fedme.FedMe().fit(clients(nn.Linear(4, 3))), "client site-0: .*fails on inputs of shape"),
+        (lambda: fedme.FedMe().fit(clients(nn.Linear(3, 2))), r"client site-0: .* 3 classes.*got \(2, 2\)"),
+        (lambda: fedme.FedMe().fit(clients(nn.Linear(4, 3))), "client site-0: .*fails on two samples of shape"),
         (lambda: fedme.FedMe().fit(clients(fedme.Arch(MyNet, widht=3))), "client site-0: 'widht' is not an option"),
         (lambda: fedme.FedMe().fit(clients(7)), "must be fedme.Arch"),
         (lambda: fedme.FedMe().fit([fedme.Client("a", train=None)]), "client a: there are no samples"),
@@ -256,11 +256,11 @@ def test_what_a_newcomer_to_the_library_gets_wrong(capsys):
         (lambda: fedme.FedMe(**quick).fit([fedme.Client("a", train=(x, y), model=max)]), "client a: model: must be fedme.Arch"),
         (
             lambda: fedme.FedMe(**quick).fit([fedme.Client("a", train=(x, y), model=nn.Linear(4, 3))]),
-            "client a: .*let it take them",
+            "client a: .*it must accept these inputs",
         ),
         (
             lambda: fedme.FedMe(**quick).fit([fedme.Client("a", train=(x, y), model=nn.Linear(3, 9))]),
-            "client a: .*its last layer",
+            "client a: .*change the last layer",
         ),
         (lambda: fedme.FedMD(**quick).fit([fedme.Client("a", train=(x, y))]), r"in Python: fit\(public=...\)"),
     ]:

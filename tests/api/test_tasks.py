@@ -256,11 +256,11 @@ def test_what_does_not_fit_is_refused():
         def forward(self, x):
             return self.inner(x).squeeze(-1)
 
-    with pytest.raises(ConfigError, match="client a: .*two samples by 1 numbers to predict; leave a squeeze out"):
+    with pytest.raises(ConfigError, match="client a: .*two samples by 1 targets.*do not squeeze the output"):
         fedme.Local(**QUICK).fit([fedme.Client("a", train=(x, y), model=Flat())])
     with pytest.raises(ValueError, match="adopt = 'accuracy' has no meaning"):
         fedme.FedMe(**QUICK, adopt="accuracy").fit([fedme.Client("a", train=(x, y)), fedme.Client("b", train=(x, y))])
-    with pytest.raises(ValueError, match="groups are of classes"):
+    with pytest.raises(ValueError, match="data.groups is for classification"):
         fedme.Local(**QUICK, data={"groups": {"a": [[0]]}}).fit([fedme.Client("a", train=(x, y))])
 
 

@@ -246,7 +246,7 @@ def test_a_network_of_ones_own_is_found_in_the_working_directory(fedme):
     assert about["arch"] == "nets:net(width=6)"
     code, _, err = fedme("run", "digits-fedavg", *QUICK[:-2], "models.pool=['nets:wrong']", "output=bad", "-q")
     assert code == 2
-    assert "expected shape (2, 10)" in err
+    assert "must return shape (2, 10)" in err
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_saved_models_are_used_from_the_command_line(fedme, models):
 def test_what_is_wrong_with_a_model_or_its_samples_is_one_line(fedme, models):
     for words, message in [
         (("predict", models, "a.npz"), "whose model? Say --client; there are a, b"),
-        (("predict", models, "no.npz", "-c", "a"), "there is no such file"),
+        (("predict", models, "no.npz", "-c", "a"), "no such file"),
         (("evaluate", models, "new.npz", "-c", "z"), "there is no client 'z'"),
         (("join", models, "--data", "new.npz", "--name", "a"), "is called 'a' already"),
         (("join", ".", "--data", "new.npz"), "not a run directory"),

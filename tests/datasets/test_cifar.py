@@ -77,7 +77,11 @@ def test_pickles_are_refused_with_the_way_out(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "has 0 bytes"), (bytes(3072), "not a multiple of 3073"), (bytes(3073) + b"\x0a" + bytes(3072), "is 10 in some")],
+    [
+        (b"", "0 bytes"),
+        (bytes(3072), "3072 bytes are not a multiple of the record size, 3073"),
+        (bytes(3073) + b"\x0a" + bytes(3072), "between 0 and 9, got 10"),
+    ],
 )
 def test_damaged_files_are_refused_by_name(tmp_path, content, message):
     path = tmp_path / "data.bin"
@@ -101,10 +105,10 @@ def test_any_bytes_give_a_data_error_or_records(tmp_path_factory, length, fill, 
 
 
 @pytest.mark.parametrize("options", [{"scaling": "unit"}, {"augment": -1}])
-@pytest.mark.parametrize("kind", [Cifar10, Cifar100])
-def test_unknown_options_are_refused(kind, options):
+@pytest.mark.parametrize("dataset_class", [Cifar10, Cifar100])
+def test_unknown_options_are_refused(dataset_class, options):
     with pytest.raises(DataError, match=next(iter(options))):
-        kind(**options)
+        dataset_class(**options)
 
 
 @pytest.mark.skipif("FEDME_DATA" not in os.environ, reason="needs the real files")

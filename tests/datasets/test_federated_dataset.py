@@ -33,15 +33,15 @@ def sizes(client) -> tuple[int, int, int]:
     val=st.sampled_from([0.0, 0.2, 0.3, 0.9]),
     test=st.none() | st.sampled_from([0.1, 0.25, 0.9]),
     limit=st.none() | st.integers(50, 500),
-    kind=st.sampled_from([Iid(4), Dirichlet(4, min_samples=3), Pathological(4), Natural(), Natural(clients=3)]),
+    partitioner=st.sampled_from([Iid(4), Dirichlet(4, min_samples=3), Pathological(4), Natural(), Natural(clients=3)]),
     published=st.booleans(),
     seed=st.integers(0, 3),
 )
-def test_parts_are_disjoint_and_repeatable(labelled, unlabeled, public, val, test, limit, kind, published, seed):
+def test_parts_are_disjoint_and_repeatable(labelled, unlabeled, public, val, test, limit, partitioner, published, seed):
     train, rest = list(range(8)) * 50, list(range(8)) * 12 if published else []
     dataset = labelled(train, rest, owners([60, 90, 50, 120, 80], [20, 20, 20, 20, 16] if published else None))
     options = DataOptions(unlabeled, public, val, test, limit)
-    federation = federate(dataset, kind, options, Key(seed))
+    federation = federate(dataset, partitioner, options, Key(seed))
     pieces = [federation.partition.unlabeled, federation.partition.public]
     for client, data in federation.clients.items():
         assert min(sizes(data)[::2]) > 0
@@ -53,7 +53,7 @@ def test_parts_are_disjoint_and_repeatable(labelled, unlabeled, public, val, tes
         )
         only = len(parts.train) == 1 and torch.equal(parts.train, parts.val)  # one sample serves for both
         pieces += [parts.train, parts.val[:0] if only else parts.val, parts.test]
-        if isinstance(kind, Natural):
+        if isinstance(partitioner, Natural):
             assert limit is None or sum(sizes(data)) <= limit + 2
             assert torch.isin(parts.all(), torch.cat(dataset.owners[client])).all()
     rows = torch.cat(pieces)
@@ -62,10 +62,10 @@ def test_parts_are_disjoint_and_repeatable(labelled, unlabeled, public, val, tes
     if published and test is None:
         assert torch.isin(torch.cat([data.test.rows for data in federation.clients.values()]), dataset.test).all()
     assert not torch.isin(torch.cat(pieces[:2]), dataset.test).any() or test is not None
-    assert federate(dataset, kind, options, Key(seed)).partition.digest() == federation.partition.digest()
+    assert federate(dataset, partitioner, options, Key(seed)).partition.digest() == federation.partition.digest()
     if val > 0:
         with contextlib.suppress(PartitionError):  # other samples set aside may leave too few for the same division
-            assert federate(dataset, kind, options, Key(99)).partition.digest() != federation.partition.digest()
+            assert federate(dataset, partitioner, options, Key(99)).partition.digest() != federation.partition.digest()
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_test_parts_are_cut_where_the_publisher_has_none(labelled):
 
 def test_a_test_share_pools_the_publishers_parts(labelled):
     dataset = labelled([0] * 30, [0] * 10, owners([30], [10]))
-    for kind in (Natural(), Iid(1)):
-        client = next(iter(federate(dataset, kind, DataOptions(test=0.25, val=0), KEY).clients.values()))
+    for partitioner in (Natural(), Iid(1)):
+        client = next(iter(federate(dataset, partitioner, DataOptions(test=0.25, val=0), KEY).clients.values()))
         assert sizes(client) == (30, 0, 10)
         assert (client.train.rows >= 30).any()
 
@@ -133,7 +133,7 @@ def test_natural_takes_from_clients_what_others_lack_and_says_so(labelled):
     federation = federate(dataset, Natural(clients=3), DataOptions(unlabeled=40), KEY)
     assert "15 of the 40" in federation.notes[0]
     assert sum(sum(sizes(client)) for client in federation.clients.values()) == 60
-    with pytest.raises(DataError, match="only 92 samples can be set aside"):
+    with pytest.raises(DataError, match="must be at most 92.*got 93"):
         federate(dataset, Natural(), DataOptions(unlabeled=93), KEY)
     least = federate(dataset, Natural(), DataOptions(unlabeled=92), KEY).partition
     assert all(len(parts.all()) == 2 for parts in least.clients.values())
@@ -143,7 +143,7 @@ def test_nothing_is_set_aside_unless_asked(labelled):
     federation = federate(labelled([0, 1] * 20), Iid(2), DataOptions(), KEY)
     assert federation.unlabeled is None
     assert federation.public is None
-    with pytest.raises(DataError, match="unlabeled = 41"):
+    with pytest.raises(DataError, match="data.unlabeled must be at most 40.*got 41"):
         federate(labelled([0, 1] * 20), Iid(2), DataOptions(unlabeled=41), KEY)
 
 
@@ -154,7 +154,7 @@ def test_limit_counts_training_samples_and_shrinks_the_test_part(labelled):
 
 
 def test_a_limit_never_leaves_clients_without_a_test_part(labelled):
-    with pytest.raises(PartitionError, match="2 clients share 1 test samples"):
+    with pytest.raises(PartitionError, match="2 clients need at least 2 test samples, but there are 1"):
         federate(labelled([0, 1] * 100, [0, 1]), Iid(2), DataOptions(limit=20), KEY)
 
 
@@ -179,11 +179,11 @@ def test_a_client_may_have_a_label_space_of_its_own(labelled):
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        ({"9": ((0,),)}, "no client '9'"),
-        ({"0": ()}, "no groups"),
-        ({"0": ((),)}, "without classes"),
-        ({"0": ((0,), (0,))}, "twice"),
-        ({"0": ((7,),)}, "outside 0..1"),
+        ({"9": ((0,),)}, "unknown client '9'"),
+        ({"0": ()}, "at least one group"),
+        ({"0": ((),)}, "at least one class"),
+        ({"0": ((0,), (0,))}, "must be distinct"),
+        ({"0": ((7,),)}, "between 0 and 1"),
     ],
 )
 def test_groups_are_checked(labelled, groups, message):
@@ -192,7 +192,7 @@ def test_groups_are_checked(labelled, groups, message):
 
 
 def test_groups_without_samples_are_refused(labelled):
-    with pytest.raises(DataError, match="client 0 has no samples"):
+    with pytest.raises(DataError, match="client 0 has no training or no test samples"):
         federate(labelled([0, 1] * 20, classes=3), Iid(2), DataOptions(groups={"0": ((2,),)}), KEY)
 
 
@@ -216,11 +216,11 @@ def test_digits_from_end_to_end(tmp_path):
 
 
 def test_every_data_set_has_a_line_for_the_list():
-    for name, kind in DATASETS.items():
-        assert kind.__doc__ is not None, name
-        assert "\n" not in kind.__doc__, name
+    for name, dataset_class in DATASETS.items():
+        assert dataset_class.__doc__ is not None, name
+        assert "\n" not in dataset_class.__doc__, name
         if name != "sites":  # what a sample looks like has no default
-            kind()
+            dataset_class()
 
 
 @pytest.mark.skipif("FEDME_DATA" not in os.environ, reason="needs the real files")

@@ -62,22 +62,25 @@ def test_entries_of_dropped_users_are_passed_over(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "not readable JSON"),
-        ("[" * 100_000, "not readable JSON"),
+        ("", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
         ("[]", "not a JSON object"),
         ("{}", "'users' is missing"),
         ('{"users": [], "num_samples": 3, "user_data": {}}', "'num_samples' is missing or not a list"),
-        ('{"users": ["a"], "num_samples": [], "user_data": {}}', "1 users but 0 entries"),
-        ('{"users": ["a"], "num_samples": [1], "user_data": {}}', "user 'a': has no entry in user_data"),
-        ('{"users": ["a"], "num_samples": [true], "user_data": {"a": {}}}', "user 'a': num_samples is True"),
-        ('{"users": [5], "num_samples": [1], "user_data": {}}', "user 5: a user's name must be a text"),
-        ('{"users": ["a"], "num_samples": [1], "user_data": {"a": {"y": [1]}}}', "user 'a': has no list 'x'"),
+        ('{"users": ["a"], "num_samples": [], "user_data": {}}', "1 users, but 0 entries"),
+        ('{"users": ["a"], "num_samples": [1], "user_data": {}}', "user 'a': no entry in user_data"),
+        (
+            '{"users": ["a"], "num_samples": [true], "user_data": {"a": {}}}',
+            "user 'a': num_samples must be an integer >= 0, got True",
+        ),
+        ('{"users": [5], "num_samples": [1], "user_data": {}}', "user 5: the name of a user must be a non-empty string"),
+        ('{"users": ["a"], "num_samples": [1], "user_data": {"a": {"y": [1]}}}', "user 'a': the list 'x' is missing"),
         (
             '{"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[1]], "y": [1]}}}',
-            "'x' has 1 entries but num_samples",
+            "'x' must have num_samples = 2 entries, got 1",
         ),
         ('{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[1]], "y": [1]}}}', "not a list of 784 pixels"),
-        ('{"users": [], "num_samples": [], "user_data": {}}', "hold no samples"),
+        ('{"users": [], "num_samples": [], "user_data": {}}', "contain no samples"),
     ],
 )
 def test_damaged_files_are_refused_by_name(tmp_path, content, message):
@@ -92,16 +95,16 @@ def test_damaged_files_are_refused_by_name(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        ([2.0] * 784, 1, "outside 0..1"),
-        ([float("nan")] * 784, 1, "outside 0..1"),
+        ([2.0] * 784, 1, "between 0 and 1"),
+        ([float("nan")] * 784, 1, "between 0 and 1"),
         (["1"] * 784, 1, "not a number"),
         ([None] * 784, 1, "not a number"),
         ([10**400] * 784, 1, "not a number"),
         ([[0.5]] + [0.5] * 783, 1, "not a number"),
-        (image(0), 62, "label 62"),
-        (image(0), -1, "label -1"),
-        (image(0), 1.0, "label 1.0"),
-        (image(0), "1", "label '1'"),
+        (image(0), 62, "got 62"),
+        (image(0), -1, "got -1"),
+        (image(0), 1.0, "got 1.0"),
+        (image(0), "1", "got '1'"),
     ],
 )
 def test_wrong_samples_are_refused_with_user_and_file(tmp_path, leaf, x, y, message):
@@ -120,10 +123,12 @@ def test_a_user_is_in_one_file_of_a_part(femnist):
         Femnist().load(femnist)
 
 
-@pytest.mark.parametrize(("kind", "name", "how"), [(Femnist, "femnist", "--sf 0.05"), (Shakespeare, "shakespeare", "--sf 0.2")])
-def test_missing_files_say_how_they_are_made(tmp_path, kind, name, how):
+@pytest.mark.parametrize(
+    ("dataset_class", "name", "how"), [(Femnist, "femnist", "--sf 0.05"), (Shakespeare, "shakespeare", "--sf 0.2")]
+)
+def test_missing_files_say_how_they_are_made(tmp_path, dataset_class, name, how):
     with pytest.raises(DataError, match=f"preprocess.sh -s niid {how}") as caught:
-        kind().load(tmp_path)
+        dataset_class().load(tmp_path)
     assert str(tmp_path / name) in str(caught.value)
     assert "FEDME_DATA" in str(caught.value)
 
@@ -185,19 +190,19 @@ def test_other_lengths(tmp_path, leaf):
     assert len(dataset.train) == len(TEXT) - 5
     with pytest.raises(DataError, match="no window of 500"):
         Shakespeare(length=500).load(root)
-    with pytest.raises(DataError, match="length = 0"):
+    with pytest.raises(DataError, match="length: must be >= 1, got 0"):
         Shakespeare(length=0)
 
 
 @pytest.mark.parametrize(
     ("entry", "size", "message"),
     [
-        ({"raw": 5}, 5, "'raw' is not a text"),
-        ({"raw": TEXT}, 5, "does not agree with num_samples = 5"),
-        ({"x": ["short"], "y": ["a"]}, 1, "not a text of 80"),
-        ({"x": [TEXT[:80]], "y": ["ab"]}, 1, "'ab' of 'y'"),
-        ({"x": [TEXT[:80]], "y": [3]}, 1, "3 of 'y'"),
-        ({"x": [TEXT[:80]], "y": []}, 1, "'y' has 0 entries"),
+        ({"raw": 5}, 5, "'raw' must be a string"),
+        ({"raw": TEXT}, 5, "contradicts num_samples = 5"),
+        ({"x": ["short"], "y": ["a"]}, 1, "strings of 80"),
+        ({"x": [TEXT[:80]], "y": ["ab"]}, 1, "'y' must be single characters, got 'ab'"),
+        ({"x": [TEXT[:80]], "y": [3]}, 1, "'y' must be single characters, got 3"),
+        ({"x": [TEXT[:80]], "y": []}, 1, "'y' must have num_samples = 1 entries, got 0"),
     ],
 )
 def test_wrong_texts_are_refused_with_user_and_file(tmp_path, leaf, entry, size, message):
@@ -224,14 +229,14 @@ json_values = st.recursive(
     users=st.just(["a"]) | json_values,
     sizes=st.lists(st.integers(0, 2), max_size=2) | json_values,
     data=st.fixed_dictionaries({"a": st.fixed_dictionaries({"x": json_values, "y": json_values}) | json_values}) | json_values,
-    kind=st.sampled_from([Femnist, Shakespeare]),
+    dataset_class=st.sampled_from([Femnist, Shakespeare]),
 )
-def test_any_json_gives_a_data_error_or_a_data_set(tmp_path_factory, users, sizes, data, kind):
-    folder = tmp_path_factory.getbasetemp() / kind.__name__.lower()
+def test_any_json_gives_a_data_error_or_a_data_set(tmp_path_factory, users, sizes, data, dataset_class):
+    folder = tmp_path_factory.getbasetemp() / dataset_class.__name__.lower()
     folder.mkdir(exist_ok=True)
     (folder / "all.json").write_text(json.dumps({"users": users, "num_samples": sizes, "user_data": data}))
     try:
-        dataset = kind().load(folder.parent)
+        dataset = dataset_class().load(folder.parent)
     except DataError as error:
         assert str(folder) in str(error)
     else:

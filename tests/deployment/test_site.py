@@ -133,29 +133,29 @@ def test_a_table_and_what_can_be_wrong_with_it(tmp_path):
     assert labels == ["yes", "no"]
     assert sites(2).read(path, None, ["age", "dose"])[1] == []
     for shape, label, features, message in (
-        ((2,), "ill", ("age", "note"), "sample 1 \\(from 0\\) in 'note' is empty"),
-        ((3,), "ill", ("age", "dose"), "samples of 2 numbers, where shape \\[3\\] needs 3"),
+        ((2,), "ill", ("age", "note"), "sample 1 \\(counted from 0\\) in 'note' is empty"),
+        ((3,), "ill", ("age", "dose"), "samples must have 3 numbers for shape \\[3\\], got 2"),
         ((1,), "sick", ("age",), "there is no column 'sick'"),
         ((1,), "ill", ("aage",), "there is no column 'aage'.*'age'"),
     ):
         with pytest.raises(DataError, match=message):
             sites(*shape).read(path, label, features)
     path.write_text("age,ill,note\n1,yes,x\n")
-    with pytest.raises(DataError, match="column 'note', sample 0 \\(from 0\\): 'x' is not a number"):
+    with pytest.raises(DataError, match="column 'note', sample 0 \\(counted from 0\\): must be a number, got 'x'"):
         sites(2).read(path, "ill")
 
 
 def test_arrays_and_what_can_be_wrong_with_them(tmp_path):
-    with pytest.raises(DataError, match=r"data.pkl\): cannot be read; there are .csv, .tsv, .parquet, .npz"):
+    with pytest.raises(DataError, match=r"data.pkl\): unsupported file type; use .csv, .tsv, .parquet, .npz"):
         sites(1).read(tmp_path / "data.pkl", "y")
     np.savez(tmp_path / "x.npz", x=np.arange(8, dtype="uint8").reshape(2, 4), y=[1, 0])
     x, labels = sites(1, 2, 2).read(tmp_path / "x.npz", "y")
     assert (x.dtype, tuple(x.shape), labels) == (torch.uint8, (2, 1, 2, 2), ["1", "0"])
     for message, arrays in (
         ("pickled objects", {"x": np.array([{"a": 1}], dtype=object), "y": [1]}),
-        ("is not a number", {"x": [[float("nan")]], "y": [1]}),
+        ("is NaN", {"x": [[float("nan")]], "y": [1]}),
         ("there is no column 'y'", {"x": [[1.0]]}),
-        ("has the arrays x, z beside the label; there must be one", {"x": [[1.0]], "y": [1], "z": [[1.0]]}),
+        ("one array besides the label is required, got x, z", {"x": [[1.0]], "y": [1], "z": [[1.0]]}),
         ("2 samples, but 1 labels", {"x": [[1.0], [2.0]], "y": [1]}),
     ):
         np.savez(tmp_path / "odd.npz", **arrays)
@@ -163,7 +163,7 @@ def test_arrays_and_what_can_be_wrong_with_them(tmp_path):
             sites(1).read(tmp_path / "odd.npz", "y")
     with (tmp_path / "odd.npz").open("wb") as file:
         np.save(file, np.zeros(3))
-    with pytest.raises(DataError, match="is not a readable npz file"):  # a single array
+    with pytest.raises(DataError, match="not a readable npz file"):  # a single array
         sites(1).read(tmp_path / "odd.npz", "y")
 
 

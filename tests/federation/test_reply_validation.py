@@ -133,14 +133,14 @@ def changed(model, **params):
         ("nonsense", "a TrainedCopy was expected, not a str"),
         (shared_model.SharedModel(MODEL), "a TrainedCopy was expected, not a SharedModel"),
         (shared_model.TrainedCopy(OTHER, 7), "model.arch: architecture linear expected, dense given"),
-        (shared_model.TrainedCopy(None, 7), "model: must be a table, not None"),
-        (shared_model.TrainedCopy("weights", 7), "model: must be a table, not 'weights'"),
+        (shared_model.TrainedCopy(None, 7), "model: must be a table, got None"),
+        (shared_model.TrainedCopy("weights", 7), "model: must be a table, got 'weights'"),
         (shared_model.TrainedCopy(MODEL, 8), "samples: 8 were claimed; the client has said it has 7"),
         (shared_model.TrainedCopy(MODEL, 0), "samples: 0 were claimed"),
         (shared_model.TrainedCopy(MODEL, -1), "samples: -1 were claimed"),
-        (shared_model.TrainedCopy(MODEL, True), "samples: must be a whole number, not true"),
-        (shared_model.TrainedCopy(MODEL, 3.5), "samples: must be a whole number, not 3.5"),
-        (shared_model.TrainedCopy(MODEL, "7"), "samples: must be a whole number, not '7'"),
+        (shared_model.TrainedCopy(MODEL, True), "samples: must be an integer, got true"),
+        (shared_model.TrainedCopy(MODEL, 3.5), "samples: must be an integer, got 3.5"),
+        (shared_model.TrainedCopy(MODEL, "7"), "samples: must be an integer, got '7'"),
         (shared_model.TrainedCopy(replace(MODEL, params={}), 7), "model.params.0.bias: is missing"),
         (shared_model.TrainedCopy(changed(MODEL, extra=torch.zeros(1)), 7), "model.params.extra: was not sent"),
         (
@@ -168,7 +168,7 @@ def test_what_only_a_method_knows():
     assert refusal("fedme", down, fedme.Up(MODEL, MODEL, "1", False)).startswith("guest.arch: architecture dense expected")
     alone = fedme.Down(MODEL)
     assert refusal("fedme", alone, fedme.Up(MODEL, OTHER, None, False)) == "guest: nothing of the kind was sent"
-    assert refusal("fedme", down, fedme.Up(MODEL, OTHER, "1", 1)) == "adopts: must be true or false, not 1"
+    assert refusal("fedme", down, fedme.Up(MODEL, OTHER, "1", 1)) == "adopts: must be true or false, got 1"
     two = hypcluster.Hypotheses((MODEL, MODEL))
     for number in (-1, 2):
         assert refusal("hypcluster", two, hypcluster.Up(number, MODEL, 7)).startswith("cluster: must be from 0 to 1")

@@ -10,7 +10,7 @@ import torch
 
 from fedme.config.experiment import ConfigError, imported, load, override, read_toml
 from fedme.core.atomic_files import RunError, read_tensors, sealed, unsealed, write_json, write_tensors, write_text
-from fedme.core.typed import LONGEST, TypedError, one_line
+from fedme.core.typed import MAX_LENGTH, TypedError, one_line
 from fedme.datasets import data_files
 from fedme.datasets.data_errors import DataError
 from fedme.datasets.site_files import Sites
@@ -21,8 +21,8 @@ from fedme.results import records, summary
 def test_what_came_from_outside_is_shown_in_one_short_line():
     assert one_line("a\n  b\tc") == "a b c"
     assert one_line("a\x00\u202eb\ud83d") == "a\\x00\\u202eb\\ud83d"
-    assert len(one_line("x" * 10**6)) <= LONGEST + 1
-    assert len(str(TypedError("a" * 10**6, "b" * 10**6))) <= LONGEST + 1
+    assert len(one_line("x" * 10**6)) <= MAX_LENGTH + 1
+    assert len(str(TypedError("a" * 10**6, "b" * 10**6))) <= MAX_LENGTH + 1
 
 
 @pytest.mark.parametrize("text", ["a = " + "9" * 5000, "a = " + "[" * 100_000, "a = \x00", "\xff\xfe", "a = 1\na = 2"])
@@ -56,7 +56,7 @@ def test_an_architecture_whose_options_are_a_labyrinth():
 
 
 def test_a_sample_cannot_be_larger_than_any_memory():
-    with pytest.raises(DataError, match="a sample of more than"):
+    with pytest.raises(DataError, match="shape: must describe at most"):
         Sites((1, 8, 10**12), ("a", "b"))
 
 
@@ -149,10 +149,10 @@ def test_a_small_file_that_would_fill_the_memory_is_refused(tmp_path):
         for _ in range(300):
             entry.write(bytes(1 << 20))
     assert path.stat().st_size < 1 << 20
-    with pytest.raises(DataError, match=r"bomb.npz\): \d+ bytes would become 314572800"):
-        data_files.read(path, "y", "client a")
+    with pytest.raises(DataError, match=r"bomb.npz\): \d+ bytes unpack to 314572800"):
+        data_files.read_file(path, "y", "client a")
     np.savez_compressed(path, x=np.zeros((1000, 100)), y=np.zeros(1000))  # only well compressed
-    assert len(data_files.read(path, "y", "client a")) == 1000
+    assert len(data_files.read_file(path, "y", "client a")) == 1000
 
 
 def test_an_image_that_would_fill_the_memory_is_refused(tmp_path):
@@ -167,7 +167,7 @@ def test_an_image_that_would_fill_the_memory_is_refused(tmp_path):
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
     )
     with pytest.raises(DataError, match=r"bomb.png cannot be read \(.*decompression bomb"):
-        data_files.read(tmp_path, None, "client a")
+        data_files.read_file(tmp_path, None, "client a")
 
 
 @pytest.mark.parametrize(("offset", "value"), [(60, b"\xff" * 20), (200, b"\x00" * 30)])
@@ -178,4 +178,4 @@ def test_damage_inside_a_compressed_array(tmp_path, offset, value):
     data[offset : offset + len(value)] = value
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"x.npz\): "):
-        data_files.read(path, "y", "client a")
+        data_files.read_file(path, "y", "client a")

@@ -11,9 +11,9 @@ from fedme.core.data import ClientId
 from fedme.core.model import Arch
 from fedme.core.typed import TypedError
 from fedme.datasets.data_files import Label
-from fedme.datasets.python_objects import raw
-from fedme.datasets.user_data import Piece
-from fedme.networks import Entry, Here, instance, named, own
+from fedme.datasets.python_objects import read_object
+from fedme.datasets.user_data import ClientSamples
+from fedme.networks import Entry, InMemoryNetwork, from_instance, has_qualified_name, user_entry
 
 Network = Arch | nn.Module | type[nn.Module] | Spec
 
@@ -39,15 +39,17 @@ class Client:
         """The columns with its labels."""
         return self.label if self.label is None or isinstance(self.label, str) else tuple(self.label)
 
-    def piece(self) -> Piece:
+    def piece(self) -> ClientSamples:
         """Its samples, read."""
         parts = {"train": self.train, "val": self.val, "test": self.test}
         found = {
-            name: raw(given, self.columns, f"client {self.id}, {name}") for name, given in parts.items() if given is not None
+            name: read_object(given, self.columns, f"client {self.id}, {name}")
+            for name, given in parts.items()
+            if given is not None
         }
         if "train" not in found:
             raise TypedError(f"client {self.id}", "there are no samples; give them as train=(inputs, labels)")
-        return Piece(**found)
+        return ClientSamples(**found)
 
 
 class Networks:
@@ -75,7 +77,9 @@ class Networks:
         factory: Any = arch.factory
         name = f"{factory.__module__}:{factory.__qualname__}"
         if name not in self.entries:
-            self.entries[name] = own(name, factory if named(factory) else Here(factory, factory.__qualname__))
+            self.entries[name] = user_entry(
+                name, factory if has_qualified_name(factory) else InMemoryNetwork(factory, factory.__qualname__)
+            )
         options = {key: list(value) if isinstance(value, tuple) else value for key, value in arch.options}
         return {"name": name, **options} if options else name
 
@@ -83,5 +87,5 @@ class Networks:
         if id(module) not in self._instances:
             name = f"{type(module).__name__}#{len(self._instances) + 1}"
             self._instances[id(module)] = module, name
-            self.entries[name] = own(name, instance(module))
+            self.entries[name] = user_entry(name, from_instance(module))
         return self._instances[id(module)][1]

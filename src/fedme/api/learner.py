@@ -18,7 +18,7 @@ from fedme.config.setting_help import settings_of
 from fedme.config.settings import Settings, Spec
 from fedme.core.atomic_files import RunError
 from fedme.core.typed import TypedError, nearest
-from fedme.datasets.python_objects import raw
+from fedme.datasets.python_objects import read_object
 from fedme.datasets.user_data import fingerprint
 from fedme.methods import METHODS
 from fedme.results import summary
@@ -172,7 +172,7 @@ def _extra(given: Any, clients: Sequence[Client], name: str, labelled: bool) -> 
     if given is None or isinstance(given, int):
         return None
     label = next((client.columns for client in clients if client.columns is not None), None)
-    return raw(given, label, f"{name} samples", labelled)
+    return read_object(given, label, f"{name} samples", labelled)
 
 
 def go(folder: Path, experiment: Experiment, display: Display, notes: Sequence[str]) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from fedme.core.atomic_files import RunError, replacing
 from fedme.core.data import Inputs
 from fedme.core.model import output_of
-from fedme.datasets.data_files import needed
-from fedme.datasets.preprocessing import DTYPES, Form, Preparation
+from fedme.datasets.data_files import require_package
+from fedme.datasets.preprocessing import DTYPES, Preparation, TensorSpec
 
 Target = Literal["onnx", "torch-export", "safetensors"]
 SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}
@@ -88,7 +88,7 @@ def _taking(names: Sequence[str]) -> type[Deployed]:
 def example(preparation: Preparation, dtype: torch.dtype) -> Inputs:
     """Two samples of zeros."""
 
-    def zeros(form: Form) -> Tensor:
+    def zeros(form: TensorSpec) -> Tensor:
         kind = dtype if form.dtype == "float32" and preparation.scale is None else DTYPES[form.dtype]
         return torch.zeros((2, *form.shape), dtype=kind)
 
@@ -129,8 +129,8 @@ def _quiet() -> Iterator[None]:
 
 def to_onnx(module: nn.Module, preparation: Preparation, path: Path, facts: Mapping[str, str]) -> None:
     """Write an ONNX file; `facts` are put into it."""
-    onnx = needed("onnx", "ONNX", "export")
-    needed("onnxscript", "ONNX", "export")
+    onnx = require_package("onnx", "ONNX", "export")
+    require_package("onnxscript", "ONNX", "export")
     args, kwargs, axes = _call(module, preparation)
     names = list(kwargs) or ["x"]
     try:

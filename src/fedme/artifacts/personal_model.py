@@ -16,11 +16,11 @@ from fedme.core.metrics import Metrics, measure
 from fedme.core.model import output_of
 from fedme.core.task_types import TASK_LOSSES, TaskType
 from fedme.core.typed import nearest
-from fedme.datasets.data_files import Label, needed
+from fedme.datasets.data_files import Label, require_package
 from fedme.datasets.preprocessing import Preparation
-from fedme.datasets.python_objects import raw
-from fedme.datasets.raw_samples import Raw
-from fedme.datasets.targets import KNOWN, Targets
+from fedme.datasets.python_objects import read_object
+from fedme.datasets.raw_samples import RawSamples
+from fedme.datasets.targets import NO_OTHER_CLASSES, Targets
 from fedme.networks import Entry
 
 CHUNK = 1024  # samples at a time
@@ -44,7 +44,9 @@ class Personal:
             self._network = saved_models.read(folder, name, imports=imports, more=more)[0]
         elif onnx.exists():
             self.note = f"the network was given as an object, so its saved form {onnx.name} is used"
-            self._session = needed("onnxruntime", "a network that was given as an object", "export").InferenceSession(onnx)
+            self._session = require_package("onnxruntime", "a network that was given as an object", "export").InferenceSession(
+                onnx
+            )
         else:
             raise RunError(
                 f"{folder / name}.json: the network was given as an object and was saved as weights alone, because "
@@ -73,7 +75,7 @@ class Personal:
 
         `x` is whatever a client may give, and a column `label` in it is left out.
         """
-        return self._logits(raw(x, label, "the samples", labelled=False))
+        return self._logits(read_object(x, label, "the samples", labelled=False))
 
     def probabilities(self, x: Any, label: Label = None) -> Tensor:
         """The probability of every class (which add up to 1) or label (each on its own) for every sample."""
@@ -100,9 +102,9 @@ class Personal:
 
     def evaluate(self, data: Any, label: Label = None) -> Metrics:
         """How it does on samples with labels, given as a client gives them."""
-        given = raw(data, label, "the samples")
-        y = Targets(self.task, self.classes, KNOWN).values(given)
-        standard = self.preparation.standard
+        given = read_object(data, label, "the samples")
+        y = Targets(self.task, self.classes, NO_OTHER_CLASSES).encode(given)
+        standard = self.preparation.scale_targets
         return measure(standard(self._logits(given)), standard(y), self.schema.unit)
 
     def export(self, path: Path | str, to: export.Target | None = None) -> Path:
@@ -125,8 +127,8 @@ class Personal:
             export.to_torch_export(self.module, self.preparation, target, facts)
         return target
 
-    def _logits(self, given: Raw) -> Tensor:
-        numbers = self.preparation.numbers(given)
+    def _logits(self, given: RawSamples) -> Tensor:
+        numbers = self.preparation.to_tensors(given)
         parts = [self._answer(_part(numbers, rows)) for rows in torch.arange(len(given)).split(CHUNK)]
         return torch.cat(parts)
 
@@ -141,7 +143,7 @@ class Personal:
         with torch.inference_mode():
             x = _cast(x, dtype)
             found = output_of(self._network(**x) if isinstance(x, Mapping) else self._network(x))
-        return self.preparation.original(found.clone())
+        return self.preparation.unscale_targets(found.clone())
 
 
 def _part(numbers: Inputs, rows: Tensor) -> Inputs:

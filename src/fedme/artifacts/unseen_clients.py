@@ -25,7 +25,7 @@ from fedme.core.task_types import TaskType
 from fedme.datasets.federated_dataset import federate
 from fedme.datasets.partitioners import Natural
 from fedme.datasets.preprocessing import Preparation
-from fedme.datasets.user_data import Piece, newcomer
+from fedme.datasets.user_data import ClientSamples, unseen_client_dataset
 from fedme.execution.lockstep import Executor, run_in_lockstep
 from fedme.execution.reference import one_by_one
 from fedme.federation.client_work import ModelScore
@@ -130,7 +130,7 @@ def join(
     run: Path,
     experiment: Experiment,
     client: ClientId,
-    piece: Piece,
+    piece: ClientSamples,
     *,
     epochs: int | None = None,
     per_cluster: bool = False,
@@ -160,9 +160,9 @@ def join(
     return Joined(folder, client, taken.name, len(offers), tuple(scores), schema.task_type)
 
 
-def _data(schema: Schema, client: ClientId, piece: Piece, experiment: Experiment) -> ClientData:
+def _data(schema: Schema, client: ClientId, piece: ClientSamples, experiment: Experiment) -> ClientData:
     """The samples of the unseen client, preprocessed and split like those of the clients."""
-    dataset = newcomer(schema, Preparation.read(schema.preprocessing), client, piece)
+    dataset = unseen_client_dataset(schema, Preparation.read(schema.preprocessing), client, piece)
     options = replace(experiment.data, unlabeled=0, public=0, limit=None, groups={})
     return federate(dataset, Natural(), options, Key(experiment.settings.seed).at("partition")).clients[client]
 

@@ -75,7 +75,7 @@ def data_show(
         err.print(f"note: {literal(note)}")
     federation = assembly.gather(experiment)
     if as_json:
-        print(json.dumps(federation.division()))
+        print(json.dumps(federation.label_counts()))
         return
     out.print(federation.table(first))
     for note in federation.notes:

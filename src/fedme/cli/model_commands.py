@@ -18,8 +18,8 @@ from fedme.core.atomic_files import RunError, finite, write_text
 from fedme.core.metrics import MEASURES, Metrics
 from fedme.core.task_types import TaskType
 from fedme.datasets.data_files import Label
-from fedme.datasets.python_objects import raw
-from fedme.datasets.user_data import Piece
+from fedme.datasets.python_objects import read_object
+from fedme.datasets.user_data import ClientSamples
 from fedme.results import summary
 from fedme.results.tables import render
 from fedme.running.progress import Display
@@ -166,7 +166,7 @@ def join(
     experiment, _ = load(run / summary.CONFIG) if (run / summary.CONFIG).exists() else (None, [])
     if experiment is None:
         raise RunError(f"{run}: not a run directory (no {summary.CONFIG})")
-    piece = Piece(raw(data, _said(label) or _label(run), f"client {name}"))
+    piece = ClientSamples(read_object(data, _said(label) or _label(run), f"client {name}"))
     with Display(err, quiet) as display:
         display.note(f"looking for the model that fits {name} best")
         joined = unseen_clients.join(run, experiment, name, piece, epochs=epochs, per_cluster=per_cluster, imports=imports)

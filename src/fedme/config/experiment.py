@@ -24,7 +24,7 @@ from fedme.datasets import DATASETS
 from fedme.datasets.dataset import Dataset
 from fedme.datasets.federated_dataset import DataOptions
 from fedme.datasets.partitioners import PARTITIONS
-from fedme.datasets.user_data import Clients, Given
+from fedme.datasets.user_data import FileDataset, ObjectDataset
 from fedme.federation.client_work import AnyMethod
 from fedme.federation.malicious_clients import Attack
 from fedme.learning.local_training import Training
@@ -114,7 +114,7 @@ def _parse(raw: Mapping[str, Any], methods: Mapping[str, type[Any]]) -> Experime
         if key not in common_keys | dataset_keys:
             raise TypedError(f"data.{key}", f"unknown key{nearest(key, sorted(common_keys | dataset_keys))}")
     dataset = build(dataset_class, {k: v for k, v in table.items() if k in dataset_keys}, "data")
-    if isinstance(dataset, Clients):
+    if isinstance(dataset, FileDataset):
         dataset = dataclasses.replace(dataset, clients=settings.clients)
     data = build(DataOptions, {k: v for k, v in table.items() if k in common_keys}, "data")
     default_partition = "natural" if data_name in NATURAL else "iid"
@@ -128,7 +128,7 @@ def _parse(raw: Mapping[str, Any], methods: Mapping[str, type[Any]]) -> Experime
 
 def _check_clients(settings: Settings, dataset_class: type[Any], data_name: str) -> None:
     """Check that the data set and the `[clients]` tables fit each other."""
-    if not issubclass(dataset_class, Clients | Given):
+    if not issubclass(dataset_class, FileDataset | ObjectDataset):
         if settings.clients:
             message = f"these tables are for user data, but data.name is '{data_name}'; remove either"
             raise TypedError("clients", message)
@@ -136,7 +136,7 @@ def _check_clients(settings: Settings, dataset_class: type[Any], data_name: str)
     if not settings.clients:
         raise TypedError("clients", "no clients; add a table [clients.NAME] with `data` for each client")
     for client, table in settings.clients.items():
-        if issubclass(dataset_class, Clients) and table.data is None:
+        if issubclass(dataset_class, FileDataset) and table.data is None:
             raise TypedError(f"clients.{client}.data", "is missing; set the file or folder with the client's samples")
     partition_name = settings.partition.get("name", "natural")
     if partition_name != "natural":

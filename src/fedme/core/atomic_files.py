@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, and a directory that belongs to one process at a time."""
+"""Atomic writes with checksums, and a lock that gives a directory to one process at a time."""
 
 import fcntl
 import hashlib
@@ -15,22 +15,22 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-CHECK = "check"  # the key of a fingerprint
-HELD: set[IO[str]] = set()  # the locks of this process
-os.register_at_fork(after_in_child=lambda: [lock.close() for lock in HELD])  # workers must not hold a lock of a dead parent
+CHECK = "check"  # the key of a checksum
+_held_locks: set[IO[str]] = set()
+os.register_at_fork(after_in_child=lambda: [lock.close() for lock in _held_locks])  # workers must not inherit the lock
 
 
 class RunError(RuntimeError):
-    """A run directory cannot be used; the message says why and what to do."""
+    """A run directory cannot be used; the message gives the reason and the remedy."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file that becomes `path` at once, when everything is on disk; on any failure `path` is untouched."""
+    """A temporary file that atomically replaces `path` once it is on disk; on any failure `path` is unchanged."""
     temporary = path.with_name(f".{path.name}.partial")
     try:
         yield temporary
-        temporary.chmod(0o666 & ~_umask())  # some writers make files for the owner only
+        temporary.chmod(0o666 & ~_umask())  # some writers create files that only the owner can read
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         temporary.replace(path)
@@ -56,7 +56,7 @@ def _sync_directory(folder: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # half a letter must not stop a run
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # a lone surrogate must not stop a run
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -65,7 +65,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def finite(value: Any) -> Any:
-    """Numbers that JSON does not have (not a number, infinite) as null."""
+    """Replace NaN and infinite values, which JSON cannot represent, by null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -76,23 +76,23 @@ def finite(value: Any) -> Any:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
-    """Write a safetensors file atomically. Tensors that are views are copied, as the format has no shared memory."""
-    seen: set[int] = set()
-    own = {}
+    """Write a safetensors file atomically. Tensors that share memory are copied, because the format cannot store views."""
+    addresses: set[int] = set()
+    copies = {}
     for name, tensor in tensors.items():
-        whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-        address = tensor.untyped_storage().data_ptr()
-        own[name] = tensor if whole and address not in seen else tensor.contiguous().clone()
-        seen.add(address)
-    told = json.loads(json.dumps(metadata))  # as it will be read
-    told |= {CHECK: _checksum(own, told)}
+        storage = tensor.untyped_storage()
+        is_view = not tensor.is_contiguous() or storage.nbytes() != tensor.numel() * tensor.element_size()
+        copies[name] = tensor.contiguous().clone() if is_view or storage.data_ptr() in addresses else tensor
+        addresses.add(storage.data_ptr())
+    header = json.loads(json.dumps(metadata))  # as it will be read
+    header |= {CHECK: _checksum(copies, header)}
     with replacing(path) as temporary:
-        # One entry: the order of several changes from run to run, and equal runs shall leave equal files.
-        temporary.write_bytes(save(own, {"fedme": json.dumps(told, sort_keys=True)}))
+        # A single entry: safetensors does not keep the order of several, and equal runs must write equal files.
+        temporary.write_bytes(save(copies, {"fedme": json.dumps(header, sort_keys=True)}))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the metadata of a safetensors file."""
+    """Read the tensors and the metadata of a safetensors file, and verify its checksum."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(json.loads((file.metadata() or {}).get("fedme", "{}")))
@@ -108,50 +108,47 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
-    """A fingerprint of what a file holds: names, types, shapes, numbers, and what is said about them."""
-    found = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
+    """The SHA-256 digest of the metadata and of the names, dtypes, shapes and values of the tensors."""
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name in sorted(tensors):
         value = tensors[name].contiguous()
-        found.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
         if value.numel():
-            found.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+            digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def sealed(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """A table with a fingerprint of itself, for a file whose damage must not go unnoticed."""
+    """Add a checksum to a table, so that `unsealed` detects damage."""
     return {**plain, CHECK: hashlib.sha256(json.dumps(finite(plain), sort_keys=True).encode()).hexdigest()}
 
 
 def unsealed(plain: Any) -> dict[str, Any]:
-    """The table without its fingerprint; a ValueError if it is no table, or not the one that was written.
-
-    Files of earlier versions have none.
-    """
+    """Verify and remove the checksum; ValueError if it is wrong. Files of earlier versions have none."""
     if not isinstance(plain, dict):
         raise ValueError("not a table")
     rest = {key: value for key, value in plain.items() if key != CHECK}
     if CHECK in plain and sealed(rest)[CHECK] != plain[CHECK]:
-        raise ValueError("its checksum is wrong: it was changed after it was written")
+        raise ValueError("its checksum is wrong: the file was changed after it was written")
     return rest
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a run directory. The lock ends with the process, however it ends."""
+    """Lock a run directory against other processes. The operating system releases the lock if the process dies."""
     with (folder / ".lock").open("a+") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             handle.seek(0)
             owner = handle.read().strip() or "another process"
-            raise RunError(f"{folder}: in use by process {owner}; wait for it, or stop it") from None
+            raise RunError(f"{folder}: in use by process {owner}; wait for it to finish, or stop it") from None
         handle.seek(0)
         handle.truncate()
         handle.write(str(os.getpid()))
         handle.flush()
-        HELD.add(handle)
+        _held_locks.add(handle)
         try:
             yield
         finally:
-            HELD.discard(handle)
+            _held_locks.discard(handle)

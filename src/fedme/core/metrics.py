@@ -1,7 +1,7 @@
-"""How good predictions are: every number that is reported of a model on a split, from its outputs and the targets.
+"""Evaluation metrics of a model on a split, computed from its outputs and the targets.
 
-A client often lacks classes, so each number says which classes it is a mean over, and is None where it has no meaning. What is
-measured depends on what is predicted (`core/task_types.py`): `MEASURES` lists it, the one that counts first.
+Clients often lack classes, so every metric states which classes it averages over and is None where it is undefined.
+`MEASURES` lists the metrics of every task type (`core/task_types.py`), the primary one first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,34 +17,31 @@ from fedme.core.task_types import TASK_LOSSES, TaskType, task_type_of
 
 Array = NDArray[Any]
 
-BINS = 15  # of the calibration error, as in Guo et al. 2017
+CALIBRATION_BINS = 15  # as in Guo et al. 2017
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """How a model does on a split.
+    """Metrics of a model on a split; None where there are no samples, or where a metric does not belong to the task type.
 
-    A sample whose probabilities are not numbers has no prediction, which is wrong.
+    `loss` is the mean loss of the task type; it may be NaN or infinite. A sample with a NaN output counts as wrong.
 
-    `loss` is the mean of the kind's loss, carried through when it is infinite or not a number.
-    All are None when there are no samples, and where they do not belong to the kind.
+    Classification:
+    `accuracy` is the fraction of samples with a correct prediction.
+    `balanced_accuracy` is the mean recall over the classes present in the labels.
+    `macro_f1` is the mean F1 over the classes present in the labels or the predictions, as in scikit-learn by default.
+    `auroc` is the mean one-versus-rest area under the ROC curve over the classes with positive and negative samples;
+    None if there is no such class or a probability is NaN.
+    `ece` is the expected calibration error of the top probability in 15 bins of equal width; None if one is NaN.
 
-    Classes:
-    `accuracy` is the share of samples whose class is right.
-    `balanced_accuracy` is the mean recall of the classes among the labels.
-    `macro_f1` is the mean F1 of the classes among the labels or the predictions, as scikit-learn has it by default.
-    `auroc` is the mean area under the one-versus-rest curve of a class's probability, ties half, over the classes
-    with at least one sample inside and one outside; None when there is no such class or a probability is not a number.
-    `ece` is the calibration error of the top probability in 15 bins of equal width; None when one is not a number.
+    Multi-label (a label is predicted if its probability exceeds 1/2):
+    `accuracy` is the fraction of correct label decisions, `exact_match` the fraction of samples without a wrong one.
+    `micro_f1` is the F1 of all decisions, `macro_f1` the mean over the labels that occur or are predicted.
+    `auroc` is the mean over the labels with positive and negative samples.
 
-    Several labels at once (there is one where its probability is above 1/2):
-    `accuracy` is the share of all yes-or-no answers that are right, `exact_match` of the samples with no wrong answer.
-    `micro_f1` is the F1 of all answers, `macro_f1` the mean over the labels that occur or are predicted; None without any.
-    `auroc` is the mean over the labels that some samples have and some have not.
-
-    Numbers, in their own unit:
-    `rmse` is the root of the mean squared error over samples and targets, `mae` the mean absolute error.
-    `r2` is 1 minus the squared error over that of the split's mean, the mean over targets that are not all the same.
+    Regression, in the unit of the targets:
+    `rmse` is the root mean squared error over samples and targets, `mae` the mean absolute error.
+    `r2` is the coefficient of determination, averaged over the targets that vary.
     """
 
     samples: int
@@ -62,53 +59,54 @@ class Metrics:
     mae: float | None = None
     r2: float | None = None
 
-    def plain(self, kind: TaskType) -> dict[str, Any]:
-        """What belongs to the kind."""
-        counts = ("samples",) if kind == "regression" else ("samples", "correct", "classes_present")
-        return {name: getattr(self, name) for name in (*counts, "loss", *(m.key for m in MEASURES[kind] if m.key != "loss"))}
+    def plain(self, task_type: TaskType) -> dict[str, Any]:
+        """The metrics of the task type, as plain data."""
+        counts = ("samples",) if task_type == "regression" else ("samples", "correct", "classes_present")
+        names = (*counts, "loss", *(m.key for m in MEASURES[task_type] if m.key != "loss"))
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of `Metrics` as people read it."""
+    """How one field of `Metrics` is displayed and compared."""
 
     key: str
     title: str
     percent: bool = False
-    higher: bool = True  # whether more is better
+    higher: bool = True  # whether higher is better
 
     @property
     def heading(self) -> str:
-        """Of a column."""
+        """The column heading."""
         return f"{self.title} %" if self.percent else self.title
 
     def text(self, value: float | None, digits: int | None = None) -> str:
-        """The number without its sign."""
+        """The formatted value, without a percent sign."""
         if value is None:
             return "-"
         return f"{100 * value:.{2 if digits is None else digits}f}" if self.percent else f"{value:.{_digits(value, digits)}f}"
 
-    def shown(self, value: float | None, digits: int | None = None) -> str:
-        """The number with what it is; accuracy goes without saying."""
-        what = "" if self.title == "accuracy" else f"{self.title} "
-        return f"{what}{self.text(value, digits)}{' %' if self.percent and value is not None else ''}"
+    def with_title(self, value: float | None, digits: int | None = None) -> str:
+        """The formatted value after its title; accuracy is shown without a title."""
+        title = "" if self.title == "accuracy" else f"{self.title} "
+        return f"{title}{self.text(value, digits)}{' %' if self.percent and value is not None else ''}"
 
     def gain(self, value: float, other: float) -> float:
-        """How much better than `other` it is: positive is better."""
+        """The improvement over `other`; positive is better."""
         return value - other if self.higher else other - value
 
     def pooled(self, rows: Sequence[Mapping[str, Any]]) -> float | None:
-        """The number over the samples of all rows, for accuracies, losses and `rmse`; None where one is not finite."""
-        known = [row for row in rows if row["samples"]]
-        if not known or any(row[self.key] is None for row in known):
+        """The value over the samples of all rows, for accuracies, losses and `rmse`; None if it is None in any row."""
+        counted = [row for row in rows if row["samples"]]
+        if not counted or any(row[self.key] is None for row in counted):
             return None
         power = 2 if self.key == "rmse" else 1
-        total = sum(row["samples"] for row in known)
-        return float((sum(row[self.key] ** power * row["samples"] for row in known) / total) ** (1 / power))
+        total = sum(row["samples"] for row in counted)
+        return float((sum(row[self.key] ** power * row["samples"] for row in counted) / total) ** (1 / power))
 
 
 def _digits(value: float, digits: int | None) -> int:
-    """Three after the point, more where the number is small and fewer where it is large."""
+    """Digits after the decimal point: 3, more for small values and fewer for large ones."""
     if digits is not None:
         return digits
     size = abs(value)
@@ -142,40 +140,35 @@ MEASURES: dict[TaskType, tuple[Measure, ...]] = {
 }
 
 
-def kind_of_row(row: Mapping[str, Any]) -> TaskType:
-    """What is predicted in a run, from one of its rows, which has the numbers of its kind."""
+def task_type_of_row(row: Mapping[str, Any]) -> TaskType:
+    """The task type of a run, from the metrics that one of its rows contains."""
     return "regression" if "rmse" in row else "multi-label" if "exact_match" in row else "classification"
 
 
 @torch.no_grad()
 def measure(logits: Tensor, y: Tensor, unit: Sequence[float] = ()) -> Metrics:
-    """Everything about outputs (samples by classes, labels or targets), computed in double precision.
+    """All metrics of outputs of shape (samples, classes, labels or targets), computed in double precision.
 
-    `unit` says how large 1 is in the unit of each target, for numbers that were standardised.
+    `unit` is the standard deviation by which each regression target was divided.
     """
-    kind = task_type_of(y)
     if not len(logits):
         return Metrics(samples=0, correct=0, classes_present=0)
-    if kind == "classification":
-        return _classes(logits, y)
-    return _labels(logits, y) if kind == "multi-label" else _numbers(logits, y, unit)
+    task_type = task_type_of(y)
+    if task_type == "classification":
+        return _classification(logits, y)
+    return _multi_label(logits, y) if task_type == "multi-label" else _regression(logits, y, unit)
 
 
-def _labels(logits: Tensor, y: Tensor) -> Metrics:
+def _multi_label(logits: Tensor, y: Tensor) -> Metrics:
     z = logits.double()
-    said = z > 0
-    hits = (said == y) & ~z.isnan()
-    present, predicted = y.sum(0), said.sum(0)
-    right = (said & y).sum(0).double()
+    predictions = z > 0
+    hits = (predictions == y) & ~z.isnan()
+    present, predicted = y.sum(0), predictions.sum(0)
+    right = (predictions & y).sum(0).double()
     seen = present + predicted > 0
     f1 = 2 * right[seen] / (present + predicted)[seen]
-    scores = z.T.numpy(force=True)
-    areas = (
-        []
-        if bool(z.isnan().any())
-        else [_auroc(np.stack((-score, score), 1), there) for score, there in zip(scores, y.T.numpy(force=True), strict=True)]
-    )
-    known = [area for area in areas if area is not None]
+    pairs = [] if bool(z.isnan().any()) else zip(z.T.numpy(force=True), y.T.numpy(force=True), strict=True)
+    areas = [area for score, label in pairs if (area := _auroc(np.stack((-score, score), 1), label)) is not None]
     return Metrics(
         samples=len(y),
         correct=int(hits.sum()),
@@ -185,11 +178,11 @@ def _labels(logits: Tensor, y: Tensor) -> Metrics:
         exact_match=hits.all(1).double().mean().item(),
         micro_f1=float(2 * right.sum() / (present + predicted).sum()) if bool(seen.any()) else None,
         macro_f1=float(f1.mean()) if bool(seen.any()) else None,
-        auroc=sum(known) / len(known) if known else None,
+        auroc=sum(areas) / len(areas) if areas else None,
     )
 
 
-def _numbers(z: Tensor, y: Tensor, unit: Sequence[float]) -> Metrics:
+def _regression(z: Tensor, y: Tensor, unit: Sequence[float]) -> Metrics:
     error = z.double() - y.double()
     scaled = error * torch.tensor(unit, dtype=torch.float64) if len(unit) else error
     spread = (y.double() - y.double().mean(0)).square().sum(0)
@@ -205,13 +198,13 @@ def _numbers(z: Tensor, y: Tensor, unit: Sequence[float]) -> Metrics:
     )
 
 
-def _classes(logits: Tensor, labels: Tensor) -> Metrics:
-    """In numpy, which is several times faster than torch for so few numbers."""
+def _classification(logits: Tensor, labels: Tensor) -> Metrics:
+    """Uses numpy, which is several times faster than torch for small arrays."""
     samples, classes = logits.shape
     z, y = logits.double().numpy(force=True), labels.numpy(force=True)
     log_probabilities = _log_softmax(z)
     loss = -log_probabilities[np.arange(samples), y].mean()
-    top = log_probabilities.max(1)  # nan when anything in the row is
+    top = log_probabilities.max(1)  # NaN if any entry of the row is
     predictions = np.where(np.isnan(top), classes, z.argmax(1))
     hits = predictions == y
 
@@ -222,7 +215,7 @@ def _classes(logits: Tensor, labels: Tensor) -> Metrics:
     seen = support + predicted > 0
 
     correct = int(hits.sum())
-    numbers = not np.isnan(top).any()
+    has_nan = np.isnan(top).any()
     return Metrics(
         samples=samples,
         correct=correct,
@@ -231,48 +224,48 @@ def _classes(logits: Tensor, labels: Tensor) -> Metrics:
         accuracy=correct / samples,
         balanced_accuracy=float((right[present] / support[present]).mean()),
         macro_f1=float((2 * right[seen] / (support + predicted)[seen]).mean()),
-        auroc=_auroc(log_probabilities, y) if numbers else None,
-        ece=_calibration_error(np.exp(top), hits) if numbers else None,
+        auroc=None if has_nan else _auroc(log_probabilities, y),
+        ece=None if has_nan else _calibration_error(np.exp(top), hits),
     )
 
 
 def _log_softmax(logits: Array) -> Array:
-    with np.errstate(invalid="ignore"):  # infinite logits: what they give is not a number, and is reported so
+    with np.errstate(invalid="ignore"):  # infinite logits give NaN, which the metrics report
         shifted: Array = logits - logits.max(1, keepdims=True)
         shifted -= np.log(np.exp(shifted).sum(1, keepdims=True))
     return shifted
 
 
 def _auroc(scores: Array, labels: Array) -> float | None:
-    """The ranks of a class's own samples give the area under its curve (the Mann-Whitney statistic).
+    """The mean AUROC from the ranks of the positive samples of every class (the Mann-Whitney statistic).
 
-    Log-probabilities rank like probabilities, but those near 0 stay apart.
+    Log-probabilities rank like probabilities, but do not underflow to ties near 0.
     """
     samples = len(labels)
     support = np.bincount(labels, minlength=scores.shape[1])
     classes = support.nonzero()[0]
-    if len(classes) < 2:  # a class with all samples has nothing outside
+    if len(classes) < 2:  # a class with all samples has no negative ones
         return None
-    mine = scores.T[classes]
-    order = mine.argsort(1)
-    values = np.take_along_axis(mine, order, 1)
+    class_scores = scores.T[classes]
+    order = class_scores.argsort(1)
+    values = np.take_along_axis(class_scores, order, 1)
     changes = values[:, 1:] != values[:, :-1]
     places = np.arange(samples)
-    own = labels[order] == classes[:, None]
+    positive = labels[order] == classes[:, None]
     if changes.all():
         twice = 2 * places
-    else:  # tied samples share the mean of their ranks
+    else:  # tied samples get the mean of their ranks
         edge = np.ones((len(classes), 1), dtype=bool)
         first = np.maximum.accumulate(np.where(np.hstack((edge, changes)), places, 0), 1)
         last = np.minimum.accumulate(np.where(np.hstack((changes, edge)), places, samples)[:, ::-1], 1)[:, ::-1]
         twice = first + last
-    ranks = ((twice + 2) * own).sum(1) / 2  # from 1
-    inside = support[classes]
-    return float(((ranks - inside * (inside + 1) / 2) / (inside * (samples - inside))).mean())
+    ranks = ((twice + 2) * positive).sum(1) / 2  # ranks start at 1
+    positives = support[classes]
+    return float(((ranks - positives * (positives + 1) / 2) / (positives * (samples - positives))).mean())
 
 
 def _calibration_error(confidence: Array, hits: Array) -> float:
     """The mean gap between confidence and accuracy, in bins open below and closed above."""
-    bins = np.searchsorted(np.linspace(0.0, 1.0, BINS + 1)[1:-1], confidence)
-    gaps = np.bincount(bins, weights=hits - confidence, minlength=BINS)
+    bins = np.searchsorted(np.linspace(0.0, 1.0, CALIBRATION_BINS + 1)[1:-1], confidence)
+    gaps = np.bincount(bins, weights=hits - confidence, minlength=CALIBRATION_BINS)
     return float(np.abs(gaps).sum()) / len(hits)

@@ -1,4 +1,4 @@
-"""Data sets in their publishers' own formats, and ways to divide them among clients."""
+"""Data set readers, user data, and partitioners that divide samples among clients."""
 
 from fedme.datasets.cifar import Cifar10, Cifar100
 from fedme.datasets.data_errors import DataError, PartitionError
@@ -14,7 +14,7 @@ from fedme.datasets.shakespeare import Shakespeare
 from fedme.datasets.site_files import Sites
 from fedme.datasets.synthetic import Synthetic
 from fedme.datasets.synthetic_images import Images
-from fedme.datasets.user_data import Clients, Given
+from fedme.datasets.user_data import FileDataset, ObjectDataset
 
 DATASETS: dict[str, type] = {
     "synthetic": Synthetic,
@@ -27,8 +27,8 @@ DATASETS: dict[str, type] = {
     "cifar100": Cifar100,
     "femnist": Femnist,
     "shakespeare": Shakespeare,
-    "clients": Clients,
-    "given": Given,
+    "clients": FileDataset,
+    "given": ObjectDataset,
     "sites": Sites,
 }
 

@@ -1,10 +1,10 @@
-"""CIFAR-10 and CIFAR-100 from the binary version: records of one or two label bytes and 3,072 bytes of colour.
+"""CIFAR-10 and CIFAR-100, binary version: records of one or two label bytes and 3,072 bytes of RGB pixels.
 
-Images stay bytes in memory and are scaled when a batch is gathered. ``scaling``: "standard" uses the channel means and
-standard deviations of the training images; "half" is (x - 0.5) / 0.5, as pFedMe and PFML do. ``augment`` is the padding of
-the random crops (and flips) of training batches; 0 switches them off. FedMe pads by 2, FML by 4.
+Images are stored as uint8 and scaled when a batch is gathered. ``scaling``: "standard" uses the channel means and standard
+deviations of the training images; "half" is (x - 0.5) / 0.5, as in pFedMe and PFML. ``augment`` is the padding of the
+random crops, which come with random flips; 0 disables both. FedMe pads by 2, FML by 4.
 
-The Python version is refused: it is a pickle, and reading a pickle runs whatever program is in it.
+The Python version is rejected: it is a pickle, and unpickling executes arbitrary code.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fedme.core.data import Arrays, CropFlip, Scaling, Schema
-from fedme.datasets.data_errors import DataError, check_choice
+from fedme.core.settings import setting
+from fedme.datasets.data_errors import DataError, require, require_choice
 from fedme.datasets.dataset import Dataset
 from fedme.datasets.download import Archive, obtain
 
@@ -43,18 +44,18 @@ CIFAR100_REMOTE = Archive(
 
 @dataclass(frozen=True)
 class Cifar10:
-    """Small photographs: 50,000 + 10,000 colour images of 32 x 32, 10 classes."""
+    """Small photographs: 50,000 + 10,000 colour images of 32 x 32 pixels, 10 classes."""
 
-    scaling: ColourScaling = "standard"  # by mean and deviation of every colour; half: -1 to 1
-    augment: int = 0  # training images are padded by so much, cropped and mirrored at random
+    scaling: ColourScaling = setting("standard", "standard: mean 0 and standard deviation 1 per channel; half: from -1 to 1")
+    augment: int = setting(0, "padding of random crops and flips of the training images; 0: no augmentation")
 
     def __post_init__(self) -> None:
-        _check("cifar10", self.scaling, self.augment)
+        _check_options(self.scaling, self.augment)
 
     def load(self, root: Path) -> Dataset:
-        """Read `root`/cifar-10-batches-bin, fetching it if it is missing."""
+        """Read `root`/cifar-10-batches-bin, after downloading it if it is missing."""
         folder = root / "cifar-10-batches-bin"
-        _refuse_pickles("cifar10", folder, root / "cifar-10-batches-py", CIFAR10_REMOTE)
+        _reject_pickles("cifar10", folder, root / "cifar-10-batches-py", CIFAR10_REMOTE)
         train, test = CIFAR10_TRAIN, ("test_batch.bin",)
         paths = obtain("cifar10", folder, train + test, CIFAR10_REMOTE)
         return _dataset(
@@ -70,20 +71,20 @@ class Cifar10:
 
 @dataclass(frozen=True)
 class Cifar100:
-    """Small photographs: 50,000 + 10,000 colour images of 32 x 32, 100 classes in 20 coarse ones."""
+    """Small photographs: 50,000 + 10,000 colour images of 32 x 32 pixels, 100 classes in 20 superclasses."""
 
-    labels: Labels = "fine"  # 100 classes; coarse: 20
-    scaling: ColourScaling = "standard"  # by mean and deviation of every colour; half: -1 to 1
-    augment: int = 0  # training images are padded by so much, cropped and mirrored at random
+    labels: Labels = setting("fine", "fine: 100 classes; coarse: 20 superclasses")
+    scaling: ColourScaling = setting("standard", "standard: mean 0 and standard deviation 1 per channel; half: from -1 to 1")
+    augment: int = setting(0, "padding of random crops and flips of the training images; 0: no augmentation")
 
     def __post_init__(self) -> None:
-        check_choice("cifar100", "labels", self.labels, get_args(Labels))
-        _check("cifar100", self.scaling, self.augment)
+        require_choice("labels", self.labels, get_args(Labels))
+        _check_options(self.scaling, self.augment)
 
     def load(self, root: Path) -> Dataset:
-        """Read `root`/cifar-100-binary, fetching it if it is missing."""
+        """Read `root`/cifar-100-binary, after downloading it if it is missing."""
         folder = root / "cifar-100-binary"
-        _refuse_pickles("cifar100", folder, root / "cifar-100-python", CIFAR100_REMOTE)
+        _reject_pickles("cifar100", folder, root / "cifar-100-python", CIFAR100_REMOTE)
         paths = obtain("cifar100", folder, ("train.bin", "test.bin"), CIFAR100_REMOTE)
         return _dataset(
             "cifar100",
@@ -96,34 +97,33 @@ class Cifar100:
         )
 
 
-def _check(name: str, scaling: str, augment: int) -> None:
-    check_choice(name, "scaling", scaling, get_args(ColourScaling))
-    if not 0 <= augment <= 32:
-        raise DataError(f"{name}: augment = {augment}; the padding of the crops must lie between 0 (off) and 32")
+def _check_options(scaling: str, augment: int) -> None:
+    require_choice("scaling", scaling, get_args(ColourScaling))
+    require(0 <= augment <= 32, "augment", f"must be between 0 (no augmentation) and 32, got {augment}")
 
 
-def _refuse_pickles(name: str, folder: Path, pickles: Path, remote: Archive) -> None:
+def _reject_pickles(name: str, folder: Path, pickles: Path, remote: Archive) -> None:
     if pickles.exists() and not folder.exists():
         raise DataError(
-            f"{name}: {pickles} is the Python version, a pickle, which is not read because a pickle can run any program; "
+            f"{name}: {pickles} is the Python version, a pickle, and unpickling can execute arbitrary code; "
             f"unpack the binary version, {remote.url}, to {folder}"
         )
 
 
 def _records(path: Path, limits: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The label bytes and the images of a file; `limits` gives the number of classes for each label byte."""
+    """The label bytes and the images of a file; `limits` is the number of classes per label byte."""
     try:
         content = bytearray(path.read_bytes())
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
     size = len(limits) + IMAGE_BYTES
     if not content or len(content) % size:
-        raise DataError(f"{path}: has {len(content)} bytes, not a multiple of {size}, the size of a record; fetch it again")
+        raise DataError(f"{path}: {len(content)} bytes are not a multiple of the record size, {size}; download the file again")
     records = torch.frombuffer(content, dtype=torch.uint8).reshape(-1, size)
     labels = records[:, : len(limits)].to(torch.int64)
     for column, limit in enumerate(limits):
         if (largest := int(labels[:, column].max())) >= limit:
-            raise DataError(f"{path}: label byte {column} is {largest} in some record; expected 0..{limit - 1}")
+            raise DataError(f"{path}: label byte {column} must be between 0 and {limit - 1}, got {largest}")
     return labels, records[:, len(limits) :].reshape(-1, 3, 32, 32)
 
 
@@ -140,9 +140,9 @@ def _dataset(
     mean, std = standard if scaling == "standard" else ((0.5,) * 3, (0.5,) * 3)
     per_channel = [torch.tensor(values).reshape(3, 1, 1) for values in (mean, std)]
     files = [file for part in parts for file in part]
-    labels = torch.cat([found[:, column] for found, _ in files])
+    labels = torch.cat([label_bytes[:, column] for label_bytes, _ in files])
     rows = torch.arange(len(labels))
-    train = sum(len(found) for found, _ in parts[0])
+    train = sum(len(images) for _, images in parts[0])
     return Dataset(
         name=name,
         source=Arrays(

@@ -1,18 +1,22 @@
-"""What can be wrong with data: every message says what, where, and what to do about it."""
+"""Errors of data sets and partitions: a message names the file or the option, the problem and the remedy."""
 
 from collections.abc import Collection
 
 
 class DataError(ValueError):
-    """A file, an option or a set of rows that cannot be used as it is."""
+    """A file, an option or a set of samples cannot be used."""
 
 
 class PartitionError(ValueError):
-    """A way of dividing samples that these samples do not allow."""
+    """The samples cannot be partitioned as requested."""
 
 
-def check_choice(dataset: str, option: str, value: object, allowed: Collection[object]) -> None:
-    """Refuse an option outside its list, and print the list."""
-    if value not in allowed:
-        known = ", ".join(repr(one) for one in allowed)
-        raise DataError(f"{dataset}: {option} = {value!r} is not known; choose one of {known}")
+def require(condition: bool, option: str, message: str, error: type[ValueError] = DataError) -> None:
+    """Raise `error` unless the condition holds; the message begins with the name of the option."""
+    if not condition:
+        raise error(f"{option}: {message}")
+
+
+def require_choice(option: str, value: str, choices: Collection[str], error: type[ValueError] = DataError) -> None:
+    """Raise `error` unless the value of the option is one of the choices."""
+    require(value in choices, option, f"must be one of {', '.join(choices)}, got {value!r}", error)

@@ -1,4 +1,4 @@
-"""A data set as it leaves its reader: all samples once, what they look like, and who they belong to, if anybody."""
+"""The output of a data set reader: all samples once, their schema, and the clients they belong to, if any."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from torch import Tensor
 
 from fedme.core.data import ClientId, Schema, Source
 
-Owners = Mapping[ClientId, tuple[Tensor, Tensor]]
+ClientRows = Mapping[ClientId, tuple[Tensor, Tensor]]  # training rows and test rows per client
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
-    """Rows that an owner keeps apart for validation and for testing; None: they are cut from its other rows."""
+class GivenSplits:
+    """The validation and test rows that come with a client; None: they are split off its training rows."""
 
     val: Tensor | None = None
     test: Tensor | None = None
@@ -23,16 +23,16 @@ class Kept:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Samples in their publisher's division; `train`, `test` and `owners` are row numbers of `source`."""
+    """All samples of a data set; `train`, `test` and `owners` are row numbers of `source`."""
 
     name: str
     source: Source
     schema: Schema
     train: Tensor
-    test: Tensor  # the publisher's test part; empty when there is none
-    owners: Owners | None = None  # the natural clients: rows for training, rows for testing (possibly none)
-    overlap: int = 0  # an owner's rows are in time order and each shares data with this many that follow it
-    kept: Mapping[ClientId, Kept] = field(default_factory=dict)  # of owners who cut their rows themselves
-    unlabeled: Tensor | None = None  # rows that are the server's from the beginning
-    public: Tensor | None = None  # rows that are everybody's from the beginning
-    standardise: bool = False  # scale to mean 0 and deviation 1 of the clients' training rows, once these are known
+    test: Tensor  # the published test set; empty if there is none
+    owners: ClientRows | None = None  # natural clients; their test rows may be empty
+    overlap: int = 0  # rows of an owner are in time order, and each one overlaps with this many rows after it
+    given_splits: Mapping[ClientId, GivenSplits] = field(default_factory=dict)
+    unlabeled: Tensor | None = None  # rows of the server
+    public: Tensor | None = None  # rows that all clients share
+    standardise: bool = False  # scale inputs to mean 0 and standard deviation 1 over the training rows of all clients

@@ -1,4 +1,4 @@
-"""The small digits that come with scikit-learn: a real data set that needs no file and no network."""
+"""The digits of scikit-learn: a small real data set that needs no download."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +11,10 @@ from fedme.datasets.dataset import Dataset
 
 @dataclass(frozen=True)
 class Digits:
-    """Handwritten digits of 8 x 8 grey pixels, 1,797 images, bundled with scikit-learn: for tests and first steps."""
+    """Handwritten digits: 1,797 greyscale images of 8 x 8 pixels, bundled with scikit-learn; for tests and first steps."""
 
     def load(self, root: Path) -> Dataset:
-        """Read the bundled images; nothing is read from `root`."""
+        """Read the bundled images; `root` is not used."""
         from sklearn.datasets import load_digits
 
         bundle = load_digits()

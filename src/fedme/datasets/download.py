@@ -1,7 +1,7 @@
-"""Fetching files from their publishers, once, with checksums; files that are already there are never touched.
+"""Download files from their publishers once and verify their checksums; existing files are never changed.
 
-Data lives below one folder: $FEDME_DATA, or the user's cache. Of an archive, only the members of a fixed list are read, as
-plain bytes of bounded size, into files whose names are on that list too: nothing in an archive can choose where it lands.
+All data is below one folder: $FEDME_DATA, or the user's cache directory. From an archive, only the members of a fixed list
+are extracted, with a size limit, to file names on that list: an archive cannot choose where its content is written.
 """
 
 import os
@@ -22,13 +22,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from fedme.datasets.data_errors import DataError
 
-TIMEOUT = (10, 60)  # seconds to connect, and without a byte
+TIMEOUT = (10, 60)  # seconds to connect, and between two bytes
 CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
 class File:
-    """A file that its publisher offers as it is."""
+    """A single file to download."""
 
     name: str
     url: str
@@ -37,29 +37,29 @@ class File:
 
 @dataclass(frozen=True)
 class Archive:
-    """A .tar.gz or .zip; `members` maps the paths inside it to the names of the files they become."""
+    """A .tar.gz or .zip archive; `members` maps paths inside the archive to file names on disk."""
 
     url: str
     md5: str
     members: Mapping[str, str]
-    largest: int  # bytes; no member is that large
+    largest: int  # upper bound on the size of a member, in bytes
 
 
 Remote = Sequence[File] | Archive
 
 
 def root() -> Path:
-    """The folder that holds all data sets: $FEDME_DATA, or the user's cache."""
-    chosen = os.environ.get("FEDME_DATA")
-    return Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("fedme")
+    """The folder of all data sets: $FEDME_DATA, or the user's cache directory."""
+    folder = os.environ.get("FEDME_DATA")
+    return Path(folder).expanduser() if folder else platformdirs.user_cache_path("fedme")
 
 
 def obtain(dataset: str, folder: Path, names: Sequence[str], remote: Remote) -> dict[str, Path]:
-    """Where these files are, after fetching those that are missing; NAME.gz may also be there unpacked, as NAME."""
-    found = _present(folder, names)
-    missing = [name for name in names if name not in found]
+    """The paths of these files, after downloading the missing ones; NAME.gz may also be present unpacked, as NAME."""
+    paths = _present(folder, names)
+    missing = [name for name in names if name not in paths]
     if not missing:
-        return found
+        return paths
     try:
         if isinstance(remote, Archive):
             _unpack(_fetch(remote.url, remote.md5, folder, remote.url.rsplit("/", 1)[-1]), remote, folder)
@@ -70,7 +70,7 @@ def obtain(dataset: str, folder: Path, names: Sequence[str], remote: Remote) -> 
     except DataError as error:
         raise DataError(
             f"{dataset}: missing from {folder}: {', '.join(missing)}. {error}. "
-            f"Put the files into that folder yourself, or set FEDME_DATA to the folder that holds {folder.name}/"
+            f"Copy the files to that folder, or set FEDME_DATA to the folder that contains {folder.name}/"
         ) from error
     return _present(folder, names)
 
@@ -81,17 +81,17 @@ def _present(folder: Path, names: Sequence[str]) -> dict[str, Path]:
 
 
 def _fetch(url: str, md5: str, folder: Path, name: str) -> Path:
-    pooch.get_logger().setLevel("WARNING")  # its notices repeat what the progress bar shows
+    pooch.get_logger().setLevel("WARNING")  # the progress bar already shows its messages
     try:
         with _progress(name) as bar:
             downloader = pooch.HTTPDownloader(progressbar=bar, chunk_size=CHUNK, timeout=TIMEOUT)
             return Path(pooch.retrieve(url, f"md5:{md5}", name, folder, downloader=downloader))
     except requests.RequestException as error:
-        raise DataError(f"Fetching {url} failed: {_reason(error)}") from error
+        raise DataError(f"Downloading {url} failed: {_reason(error)}") from error
     except OSError as error:
         raise DataError(f"{folder / name} cannot be written: {error}") from error
-    except ValueError as error:  # how pooch reports a checksum
-        raise DataError(f"What {url} delivers does not have the known checksum (md5 {md5})") from error
+    except ValueError as error:  # how pooch reports a wrong checksum
+        raise DataError(f"The content of {url} does not have the expected checksum (md5 {md5})") from error
 
 
 def _reason(error: requests.RequestException) -> str:
@@ -99,14 +99,14 @@ def _reason(error: requests.RequestException) -> str:
         error.response.close()  # pooch leaves the connection of a failed request open
         return f"the server answered {error.response.status_code} {error.response.reason}"
     if isinstance(error, requests.Timeout):
-        return "the server does not answer"
+        return "the server does not respond"
     if isinstance(error, requests.ConnectionError):
         return "no connection to the server"
     return type(error).__name__
 
 
 class _Bar:
-    """What pooch wants of a progress bar, drawn by rich."""
+    """The progress bar interface of pooch, implemented with rich."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress, self._task = progress, task
@@ -138,18 +138,18 @@ def _progress(name: str) -> Iterator[_Bar]:
 
 
 def _unpack(path: Path, archive: Archive, folder: Path) -> None:
-    """Write the listed members of an archive into `folder`, then remove the archive."""
-    lacking = set(archive.members)
+    """Extract the listed members of an archive to `folder`, then delete the archive."""
+    missing = set(archive.members)
     try:
         for member, size, stream in _members(path, archive.members):
             if size > archive.largest:
-                raise DataError(f"{path}: {member} claims {size} bytes, more than the {archive.largest} expected")
+                raise DataError(f"{path}: {member} has {size} bytes; expected at most {archive.largest}")
             _write(folder / archive.members[member], stream, archive.largest)
-            lacking.discard(member)
+            missing.discard(member)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
         raise DataError(f"{path}: cannot be unpacked ({error})") from error
-    if lacking:
-        raise DataError(f"{path}: does not hold {', '.join(sorted(lacking))}")
+    if missing:
+        raise DataError(f"{path}: does not contain {', '.join(sorted(missing))}")
     path.unlink()
 
 
@@ -169,7 +169,7 @@ def _members(path: Path, wanted: Mapping[str, str]) -> Iterator[tuple[str, int, 
 
 
 def _write(target: Path, stream: IO[bytes], largest: int) -> None:
-    """Write bounded content under another name first, so that a file that is there is a whole file."""
+    """Write at most `largest` bytes, to a temporary file first, so that an existing file is always complete."""
     unfinished = target.with_name(target.name + ".part")
     written = 0
     try:
@@ -177,7 +177,7 @@ def _write(target: Path, stream: IO[bytes], largest: int) -> None:
             while chunk := stream.read(CHUNK):
                 written += len(chunk)
                 if written > largest:
-                    raise DataError(f"{target.name}: holds more than the {largest} bytes expected")
+                    raise DataError(f"{target.name}: larger than {largest} bytes")
                 file.write(chunk)
         unfinished.replace(target)
     finally:

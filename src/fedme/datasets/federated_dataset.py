@@ -1,16 +1,16 @@
-"""From a data set to a federation: set rows aside for everybody, divide the rest, cut every client into its three parts.
+"""From a data set to a federation: draw unlabeled and public rows, partition the rest, split every client's rows in three.
 
-Rules of cutting. A client's n rows become int((1 - share) n) and the rest; a client with two rows gets one and one, and the
-only row of a client with one is both its training and its validation part. Cuts are random, except where an owner's rows are
-overlapping windows in time order (`Dataset.overlap`): there both the validation and the test part are the later ones, and
-the rows before them that share text with them are left out, though never more than half of the rows kept for training.
+A split by a fraction f turns n rows into int((1 - f) n) rows and the rest; two rows become one and one, and a single row is
+both the training set and the validation set. Splits are random, unless the rows of an owner are overlapping windows in time
+order (`Dataset.overlap`): then validation and test sets are the later rows, and the rows before them that overlap with them
+are dropped, but never more than half of the training rows.
 
-Deviations: FedMe's notebooks cut the validation part of Shakespeare at random; its windows then also occur, one character
-away, in the training part, and the choice between models would reward memory.
+Deviations: FedMe's notebooks split the validation set of Shakespeare off at random; its windows then also occur, shifted by
+one character, in the training set, and the choice between models would reward memorisation.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,58 +19,63 @@ from torch import Tensor
 
 from fedme.core.data import Arrays, ClientData, ClientId, Split
 from fedme.core.key import Key
-from fedme.datasets.data_errors import DataError
-from fedme.datasets.dataset import Dataset, Kept
-from fedme.datasets.partitioners import Natural, Partition, Partitioner, Parts, Pool, Shares
-from fedme.datasets.preprocessing import Preparation, Scale, standardised
-from fedme.datasets.targets import in_ranges
+from fedme.core.settings import setting
+from fedme.datasets.data_errors import DataError, require
+from fedme.datasets.dataset import ClientRows, Dataset, GivenSplits
+from fedme.datasets.partition_result import Partition, Parts
+from fedme.datasets.partitioners import Natural, Partitioner, Pool
+from fedme.datasets.preprocessing import Preparation, Scale, standard_scaling
+from fedme.datasets.targets import binned_targets
 
-TEST_SHARE = 0.25  # where the publisher has no test part
+TEST_FRACTION = 0.25  # for data sets without a published test set
 Groups = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class DataOptions:
-    """What is set aside, and how a client's samples are cut."""
+    """Unlabeled and public samples, and the splits of a client."""
 
-    unlabeled: int = 0  # samples that every client knows without labels
-    public: int = 0  # samples that every client knows with labels
-    val: float = 0.2  # share of a client's training samples
-    test: float | None = None  # None: the publisher's test part, if there is one; a share: pool both parts and cut clients
-    limit: int | None = None  # use only so many training samples in all; in a natural partition, so many of every client
-    groups: Mapping[ClientId, Groups] = field(default_factory=dict)  # a client's own label space: groups of classes
+    unlabeled: int = setting(
+        0, "number of unlabeled samples of the server, drawn from the training set and excluded from clients"
+    )
+    public: int = setting(0, "number of labelled samples shared by all clients, drawn from the training set")
+    val: float = setting(0.2, "fraction of a client's training samples used for validation")
+    test: float | None = setting(
+        None, "default: the published test set, or 0.25; a fraction: split all samples of every client"
+    )
+    limit: int | None = setting(
+        None, "maximum number of training samples in total; in a natural partition: of samples per client"
+    )
+    groups: Mapping[ClientId, Groups] = setting(help="label space of single clients: lists of classes", default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.unlabeled < 0 or self.public < 0:
-            raise DataError(f"unlabeled = {self.unlabeled}, public = {self.public}; they cannot be negative")
-        if not 0 <= self.val < 1:
-            raise DataError(f"val = {self.val}; it must be at least 0 and less than 1")
-        if self.test is not None and not 0 < self.test < 1:
-            raise DataError(f"test = {self.test}; it must lie between 0 and 1, or be left out for the publisher's test part")
-        if self.limit is not None and self.limit < 1:
-            raise DataError(f"limit = {self.limit}; at least one sample is needed")
+        require(self.unlabeled >= 0, "unlabeled", f"must be >= 0, got {self.unlabeled}")
+        require(self.public >= 0, "public", f"must be >= 0, got {self.public}")
+        require(0 <= self.val < 1, "val", f"must be >= 0 and < 1, got {self.val}")
+        require(self.test is None or 0 < self.test < 1, "test", f"must be > 0 and < 1, got {self.test}")
+        require(self.limit is None or self.limit >= 1, "limit", f"must be >= 1, got {self.limit}")
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """A data set in the hands of clients."""
+    """A data set divided among clients."""
 
     dataset: Dataset
     partition: Partition
     clients: Mapping[ClientId, ClientData]
     unlabeled: Split | None
     public: Split | None
-    classes: Mapping[ClientId, int]  # size of each client's label space
-    notes: tuple[str, ...] = ()  # what a reader of the results should know about the division
+    classes: Mapping[ClientId, int]  # size of the label space of every client
+    notes: tuple[str, ...] = ()  # remarks on the partition for readers of the results
 
     def table(self, first: int | None = None) -> Table:
         """Sizes and labels of the clients, for a terminal."""
-        names, labels = self._counted()
+        names, labels = self._classes_and_labels()
         return self.partition.table(labels, names, first)
 
-    def division(self) -> dict[str, Any]:
-        """Who has how many samples of what, as plain data."""
-        classes, labels = self._counted()
+    def label_counts(self) -> dict[str, Any]:
+        """The number of samples per client, split and label, as plain data."""
+        classes, labels = self._classes_and_labels()
         counts = self.partition.counts(labels, len(classes)).tolist()
         clients = {}
         for (client, data), row in zip(self.clients.items(), counts, strict=True):
@@ -78,63 +83,66 @@ class Federation:
             clients[client] = sizes | {"labels": dict(zip(classes, row, strict=True))}
         return {"digest": self.partition.digest(), "clients": clients, "notes": list(self.notes)}
 
-    def _counted(self) -> tuple[tuple[str, ...], Tensor]:
-        """What is counted: classes, labels, or ranges of numbers in their own unit."""
+    def _classes_and_labels(self) -> tuple[tuple[str, ...], Tensor]:
+        """Names and labels of all rows; regression targets are binned, in their original unit."""
         source, schema = self.dataset.source, self.dataset.schema
         if schema.task_type != "regression":
             return schema.classes, source.labels
-        numbers = Preparation.read(schema.preprocessing).original(source.labels)
-        return in_ranges(numbers, schema.classes, torch.cat([parts.all() for parts in self.partition.clients.values()]))
+        values = Preparation.read(schema.preprocessing).unscale_targets(source.labels)
+        return binned_targets(values, schema.classes, torch.cat([parts.all() for parts in self.partition.clients.values()]))
 
 
 def federate(dataset: Dataset, partition: Partitioner, options: DataOptions, key: Key) -> Federation:
     """Divide a data set among clients; the same key gives the same federation.
 
     `unlabeled` and `public` rows are drawn first, from the training rows, and belong to no client. In a natural partition
-    they are drawn from the owners who are not clients; what these lack is taken from the clients' training rows, and a note
-    says so. `limit` counts the clients' training rows (with `test` given: all rows), the publisher's test part shrinks in
-    proportion; in a natural partition every client with more rows than `limit` keeps so many, of each part in proportion.
+    they are drawn from owners who are not clients; if these have too few, the rest is taken from the training rows of the
+    clients, and a note says so. `limit` counts the training rows of all clients (with `test` set: all rows), and the
+    published test set shrinks in proportion; in a natural partition `limit` applies to every client and all its splits.
     """
-    _check_aside(dataset, options)
+    for name, given, count in (("unlabeled", dataset.unlabeled, options.unlabeled), ("public", dataset.public, options.public)):
+        if given is not None and count:
+            raise DataError(f"data.{name} = {count}, but the data set has its own {name} samples; remove one of the two")
     if options.groups and dataset.schema.task_type != "classification":
-        raise DataError(f"groups are of classes, and this is {dataset.schema.task_type}; leave data.groups out")
+        raise DataError(f"data.groups is for classification, but the task is {dataset.schema.task_type}; remove data.groups")
     pool = _pool(dataset, options.test is not None)
     natural = isinstance(partition, Natural)
     notes: tuple[str, ...] = ()
     if natural:
-        shares = partition(pool, key.at("partition"))
-        unlabeled, public, shares, notes = _set_aside_from_owners(pool, shares, partition.min_samples, options, key)
+        client_rows = partition(pool, key.at("partition"))
+        unlabeled, public, client_rows, notes = _draw_from_owners(pool, client_rows, partition.min_samples, options, key)
         unlabeled = unlabeled if dataset.unlabeled is None else dataset.unlabeled
         public = public if dataset.public is None else dataset.public
     else:
         unlabeled, rest = _draw("unlabeled", pool.train, options.unlabeled, key)
         public, rest = _draw("public", rest, options.public, key)
-        shares = partition(_limited(Pool(pool.labels, rest, pool.test), options.limit, key), key.at("partition"))
-    _check_groups(options.groups, shares, len(dataset.schema.classes))
+        client_rows = partition(_limited(Pool(pool.labels, rest, pool.test), options.limit, key), key.at("partition"))
+    _check_groups(options.groups, client_rows, len(dataset.schema.classes))
 
     gap = dataset.overlap if natural else 0
-    test_share = (options.test or TEST_SHARE) if not len(pool.test) else None
-    parts, data, classes = {}, {}, {}
-    common = Split(dataset.source, public) if len(public) else None
-    for client, rows in shares.items():
+    test_fraction = (options.test or TEST_FRACTION) if not len(pool.test) else None
+    all_parts, data, classes = {}, {}, {}
+    public_split = Split(dataset.source, public) if len(public) else None
+    for client, rows in client_rows.items():
         groups = options.groups.get(client)
-        kept = dataset.kept.get(client, Kept())
+        given_splits = dataset.given_splits.get(client, GivenSplits())
         if groups is not None:
-            rows = _keep_classes(client, pool.labels, rows, groups)
-            kept = Kept(*(part if part is None else _of_groups(pool.labels, part, groups) for part in (kept.val, kept.test)))
-        mine = parts_of(client, rows, test_share, options.val, gap, key.at("client", client), kept)
+            rows = _client_rows_in_groups(client, pool.labels, rows, groups)
+            pair = (given_splits.val, given_splits.test)
+            given_splits = GivenSplits(*(part if part is None else _in_groups(pool.labels, part, groups) for part in pair))
+        parts = split_client(client, rows, test_fraction, options.val, gap, key.at("client", client), given_splits)
         if natural and options.limit is not None:
-            mine = _thinned(mine, options.limit, key.at("client", client, "limit"))
-        parts[client] = mine
-        train, val, test = (_split(dataset, part, groups) for part in (mine.train, mine.val, mine.test))
-        data[client] = ClientData(client, train, val, test, public=common)
+            parts = _subsampled(parts, options.limit, key.at("client", client, "limit"))
+        all_parts[client] = parts
+        train, val, test = (_split(dataset, part, groups) for part in (parts.train, parts.val, parts.test))
+        data[client] = ClientData(client, train, val, test, public=public_split)
         classes[client] = len(dataset.schema.classes) if groups is None else len(groups)
     federation = Federation(
         dataset=dataset,
-        partition=Partition(parts, unlabeled, public),
+        partition=Partition(all_parts, unlabeled, public),
         clients=data,
         unlabeled=Split(dataset.source, unlabeled) if len(unlabeled) else None,
-        public=common,
+        public=public_split,
         classes=classes,
         notes=notes,
     )
@@ -142,42 +150,36 @@ def federate(dataset: Dataset, partition: Partitioner, options: DataOptions, key
 
 
 def _standardised(federation: Federation) -> Federation:
-    """The same federation with inputs, and numbers to predict, scaled by the training rows of all clients."""
+    """Scale the inputs, and regression targets, by mean and standard deviation over the training rows of all clients."""
     dataset = federation.dataset
     source, schema = dataset.source, dataset.schema
     assert isinstance(source, Arrays)
     rows = torch.cat([parts.train for parts in federation.partition.clients.values()])
     preparation = Preparation.read(schema.preprocessing)
     if dataset.standardise:
-        scaling = standardised(source.x[rows])
-        source, preparation = replace(source, scaling=scaling), preparation.scaled(scaling)
+        scaling = standard_scaling(source.x[rows])
+        source, preparation = replace(source, scaling=scaling), preparation.with_scaling(scaling)
     if schema.task_type == "regression":
-        preparation = replace(preparation, targets=Scale.of(standardised(source.labels[rows])))
+        preparation = replace(preparation, targets=Scale.of(standard_scaling(source.labels[rows])))
         assert preparation.targets is not None
-        source = replace(source, labels=preparation.standard(source.labels))
+        source = replace(source, labels=preparation.scale_targets(source.labels))
         schema = replace(schema, unit=preparation.targets.std)
     schema = replace(schema, preprocessing=preparation.plain())
 
-    def moved(split: Split | None) -> Any:
+    def scaled(split: Split | None) -> Any:
         return None if split is None else replace(split, source=source)
 
     clients = {
-        client: ClientData(client, moved(data.train), moved(data.val), moved(data.test), moved(data.public))
+        client: ClientData(client, scaled(data.train), scaled(data.val), scaled(data.test), scaled(data.public))
         for client, data in federation.clients.items()
     }
-    unlabeled, public = moved(federation.unlabeled), moved(federation.public)
+    unlabeled, public = scaled(federation.unlabeled), scaled(federation.public)
     dataset = replace(dataset, source=source, schema=schema)
     return replace(federation, dataset=dataset, clients=clients, unlabeled=unlabeled, public=public)
 
 
-def _check_aside(dataset: Dataset, options: DataOptions) -> None:
-    for name, rows, count in (("unlabeled", dataset.unlabeled, options.unlabeled), ("public", dataset.public, options.public)):
-        if rows is not None and count:
-            raise DataError(f"{name} = {count}, but there are {name} samples of their own; leave one of the two out")
-
-
-def _pool(dataset: Dataset, together: bool) -> Pool:
-    if not together:
+def _pool(dataset: Dataset, merge_test: bool) -> Pool:
+    if not merge_test:
         return Pool(dataset.source.labels, dataset.train, dataset.test, dataset.owners)
     none = dataset.test[:0]
     owners = dataset.owners and {owner: (torch.cat(rows), none) for owner, rows in dataset.owners.items()}
@@ -185,9 +187,9 @@ def _pool(dataset: Dataset, together: bool) -> Pool:
 
 
 def _draw(name: str, rows: Tensor, count: int, key: Key) -> tuple[Tensor, Tensor]:
-    """`count` of the rows, and the others."""
+    """`count` random rows, and the others."""
     if count > len(rows):
-        raise DataError(f"{name} = {count}, but only {len(rows)} samples can be set aside; lower {name}")
+        raise DataError(f"data.{name} must be at most {len(rows)}, the number of available samples, got {count}")
     order = torch.randperm(len(rows), generator=key.at(name).torch())
     return rows[order[:count].sort().values], rows[order[count:].sort().values]
 
@@ -195,115 +197,118 @@ def _draw(name: str, rows: Tensor, count: int, key: Key) -> tuple[Tensor, Tensor
 def _limited(pool: Pool, limit: int | None, key: Key) -> Pool:
     if limit is None or limit >= len(pool.train):
         return pool
-    tested = max(1, round(len(pool.test) * limit / len(pool.train))) if len(pool.test) else 0
+    test_limit = max(1, round(len(pool.test) * limit / len(pool.train))) if len(pool.test) else 0
     train, _ = _draw("limit", pool.train, limit, key.at("train"))
-    test, _ = _draw("limit", pool.test, tested, key.at("test"))
+    test, _ = _draw("limit", pool.test, test_limit, key.at("test"))
     return Pool(pool.labels, train, test)
 
 
-def _set_aside_from_owners(
-    pool: Pool, shares: Shares, min_samples: int, options: DataOptions, key: Key
-) -> tuple[Tensor, Tensor, Shares, tuple[str, ...]]:
-    wanted = options.unlabeled + options.public
-    outside = [rows for owner, (rows, _) in (pool.owners or {}).items() if owner not in shares]
+def _draw_from_owners(
+    pool: Pool, client_rows: ClientRows, min_samples: int, options: DataOptions, key: Key
+) -> tuple[Tensor, Tensor, ClientRows, tuple[str, ...]]:
+    """Draw unlabeled and public rows from owners who are not clients, and then from the clients."""
+    count = options.unlabeled + options.public
+    outside = [rows for owner, (rows, _) in (pool.owners or {}).items() if owner not in client_rows]
     spare = torch.cat(outside) if outside else pool.train[:0]
     notes: tuple[str, ...] = ()
-    if wanted > (others := len(spare)):
+    if count > (others := len(spare)):
         keep = max(min_samples, 2)
-        for client, (rows, _) in shares.items():
+        for client, (rows, _) in client_rows.items():
             order = torch.randperm(len(rows), generator=key.at("spare", client).torch())
             spare = torch.cat((spare, rows[order[keep:]]))
-        if wanted > len(spare):
+        if count > len(spare):
             raise DataError(
-                f"unlabeled + public = {wanted}, but only {len(spare)} samples can be set aside without leaving a client "
-                f"fewer than {keep}; lower unlabeled or public"
+                f"data.unlabeled + data.public must be at most {len(spare)}, so that every client keeps {keep} samples, "
+                f"got {count}"
             )
-        lacking, _ = _draw("unlabeled", spare[others:], wanted - others, key.at("clients"))
-        spare = torch.cat((spare[:others], lacking))
+        from_clients, _ = _draw("unlabeled", spare[others:], count - others, key.at("clients"))
+        spare = torch.cat((spare[:others], from_clients))
         taken = torch.zeros(len(pool.labels), dtype=torch.bool)
-        taken[lacking] = True
-        shares = {client: (rows[~taken[rows]], test) for client, (rows, test) in shares.items()}
+        taken[from_clients] = True
+        client_rows = {client: (rows[~taken[rows]], test) for client, (rows, test) in client_rows.items()}
         notes = (
-            f"{len(lacking)} of the {wanted} unlabeled and public samples were taken from the clients' training samples: "
-            f"the owners outside the federation have {others}",
+            f"{len(from_clients)} of the {count} unlabeled and public samples were taken from the training samples of the "
+            f"clients: the owners outside the federation have only {others}",
         )
     unlabeled, rest = _draw("unlabeled", spare, options.unlabeled, key)
     public, _ = _draw("public", rest, options.public, key)
-    return unlabeled, public, shares, notes
+    return unlabeled, public, client_rows, notes
 
 
-def _check_groups(groups: Mapping[ClientId, Groups], shares: Shares, classes: int) -> None:
+def _check_groups(groups: Mapping[ClientId, Groups], clients: Collection[ClientId], classes: int) -> None:
     for client, label_space in groups.items():
-        if client not in shares:
-            raise DataError(f"groups: there is no client {client!r}; the clients are {', '.join(list(shares)[:5])}, ...")
         members = [c for group in label_space for c in group]
+        if client not in clients:
+            raise DataError(f"data.groups: unknown client {client!r}; the clients are {', '.join(list(clients)[:5])}, ...")
         if not label_space or not all(label_space):
-            raise DataError(f"groups: client {client} has no groups, or a group without classes")
+            raise DataError(f"data.groups: client {client} needs at least one group, and every group at least one class")
         if len(set(members)) != len(members) or not all(0 <= c < classes for c in members):
-            raise DataError(f"groups: client {client} names a class twice, or one outside 0..{classes - 1}")
+            raise DataError(f"data.groups: classes of client {client} must be distinct and between 0 and {classes - 1}")
 
 
-def _of_groups(labels: Tensor, rows: Tensor, groups: Groups) -> Tensor:
+def _in_groups(labels: Tensor, rows: Tensor, groups: Groups) -> Tensor:
     """The rows whose class is in one of the groups."""
     return rows[torch.isin(labels[rows], torch.tensor([c for group in groups for c in group]))]
 
 
-def _keep_classes(client: ClientId, labels: Tensor, rows: tuple[Tensor, Tensor], groups: Groups) -> tuple[Tensor, Tensor]:
-    train, test = (_of_groups(labels, part, groups) for part in rows)
+def _client_rows_in_groups(
+    client: ClientId, labels: Tensor, rows: tuple[Tensor, Tensor], groups: Groups
+) -> tuple[Tensor, Tensor]:
+    train, test = (_in_groups(labels, part, groups) for part in rows)
     if not len(train) or (len(rows[1]) and not len(test)):
-        raise DataError(f"groups: client {client} has no samples of these classes, or none to test on; choose other classes")
+        raise DataError(f"data.groups: client {client} has no training or no test samples of these classes; choose others")
     return train, test
 
 
-def parts_of(
+def split_client(
     client: ClientId,
     rows: tuple[Tensor, Tensor],
-    test_share: float | None,
-    val: float,
+    test_fraction: float | None,
+    val_fraction: float,
     gap: int,
     key: Key,
-    kept: Kept = Kept(),
+    given: GivenSplits = GivenSplits(),
 ) -> Parts:
-    """A client's training and test rows as its three parts; without a test part one is cut by `test_share`."""
+    """Split the training and test rows of a client in three; `test_fraction` is None if there are test rows."""
     train, test = rows
-    if kept.test is not None:
-        test = kept.test
-    elif test_share is not None:
+    if given.test is not None:
+        test = given.test
+    elif test_fraction is not None:
         if len(train) < 2:
-            raise DataError(f"client {client} has {len(train)} sample, too few to train and to test; raise min_samples to 2")
-        train, test = _cut(train, test_share, gap, key.at("test"))
-    if kept.val is not None or val == 0:
-        return Parts(train, kept.val if kept.val is not None else train[:0], test)
+            raise DataError(f"client {client} has {len(train)} sample, but training and test need 2; raise min_samples to 2")
+        train, test = _cut(train, test_fraction, gap, key.at("test"))
+    if given.val is not None or val_fraction == 0:
+        return Parts(train, given.val if given.val is not None else train[:0], test)
     if len(train) == 1:
         return Parts(train, train, test)
-    train, validation = _cut(train, val, gap, key.at("val"))
-    return Parts(train, validation, test)
+    train, val = _cut(train, val_fraction, gap, key.at("val"))
+    return Parts(train, val, test)
 
 
-def _cut(rows: Tensor, share: float, gap: int, key: Key) -> tuple[Tensor, Tensor]:
-    # The small number undoes binary fractions: 10 rows and a share of 0.9 leave 1, not 0.
-    kept = max(1, int((1 - share) * len(rows) + 1e-9))
+def _cut(rows: Tensor, fraction: float, gap: int, key: Key) -> tuple[Tensor, Tensor]:
+    # 1e-9 compensates rounding errors: 10 rows and a fraction of 0.9 leave 1 row, not 0.
+    size = max(1, int((1 - fraction) * len(rows) + 1e-9))
     if gap:
-        return rows[: kept - min(gap, kept // 2)], rows[kept:]
+        return rows[: size - min(gap, size // 2)], rows[size:]
     order = torch.randperm(len(rows), generator=key.torch())
-    return rows[order[:kept].sort().values], rows[order[kept:].sort().values]
+    return rows[order[:size].sort().values], rows[order[size:].sort().values]
 
 
-def _thinned(parts: Parts, limit: int, key: Key) -> Parts:
+def _subsampled(parts: Parts, limit: int, key: Key) -> Parts:
     total = len(parts.train) + len(parts.val) + len(parts.test)
     if total <= limit:
         return parts
-    kept = {}
+    subsampled = {}
     for name, rows in (("train", parts.train), ("val", parts.val), ("test", parts.test)):
         count = max(1, round(len(rows) * limit / total)) if len(rows) else 0
-        kept[name], _ = _draw("limit", rows, count, key.at(name))
-    return Parts(**kept)
+        subsampled[name], _ = _draw("limit", rows, count, key.at(name))
+    return Parts(**subsampled)
 
 
 def _split(dataset: Dataset, rows: Tensor, groups: Groups | None) -> Split:
     if groups is None:
         return Split(dataset.source, rows)
-    number = torch.full((len(dataset.schema.classes),), -1)
+    group_of_class = torch.full((len(dataset.schema.classes),), -1)
     for position, group in enumerate(groups):
-        number[list(group)] = position
-    return Split(dataset.source, rows, number[dataset.source.labels[rows]])
+        group_of_class[list(group)] = position
+    return Split(dataset.source, rows, group_of_class[dataset.source.labels[rows]])

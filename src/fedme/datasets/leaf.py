@@ -1,21 +1,28 @@
-"""The JSON files of LEAF: a list of users, how many samples each has, and the samples of each.
+"""The JSON files of LEAF: a list of users, the number of samples per user, and the samples of every user.
 
-Files may have any name and there may be any number of them; they are looked for where LEAF's scripts leave them. Users who
-are in `user_data` but not in `users` are passed over: LEAF leaves such entries behind for users it has dropped.
+Files are searched where LEAF's scripts write them; their names do not matter. Entries of `user_data` whose user is not in
+`users` are ignored: LEAF leaves such entries behind for users it has dropped.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from fedme.core.data import ClientId
 from fedme.datasets.data_errors import DataError
+from fedme.datasets.dataset import ClientRows
+
+AGAIN = "create the file again with LEAF's scripts"
 
 
 @dataclass(frozen=True)
 class User:
-    """One user's entry, with the place to name when something is wrong with it."""
+    """The entry of one user; `where` names file and user in error messages."""
 
     name: str
     declared: int
@@ -23,45 +30,59 @@ class User:
     where: str
 
     def column(self, key: str) -> list[Any]:
-        """A list that must be there and must have as many entries as the file declares."""
+        """A required list with as many entries as the file declares."""
         values = self.data.get(key)
         if not isinstance(values, list):
-            raise DataError(f"{self.where}: has no list '{key}'; make the file again with LEAF's scripts")
+            raise DataError(f"{self.where}: the list '{key}' is missing; {AGAIN}")
         if len(values) != self.declared:
             raise DataError(
-                f"{self.where}: '{key}' has {len(values)} entries but num_samples says {self.declared}; "
-                "the file is damaged or was edited, make it again with LEAF's scripts"
+                f"{self.where}: '{key}' must have num_samples = {self.declared} entries, got {len(values)}; {AGAIN}"
             )
         return values
 
 
 def find_files(name: str, folder: Path, recipe: str) -> tuple[list[Path], list[Path]]:
-    """The JSON files for training and for testing (none, if the data is not divided yet)."""
+    """The JSON files of the training set and of the test set; the latter is empty if the data is not split yet."""
     for base in (folder, folder / "data"):
         train, test = sorted((base / "train").glob("*.json")), sorted((base / "test").glob("*.json"))
         if train and test:
             return train, test
         if train or test:
-            there, lacking = ("train", "test") if train else ("test", "train")
-            raise DataError(f"{name}: {base / there} has JSON files but {base / lacking} has none; both are needed")
+            present, missing = ("train", "test") if train else ("test", "train")
+            raise DataError(f"{name}: {base / present} has JSON files but {base / missing} has none; both are needed")
     for base in (folder / "data" / "all_data", folder / "all_data", folder):
-        if undivided := sorted(base.glob("*.json")):
-            return undivided, []
+        if unsplit := sorted(base.glob("*.json")):
+            return unsplit, []
     raise DataError(
         f"{name}: no JSON files in {folder}/train and {folder}/test, nor in {folder}. This data set has no direct download: "
-        f"{recipe}, and copy what it leaves in data/train and data/test to these folders "
-        f"(or set FEDME_DATA to the folder that holds {folder.name}/)"
+        f"{recipe}, and copy the files of data/train and data/test to these folders "
+        f"(or set FEDME_DATA to the folder that contains {folder.name}/)"
     )
+
+
+def read_rows(files: tuple[list[Path], list[Path]], add: Callable[[User], int]) -> tuple[Tensor, Tensor, ClientRows]:
+    """Pass all users to `add`, which returns their number of samples; the training rows, the test rows and their owners."""
+    rows: tuple[dict[ClientId, Tensor], dict[ClientId, Tensor]] = ({}, {})
+    ends = [0]
+    for part, rows_of in zip(files, rows, strict=True):
+        count = ends[-1]
+        for user in read_users(part):
+            rows_of[user.name] = torch.arange(count, count := count + add(user))
+        ends.append(count)
+    train, test = rows
+    everything, none = torch.arange(ends[-1]), torch.empty(0, dtype=torch.int64)
+    owners = {name: (train.get(name, none), test.get(name, none)) for name in {**train, **test}}
+    return everything[: ends[1]], everything[ends[1] :], owners
 
 
 def read_users(files: list[Path]) -> Iterator[User]:
     """The users of all files, in order."""
-    seen: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for path in files:
         for user in _read(path):
-            if user.name in seen:
-                raise DataError(f"{user.where}: is also in {seen[user.name]}; a user must be in one file only")
-            seen[user.name] = path
+            if user.name in paths:
+                raise DataError(f"{user.where}: also in {paths[user.name]}; a user must be in one file only")
+            paths[user.name] = path
             yield user
 
 
@@ -69,22 +90,22 @@ def _read(path: Path) -> Iterator[User]:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: is not readable JSON ({error}); make it again with LEAF's scripts") from error
+        raise DataError(f"{path}: not valid JSON ({error}); {AGAIN}") from error
     if not isinstance(content, dict):
-        raise DataError(f"{path}: is not a JSON object with users, num_samples and user_data")
-    kinds: tuple[tuple[str, type], ...] = (("users", list), ("num_samples", list), ("user_data", dict))
-    for key, kind in kinds:
-        if not isinstance(content.get(key), kind):
-            raise DataError(f"{path}: '{key}' is missing or not a {kind.__name__}; is this a file of LEAF?")
+        raise DataError(f"{path}: not a JSON object with users, num_samples and user_data; {AGAIN}")
+    required: tuple[tuple[str, type], ...] = (("users", list), ("num_samples", list), ("user_data", dict))
+    for key, type_ in required:
+        if not isinstance(content.get(key), type_):
+            raise DataError(f"{path}: '{key}' is missing or not a {type_.__name__}; {AGAIN}")
     users, sizes = content["users"], content["num_samples"]
     if len(users) != len(sizes):
-        raise DataError(f"{path}: has {len(users)} users but {len(sizes)} entries in num_samples")
+        raise DataError(f"{path}: {len(users)} users, but {len(sizes)} entries in num_samples; {AGAIN}")
     for name, size in zip(users, sizes, strict=True):
         where = f"{path}, user {name!r}"
         if not isinstance(name, str) or not name:
-            raise DataError(f"{where}: a user's name must be a text that is not empty")
+            raise DataError(f"{where}: the name of a user must be a non-empty string")
         if type(size) is not int or size < 0:
-            raise DataError(f"{where}: num_samples is {size!r}, not a count")
+            raise DataError(f"{where}: num_samples must be an integer >= 0, got {size!r}")
         if not isinstance(entry := content["user_data"].get(name), dict):
-            raise DataError(f"{where}: has no entry in user_data")
+            raise DataError(f"{where}: no entry in user_data")
         yield User(name, size, entry, where)

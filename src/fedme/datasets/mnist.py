@@ -1,8 +1,9 @@
-"""MNIST and its family: grey images of 28 x 28 in IDX files, kept as bytes and scaled when a batch is gathered.
+"""MNIST, Fashion-MNIST and EMNIST: greyscale images of 28 x 28 pixels in IDX files.
 
-``scaling``: "unit" divides by 255; "standard" also subtracts the mean and divides by the standard deviation of all pixels;
-"per-pixel" is pFedMe's: ``(x - mean) / (std + 0.001)`` for every pixel over all images, training and test, on the 0..255
-scale. ``pad`` repeats the border pixels outwards (2 gives the 32 x 32 that FML uses).
+Images are stored as uint8 and scaled when a batch is gathered. ``scaling``: "unit" divides by 255; "standard" also subtracts
+the mean and divides by the standard deviation of all pixels; "per-pixel", as in pFedMe, is ``(x - mean) / (std + 0.001)``
+for every pixel over all training and test images, on the scale from 0 to 255. ``pad`` repeats the border pixels outwards
+(2 gives the 32 x 32 pixels of FML).
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fedme.core.data import Arrays, Scaling, Schema
-from fedme.datasets.data_errors import DataError, check_choice
+from fedme.core.settings import setting
+from fedme.datasets.data_errors import DataError, require, require_choice
 from fedme.datasets.dataset import Dataset
 from fedme.datasets.download import Archive, File, Remote, obtain
 from fedme.datasets.idx import read_idx
@@ -29,11 +31,11 @@ FILES = (
     "t10k-labels-idx1-ubyte.gz",
 )
 DIGITS, CAPITALS = "0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-DISTINCT_SMALL = "abdefghnqrt"  # small letters that EMNIST does not merge with their capitals
+DISTINCT_LOWERCASE = "abdefghnqrt"  # lowercase letters that EMNIST does not merge with their capitals
 EMNIST_CLASSES: dict[str, str] = {
-    "balanced": DIGITS + CAPITALS + DISTINCT_SMALL,
+    "balanced": DIGITS + CAPITALS + DISTINCT_LOWERCASE,
     "byclass": DIGITS + CAPITALS + CAPITALS.lower(),
-    "bymerge": DIGITS + CAPITALS + DISTINCT_SMALL,
+    "bymerge": DIGITS + CAPITALS + DISTINCT_LOWERCASE,
     "letters": CAPITALS,
     "digits": DIGITS,
 }
@@ -83,32 +85,36 @@ EMNIST_REMOTE = Archive(
 
 @dataclass(frozen=True)
 class Mnist:
-    """Handwritten digits: 60,000 + 10,000 grey images of 28 x 28, 10 classes."""
+    """Handwritten digits: 60,000 + 10,000 greyscale images of 28 x 28 pixels, 10 classes."""
 
-    scaling: GreyScaling = "unit"  # unit: 0 to 1; standard: by mean and deviation; per-pixel: of every pixel
-    pad: int = 0  # pixels added at every edge
+    scaling: GreyScaling = setting(
+        "unit", "unit: 0 to 1; standard: mean 0 and standard deviation 1; per-pixel: the same per pixel"
+    )
+    pad: int = setting(0, "pixels added at every edge")
 
     def __post_init__(self) -> None:
-        _check("mnist", self.scaling, self.pad)
+        _check_options(self.scaling, self.pad)
 
     def load(self, root: Path) -> Dataset:
-        """Read `root`/mnist, fetching what is missing."""
+        """Read `root`/mnist, after downloading missing files."""
         images, labels, train = _read("mnist", root / "mnist", FILES, MNIST_REMOTE, classes=10)
         return _dataset("mnist", images, labels, train, tuple(DIGITS), self.scaling, self.pad, (0.1307, 0.3081))
 
 
 @dataclass(frozen=True)
 class FashionMnist:
-    """Clothes: 60,000 + 10,000 grey images of 28 x 28, 10 classes; harder than MNIST, same format."""
+    """Clothes: 60,000 + 10,000 greyscale images of 28 x 28 pixels, 10 classes; harder than MNIST, same format."""
 
-    scaling: GreyScaling = "unit"  # unit: 0 to 1; standard: by mean and deviation; per-pixel: of every pixel
-    pad: int = 0  # pixels added at every edge
+    scaling: GreyScaling = setting(
+        "unit", "unit: 0 to 1; standard: mean 0 and standard deviation 1; per-pixel: the same per pixel"
+    )
+    pad: int = setting(0, "pixels added at every edge")
 
     def __post_init__(self) -> None:
-        _check("fashion-mnist", self.scaling, self.pad)
+        _check_options(self.scaling, self.pad)
 
     def load(self, root: Path) -> Dataset:
-        """Read `root`/fashion-mnist, fetching what is missing."""
+        """Read `root`/fashion-mnist, after downloading missing files."""
         images, labels, train = _read("fashion-mnist", root / "fashion-mnist", FILES, FASHION_REMOTE, classes=10)
         standard = (0.2860, 0.3530)
         return _dataset("fashion-mnist", images, labels, train, FASHION_CLASSES, self.scaling, self.pad, standard)
@@ -116,18 +122,20 @@ class FashionMnist:
 
 @dataclass(frozen=True)
 class Emnist:
-    """Handwritten characters: up to 814,255 grey images of 28 x 28 in 10 to 62 classes, by the split chosen."""
+    """Handwritten characters: up to 814,255 greyscale images of 28 x 28 pixels; 10 to 62 classes, depending on the split."""
 
-    split: EmnistSplit = "balanced"  # or byclass, bymerge, letters, digits
-    scaling: GreyScaling = "unit"  # unit: 0 to 1; standard: by mean and deviation; per-pixel: of every pixel
-    pad: int = 0  # pixels added at every edge
+    split: EmnistSplit = setting("balanced", "balanced, byclass, bymerge, letters or digits")
+    scaling: GreyScaling = setting(
+        "unit", "unit: 0 to 1; standard: mean 0 and standard deviation 1; per-pixel: the same per pixel"
+    )
+    pad: int = setting(0, "pixels added at every edge")
 
     def __post_init__(self) -> None:
-        check_choice("emnist", "split", self.split, get_args(EmnistSplit))
-        _check("emnist", self.scaling, self.pad)
+        require_choice("split", self.split, get_args(EmnistSplit))
+        _check_options(self.scaling, self.pad)
 
     def load(self, root: Path) -> Dataset:
-        """Read `root`/emnist, fetching what is missing."""
+        """Read `root`/emnist, after downloading missing files."""
         classes = tuple(EMNIST_CLASSES[self.split])
         images, labels, train = _read(
             f"emnist ({self.split})",
@@ -137,32 +145,29 @@ class Emnist:
             classes=len(classes),
             first_label=1 if self.split == "letters" else 0,
         )
-        upright = images.transpose(1, 2).contiguous()  # the publisher stores columns first
+        upright = images.transpose(1, 2).contiguous()  # the files store columns first
         return _dataset("emnist", upright, labels, train, classes, self.scaling, self.pad, standard=None)
 
 
-def _check(name: str, scaling: str, pad: int) -> None:
-    check_choice(name, "scaling", scaling, get_args(GreyScaling))
-    if not 0 <= pad <= 28:
-        raise DataError(f"{name}: pad = {pad}; it must lie between 0 and 28")
+def _check_options(scaling: str, pad: int) -> None:
+    require_choice("scaling", scaling, get_args(GreyScaling))
+    require(0 <= pad <= 28, "pad", f"must be between 0 and 28, got {pad}")
 
 
 def _read(
     name: str, folder: Path, files: tuple[str, ...], remote: Remote, classes: int, first_label: int = 0
 ) -> tuple[Tensor, Tensor, int]:
-    """All images, all labels counted from 0, and how many of them are for training."""
+    """All images, all labels counted from 0, and the number of training samples."""
     paths = obtain(name, folder, files, remote)
     images, labels = [], []
     for image_file, label_file in zip(files[::2], files[1::2], strict=True):
         images.append(read_idx(paths[image_file], (28, 28)))
-        found = read_idx(paths[label_file], ()).to(torch.int64) - first_label
-        if len(found) != len(images[-1]):
-            raise DataError(f"{paths[label_file]}: has {len(found)} labels for the {len(images[-1])} images beside it")
-        if found.min() < 0 or found.max() >= classes:
-            wrong = found[(found < 0) | (found >= classes)][0] + first_label
-            expected = f"{first_label}..{first_label + classes - 1}"
-            raise DataError(f"{paths[label_file]}: has the label {wrong}; {name} has labels {expected}")
-        labels.append(found)
+        labels.append(read_idx(paths[label_file], ()).to(torch.int64) - first_label)
+        if len(labels[-1]) != len(images[-1]):
+            raise DataError(f"{paths[label_file]}: {len(labels[-1])} labels, but {len(images[-1])} images")
+        if len(wrong := labels[-1][(labels[-1] < 0) | (labels[-1] >= classes)]):
+            expected = f"between {first_label} and {first_label + classes - 1}"
+            raise DataError(f"{paths[label_file]}: labels of {name} must be {expected}, got {wrong[0] + first_label}")
     return torch.cat(images), torch.cat(labels), len(labels[0])
 
 
@@ -200,7 +205,7 @@ def _dataset(
 
 
 def _moments(images: Tensor) -> tuple[float, float]:
-    """Mean and standard deviation of all pixels on the 0..1 scale, exact: from the counts of the 256 values."""
+    """Exact mean and standard deviation of all pixels on the scale from 0 to 1, from the counts of the 256 values."""
     counts = sum(torch.bincount(part.flatten(), minlength=256) for part in images.split(10_000))
     weights = torch.as_tensor(counts, dtype=torch.float64) / images.numel()
     values = torch.arange(256, dtype=torch.float64) / 255

@@ -1,4 +1,4 @@
-"""Who holds which rows: the result of dividing a data set, as a value that can be saved, compared and shown."""
+"""The result of partitioning a data set: the rows of every client, as a value that can be saved, compared and printed."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from fedme.core.data import ClientId
 from fedme.datasets.data_errors import DataError
 
 FORMAT = "fedme-partition-1"
-MOST_COLUMNS = 12  # classes that fit side by side on a terminal
+MAX_CLASS_COLUMNS = 12  # classes that fit side by side in a terminal
 MOST_FREQUENT = 5
 
 
@@ -28,41 +28,41 @@ def _no_rows() -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The rows of one client."""
+    """The training, validation and test rows of one client."""
 
     train: Tensor
     val: Tensor
     test: Tensor
 
     def all(self) -> Tensor:
-        """Every row once: the only sample of a client with one sample is in two of its parts."""
+        """Every row once; a client with a single sample has it in two parts."""
         rows: Tensor = torch.unique(torch.cat((self.train, self.val, self.test)))
         return rows
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The rows of every client, and those set aside for everybody."""
+    """The rows of every client, and the unlabeled and public rows."""
 
     clients: Mapping[ClientId, Parts]
     unlabeled: Tensor = field(default_factory=_no_rows)
     public: Tensor = field(default_factory=_no_rows)
 
-    def _pieces(self) -> list[Tensor]:
-        mine = [rows for parts in self.clients.values() for rows in (parts.train, parts.val, parts.test)]
-        return [self.unlabeled, self.public, *mine]
+    def _all_parts(self) -> list[Tensor]:
+        client_parts = [rows for parts in self.clients.values() for rows in (parts.train, parts.val, parts.test)]
+        return [self.unlabeled, self.public, *client_parts]
 
     def digest(self) -> str:
-        """A name for exactly this partition: equal if and only if clients, their order and their rows are equal."""
-        pieces = self._pieces()
-        head = json.dumps([FORMAT, list(self.clients), [len(rows) for rows in pieces]])
-        rows = torch.cat(pieces).to(torch.int64).numpy().astype("<i8")
+        """A hash of the clients, their order and their rows."""
+        parts = self._all_parts()
+        head = json.dumps([FORMAT, list(self.clients), [len(rows) for rows in parts]])
+        rows = torch.cat(parts).to(torch.int64).numpy().astype("<i8")
         return hashlib.blake2b(head.encode() + rows.tobytes(), digest_size=16).hexdigest()
 
     def save(self, path: Path) -> None:
-        """Write a safetensors file: all rows in one tensor, the size of every piece, the clients' names in the header."""
-        pieces = self._pieces()
-        content = {"rows": torch.cat(pieces).to(torch.int64), "sizes": torch.tensor([len(rows) for rows in pieces])}
+        """Write a safetensors file: one tensor of all rows, the size of every part, and the client names in the header."""
+        parts = self._all_parts()
+        content = {"rows": torch.cat(parts).to(torch.int64), "sizes": torch.tensor([len(rows) for rows in parts])}
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(path.name + ".part")
         unfinished.write_bytes(save(content, {"format": FORMAT, "clients": json.dumps(list(self.clients))}))
@@ -70,18 +70,18 @@ class Partition:
 
     @staticmethod
     def load(path: Path) -> "Partition":
-        """Read what `save` wrote."""
+        """Read a file written by `save`."""
         try:
             with safe_open(path, framework="pt") as file:
                 head = file.metadata() or {}
                 rows, sizes = file.get_tensor("rows"), file.get_tensor("sizes")
             names = json.loads(head.get("clients", "null"))
         except (OSError, SafetensorError, ValueError, RecursionError) as error:
-            raise DataError(f"{path}: is not a readable partition ({error})") from error
+            raise DataError(f"{path}: not a readable partition ({error})") from error
         if head.get("format") != FORMAT:
-            raise DataError(f"{path}: has the format {head.get('format')!r}, expected {FORMAT!r}; make the partition again")
+            raise DataError(f"{path}: format must be {FORMAT!r}, got {head.get('format')!r}; create the partition again")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
-            raise DataError(f"{path}: its list of clients is damaged; make the partition again")
+            raise DataError(f"{path}: the list of clients is damaged; create the partition again")
         if not (
             rows.dtype == sizes.dtype == torch.int64
             and rows.ndim == sizes.ndim == 1
@@ -90,28 +90,28 @@ class Partition:
             and sizes.sum() == len(rows)
             and (rows >= 0).all()
         ):
-            raise DataError(f"{path}: its rows do not fit its {len(names)} clients; make the partition again")
-        unlabeled, public, *pieces = torch.split(rows, sizes.tolist())
-        triples = zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True)
-        clients = {name: Parts(*three) for name, three in zip(names, triples, strict=True)}
+            raise DataError(f"{path}: the rows do not match the {len(names)} clients; create the partition again")
+        unlabeled, public, *parts = torch.split(rows, sizes.tolist())
+        triples = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
+        clients = {name: Parts(*triple) for name, triple in zip(names, triples, strict=True)}
         return Partition(clients, unlabeled, public)
 
     def counts(self, labels: Tensor, classes: int) -> Tensor:
-        """How many samples of every class or label each client holds, all its parts together: clients x classes."""
+        """The number of samples per client and class (or label), over all parts: clients x classes."""
         if not self.clients:
             return torch.zeros((0, classes), dtype=torch.int64)
-        if labels.dim() == 2:  # several at once, each there or not
+        if labels.dim() == 2:  # multi-label
             return torch.stack([labels[p.all()].sum(0) for p in self.clients.values()])
         return torch.stack([torch.bincount(labels[p.all()], minlength=classes) for p in self.clients.values()])
 
     def table(self, labels: Tensor, classes: tuple[str, ...], first: int | None = None) -> Table:
-        """Sizes and labels of every client (of the `first` ones), for a terminal.
+        """Sizes and labels of all clients, or of the `first` ones, for a terminal.
 
-        A few classes get a column each; for many, the number of classes present and the most frequent ones are given.
+        Few classes get one column each; for many, the table shows the number of classes and the most frequent ones.
         """
         counts = self.counts(labels, len(classes))
         names = [_printable(name) for name in classes]
-        wide = len(classes) <= MOST_COLUMNS
+        wide = len(classes) <= MAX_CLASS_COLUMNS
         table = Table(show_footer=True, caption=self._caption())
         sizes = [(len(p.train), len(p.val), len(p.test)) for p in self.clients.values()]
         table.add_column("client", Text("all", no_wrap=True))
@@ -137,8 +137,8 @@ class Partition:
         return table
 
     def _caption(self) -> str:
-        aside = [f"{len(rows)} {name}" for name, rows in (("unlabeled", self.unlabeled), ("public", self.public)) if len(rows)]
-        return f"{len(self.clients)} clients" + "".join(f", {one}" for one in aside)
+        shared = (("unlabeled", self.unlabeled), ("public", self.public))
+        return f"{len(self.clients)} clients" + "".join(f", {len(rows)} {name}" for name, rows in shared if len(rows))
 
 
 def _printable(name: str) -> str:

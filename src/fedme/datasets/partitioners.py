@@ -1,8 +1,8 @@
-"""Ways to divide samples among clients; each is a frozen record of options that is called with the samples and a key.
+"""Partitioners divide samples among clients; each is a frozen dataclass of options, called with the samples and a key.
 
-The test rows, if the publisher set some aside, are divided alongside: a client is tested on the classes it learns, in the
-proportions it learns them. All randomness comes from the key, and nothing loops without a bound: what cannot be done is
-said in a `PartitionError`, with what to change.
+A published test set is divided alongside the training set: a client is tested on the classes it is trained on, in the same
+proportions. All randomness comes from the key, and no loop is unbounded: an impossible partition raises a `PartitionError`
+that names the option to change.
 """
 
 from dataclasses import dataclass
@@ -12,45 +12,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedme.core.data import ClientId
 from fedme.core.key import Key
-from fedme.datasets.data_errors import PartitionError
-from fedme.datasets.dataset import Owners
-from fedme.datasets.partition_result import Partition, Parts
+from fedme.core.settings import setting
+from fedme.datasets.data_errors import PartitionError, require, require_choice
+from fedme.datasets.dataset import ClientRows
 
-__all__ = [
-    "PARTITIONS",
-    "Dirichlet",
-    "Iid",
-    "Natural",
-    "Partition",
-    "Partitioner",
-    "Parts",
-    "Pathological",
-    "Pool",
-    "Shards",
-    "Shares",
-]
-
-Shares = dict[ClientId, tuple[Tensor, Tensor]]  # rows for training, rows for testing
 Layout = Literal["disjoint", "ring"]
+TEST_REMEDY = "lower clients, or set data.test to a fraction, which splits the test set off the samples of every client"
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """What is to be divided: rows of a source with these labels."""
+    """The rows to divide."""
 
     labels: Tensor  # of all rows of the source
     train: Tensor
     test: Tensor
-    owners: Owners | None = None
+    owners: ClientRows | None = None
 
     def classes(self) -> list[int]:
-        """The classes that occur, in order."""
+        """The classes that occur, in ascending order."""
         return [int(c) for c in torch.unique(self.labels[torch.cat((self.train, self.test))])]
 
     def by_class(self, key: Key) -> list[tuple[Tensor, Tensor]]:
-        """For every class that occurs, its training rows and its test rows, shuffled."""
+        """The shuffled training rows and test rows of every class that occurs."""
         shuffled = []
         for rows, name in ((self.train, "train"), (self.test, "test")):
             rows = rows[torch.randperm(len(rows), generator=key.at(name).torch())]
@@ -60,25 +45,25 @@ class Pool:
 
 
 class Partitioner(Protocol):
-    """A way to divide a pool; `min_samples` is the least number of training rows that a client may get."""
+    """Divides a pool among clients, each of which gets at least `min_samples` training rows."""
 
     @property
     def min_samples(self) -> int: ...
 
-    def __call__(self, pool: Pool, key: Key) -> Shares: ...
+    def __call__(self, pool: Pool, key: Key) -> ClientRows: ...
 
 
 @dataclass(frozen=True)
 class Iid:
-    """Equal random parts: every client has the same amount of data with the same distribution."""
+    """Independent and identically distributed: random parts of equal size."""
 
-    clients: int = 10  # how many
-    min_samples: int = 2  # training samples that every client has at least
+    clients: int = setting(10, "number of clients")
+    min_samples: int = setting(2, "minimum number of training samples per client")
 
     def __post_init__(self) -> None:
-        _check_clients("iid", self.clients, self.min_samples)
+        _check_options(self.clients, self.min_samples)
 
-    def __call__(self, pool: Pool, key: Key) -> Shares:
+    def __call__(self, pool: Pool, key: Key) -> ClientRows:
         even = np.ones(self.clients)
         parts = []
         for rows, name in ((pool.train, "train"), (pool.test, "test")):
@@ -91,28 +76,30 @@ class Iid:
 class Dirichlet:
     """Label proportions and sizes drawn from Dirichlet distributions (FedMe section 5.1, after FedMA).
 
-    Every class is divided in proportions drawn from Dir(alpha_label); a client that has reached its share of the samples,
-    drawn from Dir(alpha_size), gets nothing of the classes that follow. Test rows use the same proportions and shares. The
-    draw is repeated until every client has `min_samples` training rows and a test row. alpha_size = None: no such shares.
+    Every class is divided in proportions drawn from Dir(alpha_label); a client that has reached its fraction of the samples,
+    drawn from Dir(alpha_size), gets nothing of the remaining classes. Test rows use the same proportions and fractions. The
+    draw is repeated until every client has `min_samples` training rows and a test row. alpha_size = None: sizes are not
+    limited.
 
-    Deviations: FedMe's notebooks ask for training rows only; a client without a test row could not be scored.
+    Deviations: FedMe's notebooks require training rows only; a client without a test row could not be evaluated.
     """
 
-    clients: int = 10  # how many
-    alpha_label: float = 0.5  # small: few classes a client
-    alpha_size: float | None = 10.0  # small: very unequal sizes; none: sizes follow from the labels
-    min_samples: int = 10  # training samples that every client has at least
-    tries: int = 100  # draws before it gives up
+    clients: int = setting(10, "number of clients")
+    alpha_label: float = setting(0.5, "concentration of the label proportions; small: few classes per client")
+    alpha_size: float | None = setting(
+        10.0, "concentration of the sizes; small: very unequal; none: sizes follow from the labels"
+    )
+    min_samples: int = setting(10, "minimum number of training samples per client")
+    tries: int = setting(100, "maximum number of draws")
 
     def __post_init__(self) -> None:
-        _check_clients("dirichlet", self.clients, self.min_samples)
+        _check_options(self.clients, self.min_samples)
         for name, value in (("alpha_label", self.alpha_label), ("alpha_size", self.alpha_size)):
-            if value is not None and not 0 < value < float("inf"):
-                raise PartitionError(f"dirichlet: {name} = {value}; it must be finite and larger than 0")
-        if self.tries < 1:
-            raise PartitionError(f"dirichlet: tries = {self.tries}; at least one is needed")
+            finite = value is None or 0 < value < float("inf")
+            require(finite, name, f"must be finite and > 0, got {value}", PartitionError)
+        require(self.tries >= 1, "tries", f"must be >= 1, got {self.tries}", PartitionError)
 
-    def __call__(self, pool: Pool, key: Key) -> Shares:
+    def __call__(self, pool: Pool, key: Key) -> ClientRows:
         _check_amount("dirichlet", pool, self.clients, self.min_samples)
         classes = pool.by_class(key)
         available = np.array([[len(train), len(test)] for train, test in classes])
@@ -127,54 +114,54 @@ class Dirichlet:
                 ]
                 return _named(*(_joined(part) for part in pieces))
         raise PartitionError(
-            f"dirichlet: in {self.tries} draws there was always a client with fewer than {self.min_samples} training samples"
+            f"dirichlet: each of {self.tries} draws left a client with fewer than {self.min_samples} training samples"
             f"{' or without a test sample' if len(pool.test) else ''}; lower clients or min_samples, raise alpha_label "
             f"(now {self.alpha_label}) or alpha_size (now {self.alpha_size}), or use more samples"
         )
 
     def _draw(self, available: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-        """How many rows of every class each client gets, for training and for testing: classes x clients x 2."""
+        """The number of training and test rows per class and client: classes x clients x 2."""
         caps = np.full((self.clients, 2), np.inf)
         if self.alpha_size is not None:
-            share = _dirichlet(draw, self.alpha_size, self.clients)
-            caps = np.floor(share[:, None] * available.sum(axis=0))
+            fractions = _dirichlet(draw, self.alpha_size, self.clients)
+            caps = np.floor(fractions[:, None] * available.sum(axis=0))
             caps[-1] = available.sum(axis=0) - caps[:-1].sum(axis=0)
         sizes = np.zeros((len(available), self.clients, 2), dtype=np.int64)
         for c, counts in enumerate(available):
             proportions = _dirichlet(draw, self.alpha_label, self.clients)
             for part, count in enumerate(counts):
-                room = sizes[:, :, part].sum(axis=0) < caps[:, part]
-                masked = np.where(room, proportions, 0)
-                # All weight may lie on clients that are full; the others then share the class equally.
-                sizes[c, :, part] = _sizes(masked if masked.sum() > 0 else room.astype(float), int(count), np.floor)
+                not_full = sizes[:, :, part].sum(axis=0) < caps[:, part]
+                masked = np.where(not_full, proportions, 0)
+                # If only full clients have positive proportions, the others get equal parts of the class.
+                sizes[c, :, part] = _sizes(masked if masked.sum() > 0 else not_full.astype(float), int(count), np.floor)
         return sizes
 
 
 @dataclass(frozen=True)
 class Shards:
-    """Pieces of single classes, so that a client has at most `shards_per_client` classes (FML section 5.1).
+    """Shards of single classes, so that a client has at most `shards_per_client` classes (FML section 5.1).
 
-    Deviations: FML sorts by label and cuts into equal pieces, which straddle classes of unequal size; here each class is cut
-    into an equal number of pieces (classes with more samples into one more, if the number of pieces asks for it).
+    Deviations: FML sorts by label and cuts into equal shards, which straddle classes of unequal size; here every class is
+    cut into the same number of shards (larger classes into one more, if the number of shards requires it).
     """
 
-    clients: int = 10  # how many
-    shards_per_client: int = 2  # pieces of one class each
-    min_samples: int = 2  # training samples that every client has at least
+    clients: int = setting(10, "number of clients")
+    shards_per_client: int = setting(2, "shards per client; a shard contains one class")
+    min_samples: int = setting(2, "minimum number of training samples per client")
 
     def __post_init__(self) -> None:
-        _check_clients("shards", self.clients, self.min_samples)
-        if self.shards_per_client < 1:
-            raise PartitionError(f"shards: shards_per_client = {self.shards_per_client}; at least one is needed")
+        _check_options(self.clients, self.min_samples)
+        valid = self.shards_per_client >= 1
+        require(valid, "shards_per_client", f"must be >= 1, got {self.shards_per_client}", PartitionError)
 
-    def __call__(self, pool: Pool, key: Key) -> Shares:
+    def __call__(self, pool: Pool, key: Key) -> ClientRows:
         _check_amount("shards", pool, self.clients, self.min_samples)
         classes = pool.by_class(key)
         count = self.clients * self.shards_per_client
         if count < len(classes):
             raise PartitionError(
-                f"shards: {self.clients} clients with {self.shards_per_client} shards make {count} pieces, fewer than the "
-                f"{len(classes)} classes; raise clients or shards_per_client"
+                f"shards: {self.clients} clients with {self.shards_per_client} shards need at least {len(classes)} shards, "
+                f"one per class, got {count}; raise clients or shards_per_client"
             )
         fewest, more = divmod(count, len(classes))
         largest = sorted(range(len(classes)), key=lambda c: -len(classes[c][0]))[:more]
@@ -183,7 +170,7 @@ class Shards:
             even = np.ones(fewest + (c in largest))
             shards += zip(_cut(train, _sizes(even, len(train))), _cut(test, _sizes(even, len(test))), strict=True)
         order = torch.randperm(count, generator=key.at("assignment").torch()).reshape(self.clients, -1).tolist()
-        parts = [[torch.cat([shards[s][part] for s in mine]) for mine in order] for part in (0, 1)]
+        parts = [[torch.cat([shards[s][part] for s in client_shards]) for client_shards in order] for part in (0, 1)]
         return _checked("shards", _named(*parts), pool, self.min_samples)
 
 
@@ -192,38 +179,38 @@ class Pathological:
     """A fixed number of classes for every client (PFML, after pFedMe).
 
     layout = "disjoint": the classes form groups of `classes_per_client`, client u has group u modulo their number, and the
-    clients of a group divide its classes completely, in shares proportional to U(0.1, 0.5).
-    layout = "ring": client u has the classes u, u + 1, ... (around the ring): 10 samples of each, then twice a log-normal
-    share plus 5 to 10 % of the class; a share that would exhaust the class is skipped. Some samples stay unused.
+    clients of a group divide all samples of its classes, in proportion to draws from U(0.1, 0.5).
+    layout = "ring": client u has the classes u, u + 1, ... (modulo their number): 10 samples of each, then twice the sum of a
+    log-normal number and 5 to 10 % of the class; additions that would exhaust the class are skipped. Some samples are unused.
 
-    Deviations: pFedMe adds 300 to 600 samples, which is 5 to 10 % of a class of CIFAR-10; as fractions they suit any amount.
+    Deviations: pFedMe adds 300 to 600 samples, 5 to 10 % of a class of CIFAR-10; fractions suit any number of samples.
     """
 
-    clients: int = 10  # how many
-    classes_per_client: int = 2  # exactly so many
-    layout: Layout = "disjoint"  # or ring: neighbours share classes
-    min_samples: int = 2  # training samples that every client has at least
+    clients: int = setting(10, "number of clients")
+    classes_per_client: int = setting(2, "exact number of classes per client")
+    layout: Layout = setting("disjoint", "disjoint: groups of classes; ring: neighbouring clients have classes in common")
+    min_samples: int = setting(2, "minimum number of training samples per client")
 
     def __post_init__(self) -> None:
-        _check_clients("pathological", self.clients, self.min_samples)
-        if self.classes_per_client < 1:
-            raise PartitionError(f"pathological: classes_per_client = {self.classes_per_client}; at least one is needed")
-        if self.layout not in get_args(Layout):
-            raise PartitionError(f"pathological: layout = {self.layout!r}; choose one of {', '.join(get_args(Layout))}")
+        _check_options(self.clients, self.min_samples)
+        valid = self.classes_per_client >= 1
+        require(valid, "classes_per_client", f"must be >= 1, got {self.classes_per_client}", PartitionError)
+        require_choice("layout", self.layout, get_args(Layout), PartitionError)
 
-    def __call__(self, pool: Pool, key: Key) -> Shares:
+    def __call__(self, pool: Pool, key: Key) -> ClientRows:
         _check_amount("pathological", pool, self.clients, self.min_samples)
         classes = pool.by_class(key)
         if self.classes_per_client > len(classes):
             raise PartitionError(
-                f"pathological: classes_per_client = {self.classes_per_client}, but there are {len(classes)} classes"
+                f"pathological: classes_per_client must be at most the number of classes, {len(classes)}, "
+                f"got {self.classes_per_client}; lower it"
             )
         counts = np.array([len(train) for train, _ in classes])
         draw = key.at("sizes").numpy()
         sizes = self._disjoint(counts, draw) if self.layout == "disjoint" else self._ring(counts, draw)
         if (np.count_nonzero(sizes, axis=0) != self.classes_per_client).any():
             raise PartitionError(
-                f"pathological: some client would get no sample of one of its {self.classes_per_client} classes; "
+                f"pathological: a client would get no sample of one of its {self.classes_per_client} classes; "
                 "use more samples or fewer clients"
             )
         train = [_cut(rows, sizes[c]) for c, (rows, _) in enumerate(classes)]
@@ -234,14 +221,14 @@ class Pathological:
         groups, rest = divmod(len(counts), self.classes_per_client)
         if rest:
             raise PartitionError(
-                f"pathological: {len(counts)} classes cannot be grouped by {self.classes_per_client}; choose a divisor, "
-                'or layout = "ring"'
+                f"pathological: classes_per_client must divide the number of classes, {len(counts)}, "
+                f'got {self.classes_per_client}; choose a divisor, or layout = "ring"'
             )
-        shares = np.zeros((len(counts), self.clients))
+        proportions = np.zeros((len(counts), self.clients))
         for client in range(self.clients):
             first = client % groups * self.classes_per_client
-            shares[first : first + self.classes_per_client, client] = draw.uniform(0.1, 0.5, self.classes_per_client)
-        return np.stack([_sizes(share, int(n)) for share, n in zip(shares, counts, strict=True)])
+            proportions[first : first + self.classes_per_client, client] = draw.uniform(0.1, 0.5, self.classes_per_client)
+        return np.stack([_sizes(of_class, int(n)) for of_class, n in zip(proportions, counts, strict=True)])
 
     def _ring(self, counts: np.ndarray, draw: np.random.Generator) -> np.ndarray:
         sizes = np.zeros((len(counts), self.clients), dtype=np.int64)
@@ -251,15 +238,15 @@ class Pathological:
         if (short := np.flatnonzero(sizes.sum(axis=1) > counts)).size:
             c = int(short[0])
             raise PartitionError(
-                f"pathological: {sizes[c].sum()} samples of the class numbered {c} are needed to give its clients 10 each, "
-                f"but there are {counts[c]}; use more samples or fewer clients"
+                f"pathological: class {c} needs {sizes[c].sum()} samples, 10 per client, but has {counts[c]}; "
+                "use more samples or fewer clients"
             )
-        shares = draw.lognormal(0, 2, (len(counts), self.clients, self.classes_per_client))
-        shares *= (np.maximum(counts - self.clients, 0) / shares.sum(axis=(1, 2)))[:, None, None]
+        additions = draw.lognormal(0, 2, (len(counts), self.clients, self.classes_per_client))
+        additions *= (np.maximum(counts - self.clients, 0) / additions.sum(axis=(1, 2)))[:, None, None]
         column = max(1, self.clients // len(counts))
         for u, j, c in places:
             least, most = round(counts[c] * 0.05), round(counts[c] * 0.1)
-            size = 2 * (int(shares[c, u // column, j]) + int(draw.integers(least, most, endpoint=True)))
+            size = 2 * (int(additions[c, u // column, j]) + int(draw.integers(least, most, endpoint=True)))
             if sizes[c].sum() + size < counts[c]:
                 sizes[c, u] += size
         return sizes
@@ -267,46 +254,46 @@ class Pathological:
 
 @dataclass(frozen=True)
 class Natural:
-    """The owners that the data set comes with: writers, roles, users.
+    """The natural clients of the data set: writers, roles, users.
 
     `clients` owners are drawn at random, or as many as hold `fraction` of all samples, or all of them. Owners with fewer
-    than `min_samples` training samples are left out, and so are those without test samples where others have some.
+    than `min_samples` training samples are excluded, and so are owners without test samples if others have some.
     """
 
-    clients: int | None = None  # so many owners, drawn at random; all by default
-    fraction: float | None = None  # or as many as hold this share of the samples
-    min_samples: int = 2  # training samples that every client has at least
+    clients: int | None = setting(None, "number of owners, drawn at random; default: all")
+    fraction: float | None = setting(None, "alternative to clients: draw owners until they hold this fraction of the samples")
+    min_samples: int = setting(2, "minimum number of training samples per client")
 
     def __post_init__(self) -> None:
-        _check_clients("natural", 1 if self.clients is None else self.clients, self.min_samples)
-        if self.clients is not None and self.fraction is not None:
-            raise PartitionError("natural: give clients or fraction, not both")
-        if self.fraction is not None and not 0 < self.fraction <= 1:
-            raise PartitionError(f"natural: fraction = {self.fraction}; it must be larger than 0 and at most 1")
+        _check_options(1 if self.clients is None else self.clients, self.min_samples)
+        both = self.clients is not None and self.fraction is not None
+        require(not both, "fraction", "set clients or fraction, not both", PartitionError)
+        valid = self.fraction is None or 0 < self.fraction <= 1
+        require(valid, "fraction", f"must be > 0 and <= 1, got {self.fraction}", PartitionError)
 
-    def __call__(self, pool: Pool, key: Key) -> Shares:
+    def __call__(self, pool: Pool, key: Key) -> ClientRows:
         if pool.owners is None:
-            known = ", ".join(name for name in PARTITIONS if name != "natural")
-            raise PartitionError(f"natural: this data set does not say whose its samples are; use one of {known}")
+            others = ", ".join(name for name in PARTITIONS if name != "natural")
+            raise PartitionError(f"natural: this data set has no natural clients; use one of {others}")
         tested = any(len(test) for _, test in pool.owners.values())
-        fit = {
+        eligible = {
             owner: rows
             for owner, rows in pool.owners.items()
             if len(rows[0]) >= self.min_samples and (len(rows[1]) or not tested)
         }
-        wanted = len(fit) if self.clients is None else self.clients
-        if not fit or wanted > len(fit):
+        count = len(eligible) if self.clients is None else self.clients
+        if not eligible or count > len(eligible):
             raise PartitionError(
-                f"natural: {max(wanted, 1)} clients are wanted, but of {len(pool.owners)} owners only {len(fit)} have "
+                f"natural: {max(count, 1)} clients are required, but only {len(eligible)} of {len(pool.owners)} owners have "
                 f"{self.min_samples} or more training samples{' and a test sample' if tested else ''}; "
                 "lower clients or min_samples"
             )
-        owners = list(fit)
+        owners = list(eligible)
         order = torch.randperm(len(owners), generator=key.at("owners").torch()).tolist()
         if self.fraction is not None:
-            held = np.cumsum([sum(map(len, fit[owners[o]])) for o in order])
-            wanted = 1 + int(np.searchsorted(held, self.fraction * held[-1] * (1 - 1e-9)))
-        return {owners[o]: fit[owners[o]] for o in sorted(order[:wanted])}
+            held = np.cumsum([sum(map(len, eligible[owners[o]])) for o in order])
+            count = 1 + int(np.searchsorted(held, self.fraction * held[-1] * (1 - 1e-9)))
+        return {owners[o]: eligible[owners[o]] for o in sorted(order[:count])}
 
 
 PARTITIONS: dict[str, type] = {
@@ -318,11 +305,9 @@ PARTITIONS: dict[str, type] = {
 }
 
 
-def _check_clients(name: str, clients: int, min_samples: int) -> None:
-    if clients < 1:
-        raise PartitionError(f"{name}: clients = {clients}; at least one is needed")
-    if min_samples < 1:
-        raise PartitionError(f"{name}: min_samples = {min_samples}; a client needs at least one sample")
+def _check_options(clients: int, min_samples: int) -> None:
+    require(clients >= 1, "clients", f"must be >= 1, got {clients}", PartitionError)
+    require(min_samples >= 1, "min_samples", f"must be >= 1, got {min_samples}", PartitionError)
 
 
 def _check_amount(name: str, pool: Pool, clients: int, min_samples: int) -> None:
@@ -333,53 +318,49 @@ def _check_amount(name: str, pool: Pool, clients: int, min_samples: int) -> None
         )
     if 0 < len(pool.test) < clients:
         raise PartitionError(
-            f"{name}: {clients} clients share {len(pool.test)} test samples; lower clients, or set test to a fraction, "
-            "which cuts each client's test part from its own samples"
+            f"{name}: {clients} clients need at least {clients} test samples, but there are {len(pool.test)}; {TEST_REMEDY}"
         )
 
 
-def _checked(name: str, shares: Shares, pool: Pool, min_samples: int) -> Shares:
-    _check_amount(name, pool, len(shares), min_samples)
-    client, smallest = min(((client, len(train)) for client, (train, _) in shares.items()), key=lambda pair: pair[1])
+def _checked(name: str, rows: ClientRows, pool: Pool, min_samples: int) -> ClientRows:
+    _check_amount(name, pool, len(rows), min_samples)
+    client, smallest = min(((client, len(train)) for client, (train, _) in rows.items()), key=lambda pair: pair[1])
     if smallest < min_samples:
         raise PartitionError(
             f"{name}: client {client} would get {smallest} training samples, fewer than min_samples = {min_samples}; "
             "lower clients or min_samples, or use more samples"
         )
-    if len(pool.test) and (bare := [client for client, (_, test) in shares.items() if not len(test)]):
-        raise PartitionError(
-            f"{name}: client {bare[0]} would get no test sample; lower clients, or set test to a fraction, which cuts each "
-            "client's test part from its own samples"
-        )
-    return shares
+    if len(pool.test) and (untested := [client for client, (_, test) in rows.items() if not len(test)]):
+        raise PartitionError(f"{name}: client {untested[0]} would get no test sample; {TEST_REMEDY}")
+    return rows
 
 
-def _named(train: list[Tensor], test: list[Tensor]) -> Shares:
+def _named(train: list[Tensor], test: list[Tensor]) -> ClientRows:
     return {str(u): pair for u, pair in enumerate(zip(train, test, strict=True))}
 
 
 def _dirichlet(draw: np.random.Generator, alpha: float, count: int) -> np.ndarray:
-    """Proportions from Dir(alpha), or from its limits where numbers end: all for one, or the same for all."""
+    """Proportions from Dir(alpha); for extreme alpha its limits: a single 1, or equal proportions."""
     if not 1e-6 < alpha < 1e12:
         return np.eye(count)[draw.integers(count)] if alpha < 1 else np.full(count, 1 / count)
     return draw.dirichlet(np.full(count, alpha))
 
 
-def _sizes(shares: np.ndarray, rows: int, to_integer: np.ufunc = np.rint, total: float | None = None) -> np.ndarray:
-    """Sizes in these proportions, from rounded cumulative boundaries; they use all rows unless `total` exceeds the shares."""
-    whole = shares.sum() if total is None else total
-    bounds = to_integer(np.cumsum(shares) / max(whole, 1e-300) * rows).astype(np.int64).clip(0, rows)
+def _sizes(proportions: np.ndarray, rows: int, to_integer: np.ufunc = np.rint, total: float | None = None) -> np.ndarray:
+    """Sizes in these proportions, from rounded cumulative bounds; all rows are used unless `total` exceeds their sum."""
+    total_or_sum = proportions.sum() if total is None else total
+    bounds = to_integer(np.cumsum(proportions) / max(total_or_sum, 1e-300) * rows).astype(np.int64).clip(0, rows)
     if total is None:
         bounds[-1] = rows
     return np.diff(bounds, prepend=0)
 
 
 def _cut(rows: Tensor, sizes: np.ndarray) -> list[Tensor]:
-    """Consecutive pieces of these sizes; rows that are left over belong to nobody."""
+    """Consecutive pieces of these sizes; remaining rows are unused."""
     sizes = np.asarray(sizes)
     return list(torch.split(rows[: sizes.sum()], sizes.tolist()))
 
 
 def _joined(by_class: list[list[Tensor]]) -> list[Tensor]:
-    """From pieces by class and client to the rows of each client."""
+    """The rows of every client, from pieces by class and client."""
     return [torch.cat(pieces) for pieces in zip(*by_class, strict=True)]

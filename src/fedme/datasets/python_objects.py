@@ -1,4 +1,4 @@
-"""Samples given as objects: arrays, tensors, frames, data sets of torch and of Hugging Face, or the path of a file."""
+"""Samples given as Python objects: arrays, tensors, frames, data sets of torch and Hugging Face, or the path of a file."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,58 +9,60 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from fedme.datasets.data_errors import DataError
-from fedme.datasets.data_files import Label, arrays, label_names, picture, read, take_label
-from fedme.datasets.raw_samples import Raw, RawInputs, Table, checked, column
+from fedme.datasets.data_files import Label, image_to_array, label_names, read_file, take_label, to_inputs
+from fedme.datasets.raw_samples import RawInputs, RawSamples, Table, checked, to_column
 
 ACCEPTED = "(inputs, labels) as tensors or arrays, a pandas frame, a torch or Hugging Face data set, or the path of a file"
-USUAL = ("label", "labels", "y", "target")  # names of the labels where nobody says which it is
+DEFAULT_LABELS = ("label", "labels", "y", "target")  # names of the label column if `label` is not given
 
 
-def raw(value: Any, label: Label, where: str, labelled: bool = True) -> Raw:
-    """What was given, as named columns or tensors."""
+def read_object(value: Any, label: Label, where: str, labelled: bool = True) -> RawSamples:
+    """Convert any supported object to raw samples; `label` names the label column."""
     if isinstance(value, str | Path):
-        return read(Path(value), label, where, labelled)
+        return read_file(Path(value), label, where, labelled)
     if labelled and _is_pair(value):
         inputs, labels = value
-        return checked(Raw(where, _inputs(inputs, where), _labels(labels), _label_columns(labels)))
+        return checked(RawSamples(where, _inputs(inputs, where), _labels(labels), _names_of_labels(labels)))
     if _is_frame(value):
-        return _from_columns({str(name): column(value[name].to_numpy()) for name in value.columns}, label, where, labelled)
+        columns = _frame_columns(value)
+        frame_labels = take_label(columns, label, where, labelled)
+        return checked(RawSamples(where, Table(columns), frame_labels, label_names(label)))
     if _is_hugging_face(value):
         return _hugging_face(value, label, where, labelled)
     if isinstance(value, Mapping):
-        found = {name: np.asarray(_plain(item)) for name, item in value.items()}
-        label = _usual(label, found)
-        labels = take_label(found, label, where, labelled)
-        return checked(Raw(where, arrays(found, where), labels, label_names(label)))
+        return _from_arrays({name: np.asarray(_to_array(item)) for name, item in value.items()}, label, where, labelled)
     if isinstance(value, TorchDataset) or (hasattr(value, "__getitem__") and _is_sequence_of_pairs(value, labelled)):
-        return _items(value, label, where, labelled)
+        return _torch_dataset(value, label, where, labelled)
     if not labelled:
-        return checked(Raw(where, _inputs(value, where)))
-    raise DataError(f"{where}: {type(value).__name__} is not understood; give {ACCEPTED}")
+        return checked(RawSamples(where, _inputs(value, where)))
+    raise DataError(f"{where}: unsupported type {type(value).__name__}; use {ACCEPTED}")
 
 
-def _from_columns(found: dict[str, np.ndarray], label: Label, where: str, labelled: bool) -> Raw:
-    labels = take_label(found, label, where, labelled)
-    return checked(Raw(where, Table(found), labels, label_names(label)))
+def _from_arrays(arrays: dict[str, np.ndarray], label: Label, where: str, labelled: bool) -> RawSamples:
+    label = _label_or_default(label, arrays)
+    labels = take_label(arrays, label, where, labelled)
+    return checked(RawSamples(where, to_inputs(arrays, where), labels, label_names(label)))
+
+
+def _frame_columns(frame: Any) -> dict[str, np.ndarray]:
+    return {str(name): to_column(frame[name].to_numpy()) for name in frame.columns}
 
 
 def _labels(value: Any) -> np.ndarray:
-    """Labels alone: one a sample, or a row of them."""
-    if _is_frame(value):
-        return np.stack([column(value[name].to_numpy()) for name in value.columns], 1)
-    return np.asarray(_plain(value))
+    """One label, or one row of labels, per sample."""
+    return np.stack(list(_frame_columns(value).values()), 1) if _is_frame(value) else np.asarray(_to_array(value))
 
 
-def _label_columns(value: Any) -> tuple[str, ...]:
-    """The names of labels, where they have any."""
+def _names_of_labels(value: Any) -> tuple[str, ...]:
+    """The column names of a frame, or the name of a series."""
     if _is_frame(value):
         return tuple(map(str, value.columns))
-    name = getattr(value, "name", None)  # of a series
+    name = getattr(value, "name", None)
     return (name,) if isinstance(name, str) else ()
 
 
-def _usual(label: Label, found: Mapping[str, Any]) -> Label:
-    return label if label is not None else next((name for name in USUAL if name in found), None)
+def _label_or_default(label: Label, columns: Mapping[str, Any]) -> Label:
+    return label if label is not None else next((name for name in DEFAULT_LABELS if name in columns), None)
 
 
 def _is_frame(value: Any) -> bool:
@@ -72,7 +74,7 @@ def _is_hugging_face(value: Any) -> bool:
 
 
 def _is_pair(value: Any) -> bool:
-    """Whether it is (inputs, labels): a list of two pairs is two samples."""
+    """Whether the value is (inputs, labels); a list of two pairs is two samples."""
     return isinstance(value, tuple | list) and len(value) == 2 and not (isinstance(value, list) and isinstance(value[0], tuple))
 
 
@@ -80,91 +82,84 @@ def _is_sequence_of_pairs(value: Any, labelled: bool) -> bool:
     return labelled and isinstance(value, Sequence) and len(value) > 0 and isinstance(value[0], tuple) and len(value[0]) == 2
 
 
-def _plain(value: Any) -> Any:
-    """Tensors and series as arrays; everything else as it is."""
+def _to_array(value: Any) -> Any:
+    """Tensors and series as arrays; other values unchanged."""
     if isinstance(value, Tensor):
         return value.detach().cpu().numpy()
     return value.to_numpy() if hasattr(value, "to_numpy") else value
 
 
 def _inputs(value: Any, where: str) -> RawInputs:
-    """The inputs alone."""
     if _is_frame(value):
-        return Table({str(name): column(value[name].to_numpy()) for name in value.columns})
+        return Table(_frame_columns(value))
     if isinstance(value, Mapping):
-        return arrays({str(name): np.asarray(_plain(item)) for name, item in value.items()}, where)
-    array = np.asarray(_plain(value))
+        return to_inputs({str(name): np.asarray(_to_array(item)) for name, item in value.items()}, where)
+    array = np.asarray(_to_array(value))
     if array.ndim < 2:
-        raise DataError(
-            f"{where}: inputs have the shape {array.shape}; the first axis counts samples, so there must be another"
-        )
-    return arrays({"": array}, where)
+        raise DataError(f"{where}: inputs must have at least 2 dimensions, samples first, got shape {array.shape}")
+    return to_inputs({"": array}, where)
 
 
-def _items(value: Any, label: Label, where: str, labelled: bool) -> Raw:
-    """A data set of torch, sample by sample: pairs of input and label, dictionaries, or inputs alone."""
+def _torch_dataset(value: Any, label: Label, where: str, labelled: bool) -> RawSamples:
+    """A map-style data set of (input, label) pairs, of dictionaries, or of inputs only."""
     if not hasattr(value, "__len__"):
-        raise DataError(f"{where}: the data set does not know its length; give one with __len__ and __getitem__")
+        raise DataError(f"{where}: the data set has no length; use one with __len__ and __getitem__")
     items = [value[i] for i in range(len(value))]
     if not items:
-        raise DataError(f"{where}: there are no samples; give it some, or leave it out")
+        raise DataError(f"{where}: there are no samples; add some, or remove it")
     if isinstance(items[0], Mapping):
-        found = {str(name): _stacked([item[name] for item in items], where) for name in items[0]}
-        label = _usual(label, found)
-        labels = take_label(found, label, where, labelled)
-        return checked(Raw(where, arrays(found, where), labels, label_names(label)))
+        arrays = {str(name): _stacked([item[name] for item in items], where) for name in items[0]}
+        return _from_arrays(arrays, label, where, labelled)
     pairs = isinstance(items[0], tuple | list) and len(items[0]) == 2
     if labelled and not pairs:
-        raise DataError(f"{where}: the data set must give pairs of input and label; it gives a {type(items[0]).__name__}")
-    first = [item[0] for item in items] if pairs else items
-    given: Any = (
-        {name: _stacked([x[name] for x in first], where) for name in first[0]}
-        if isinstance(first[0], Mapping)
-        else _stacked(first, where)
+        raise DataError(f"{where}: the data set must return (input, label) pairs, got {type(items[0]).__name__}")
+    xs = [item[0] for item in items] if pairs else items
+    inputs: Any = (
+        {name: _stacked([x[name] for x in xs], where) for name in xs[0]} if isinstance(xs[0], Mapping) else _stacked(xs, where)
     )
     labels = _stacked([item[1] for item in items], where) if labelled else None
-    return checked(Raw(where, _inputs(given, where), labels))
+    return checked(RawSamples(where, _inputs(inputs, where), labels))
 
 
 def _stacked(values: list[Any], where: str) -> np.ndarray:
-    """One array of all samples, which must have one shape."""
-    each = [picture(v) if hasattr(v, "convert") and hasattr(v, "mode") else np.asarray(_plain(v)) for v in values]
-    for row, value in enumerate(each):
-        if value.shape != each[0].shape:
+    """One array of all samples, which must have the same shape."""
+    samples = [image_to_array(v) if hasattr(v, "convert") and hasattr(v, "mode") else np.asarray(_to_array(v)) for v in values]
+    for row, sample in enumerate(samples):
+        if sample.shape != samples[0].shape:
             raise DataError(
-                f"{where}: sample {row} (from 0) has the shape {value.shape}, the first one {each[0].shape}; "
+                f"{where}: sample {row} (counted from 0) has shape {sample.shape}, but sample 0 has {samples[0].shape}; "
                 "crop, resize or pad them to one shape"
             )
-    return np.stack(each)
+    return np.stack(samples)
 
 
-def _hugging_face(value: Any, label: Label, where: str, labelled: bool) -> Raw:
-    """A data set of Hugging Face: its columns; class names are used where it has them."""
+def _hugging_face(value: Any, label: Label, where: str, labelled: bool) -> RawSamples:
+    """The columns of a Hugging Face data set; labels are class names if it has any."""
     features = value.features
-    label = _usual(label, features)
+    label = _label_or_default(label, features)
     names = label_names(label)
     labels = None
     if labelled:
         if label is None or any(name not in features for name in names):
-            take_label(dict.fromkeys(features, np.zeros(0)), label, where, True)
-        each = [_label_column(value, name) for name in names]
-        labels = each[0] if isinstance(label, str) else np.stack(each, 1)
-    rest = [name for name in features if name not in names]
+            take_label(dict.fromkeys(features, np.zeros(0)), label, where, True)  # raises
+        label_columns = [_label_column(value, name) for name in names]
+        labels = label_columns[0] if isinstance(label, str) else np.stack(label_columns, 1)
     plain = value.with_format(None)
-    columns = {name: list(plain[name]) for name in rest}
+    columns = {name: list(plain[name]) for name in features if name not in names}
     if not columns:
-        raise DataError(f"{where}: there are no inputs beside the labels")
+        raise DataError(f"{where}: there are no inputs besides the labels")
     if not len(value):
-        raise DataError(f"{where}: there are no samples; give it some, or leave it out")
-    if all(isinstance(values[0], bool | int | float | str | None) for values in columns.values()):
-        return checked(Raw(where, Table({name: column(values) for name, values in columns.items()}), labels, names))
-    return checked(
-        Raw(where, arrays({name: _stacked(values, where) for name, values in columns.items()}, where), labels, names)
+        raise DataError(f"{where}: there are no samples; add some, or remove it")
+    is_table = all(isinstance(values[0], bool | int | float | str | None) for values in columns.values())
+    inputs: RawInputs = (
+        Table({name: to_column(values) for name, values in columns.items()})
+        if is_table
+        else to_inputs({name: _stacked(values, where) for name, values in columns.items()}, where)
     )
+    return checked(RawSamples(where, inputs, labels, names))
 
 
 def _label_column(value: Any, name: str) -> np.ndarray:
-    """One column of labels, by the names of the classes where there are any."""
     classes = getattr(value.features[name], "names", None)
-    found = list(value.with_format(None)[name])
-    return np.asarray([classes[i] if classes and isinstance(i, int) else i for i in found])
+    labels = list(value.with_format(None)[name])
+    return np.asarray([classes[i] if classes and isinstance(i, int) else i for i in labels])

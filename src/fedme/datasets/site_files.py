@@ -1,4 +1,4 @@
-"""Data that stays where it is: every client has a file of its own on its own machine, and all agree on what a sample is."""
+"""Deployed federations: every site has its own file on its own machine; the schema of a sample is agreed in advance."""
 
 import math
 from collections.abc import Sequence
@@ -9,56 +9,56 @@ import torch
 from torch import Tensor
 
 from fedme.core.data import Schema
-from fedme.datasets import data_files
-from fedme.datasets.data_errors import DataError
+from fedme.core.settings import setting
+from fedme.datasets.data_errors import DataError, require
+from fedme.datasets.data_files import read_file
 from fedme.datasets.dataset import Dataset
-from fedme.datasets.preprocessing import Form, Preparation, Scale
+from fedme.datasets.preprocessing import Preparation, Scale, TensorSpec
 from fedme.datasets.raw_samples import Table, class_names
 
-MOST_NUMBERS = 2**24  # of one sample
+MAX_NUMBERS = 2**24  # of one sample
 
 
 @dataclass(frozen=True)
 class Sites:
-    """Every client's own file, on its own machine, for `fedme deploy`; here is only what a sample looks like."""
+    """Data of deployed sites, for `fedme deploy`: each site reads its own file; the experiment defines only the schema."""
 
-    shape: tuple[int, ...]  # of one sample; the columns of a CSV file fill it in their order
-    classes: tuple[str, ...]  # the label space
-    scale: float = 1.0  # raw numbers are multiplied by this
-    unlabeled_file: str | None = None  # the server's own samples without labels, in a file beside the experiment
-    public_file: str | None = None  # labelled samples that server and sites all have, in a file beside the experiment
-    public_label: str = "y"  # the array or the column of its labels
+    shape: tuple[int, ...]  # shape of one sample; the columns of a CSV file fill it in order
+    classes: tuple[str, ...]  # label space
+    scale: float = setting(1.0, "factor by which raw numbers are multiplied")
+    unlabeled_file: str | None = setting(None, "a file next to the experiment with unlabeled samples of the server")
+    public_file: str | None = setting(
+        None, "a file next to the experiment with labelled samples shared by the server and all sites"
+    )
+    public_label: str = setting("y", "array or column with the labels of public_file")
 
     def __post_init__(self) -> None:
-        if not self.shape or min(self.shape) < 1:
-            raise DataError(f"shape = {list(self.shape)}; it must be one or more positive numbers")
-        if math.prod(self.shape) > MOST_NUMBERS:
-            raise DataError(f"shape = {list(self.shape)}: a sample of more than {MOST_NUMBERS} numbers")
-        if len(set(self.classes)) != len(self.classes) or len(self.classes) < 2:
-            raise DataError("classes: at least two different names are needed")
+        shape = list(self.shape)
+        require(bool(shape) and min(shape) >= 1, "shape", f"must be a list of integers >= 1, got {shape}")
+        require(math.prod(shape) <= MAX_NUMBERS, "shape", f"must describe at most {MAX_NUMBERS} numbers, got {shape}")
+        distinct = len(set(self.classes)) == len(self.classes) >= 2
+        require(distinct, "classes", f"must be two or more distinct names, got {', '.join(self.classes)}")
 
     @property
     def schema(self) -> Schema:
-        """What every sample looks like."""
-        preparation = Preparation(Form(self.shape, "float32"), scale=Scale(self.scale))
+        """The schema of every sample."""
+        preparation = Preparation(TensorSpec(self.shape, "float32"), scale=Scale(self.scale))
         return Schema(self.shape, self.classes, preparation.plain())
 
     def read(self, path: Path, label: str | None = None, features: Sequence[str] = ()) -> tuple[Tensor, list[str]]:
-        """The samples of a site's file as they are before scaling, and the class of each; without a `label` there are none."""
-        raw = data_files.read(path, label, "samples", label is not None, features)
+        """The samples of a site before scaling, and their class names; without `label` there are none."""
+        raw = read_file(path, label, "samples", label is not None, features)
         if isinstance(raw.inputs, dict):
-            raise DataError(f"{raw.where}: has the arrays {', '.join(raw.inputs)} beside the label; there must be one")
-        form = Form((len(raw.inputs.columns),), "float32") if isinstance(raw.inputs, Table) else Form.of(raw.inputs)
-        x = Preparation(form).numbers(raw)
+            raise DataError(f"{raw.where}: one array besides the label is required, got {', '.join(raw.inputs)}")
+        spec = TensorSpec((len(raw.inputs.columns),), "float32") if isinstance(raw.inputs, Table) else TensorSpec.of(raw.inputs)
+        x = Preparation(spec).to_tensors(raw)
         assert isinstance(x, Tensor)
         if x[0].numel() != math.prod(self.shape):
-            wanted = f"shape {list(self.shape)} needs {math.prod(self.shape)}"
-            raise DataError(f"{raw.where}: samples of {x[0].numel()} numbers, where {wanted}")
+            expected = f"{math.prod(self.shape)} numbers for shape {list(self.shape)}"
+            raise DataError(f"{raw.where}: samples must have {expected}, got {x[0].numel()}")
         names = [] if label is None else class_names(raw.labels, raw.where).tolist()
         return (x if x.dtype == torch.uint8 else x.float()).reshape(-1, *self.shape), names
 
     def load(self, root: Path) -> Dataset:
-        """There is nothing to load here."""
-        raise DataError(
-            "data.name = 'sites': the data is at the sites, so `fedme deploy` runs this experiment, not `fedme run`"
-        )
+        """Raise a DataError, because the data is at the sites."""
+        raise DataError("data.name = 'sites': the data is at the sites; use `fedme deploy` instead of `fedme run`")

@@ -1,10 +1,10 @@
-"""Synthetic(alpha, beta): every user has a linear classifier and an input distribution of its own.
+"""Synthetic(alpha, beta): every user has its own linear classifier and input distribution.
 
-Recipe of pFedMe (Dinh et al. 2020, after Li et al. 2020, FedProx), with its draws in its order, so that seed 0
-gives the very same samples: sizes, classifier means, input means, then for each user its classifier and its inputs.
+Generated as in pFedMe (Dinh et al. 2020, after Li et al. 2020, FedProx), with the same draws in the same order, so that
+seed 0 gives identical samples: sizes, classifier means, input means, then the classifier and the inputs of every user.
 
-Deviations: none in the draws. Labels are taken from the logits (softmax does not move the largest), and the shuffle and the
-75/25 cut of the papers are left to the federation, which cuts every data set the same way.
+Deviations: none in the draws. Labels are the argmax of the logits, as softmax is monotonic; the shuffle and the 75/25 split
+of the papers are left to the federation, which splits all data sets in the same way.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from fedme.core.data import Arrays, Schema
-from fedme.datasets.data_errors import DataError
+from fedme.core.settings import setting
+from fedme.datasets.data_errors import require
 from fedme.datasets.dataset import Dataset
 
 FEATURES = 60
@@ -23,23 +24,21 @@ CLASSES = 10
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Made-up data of pFedMe and PFML: 60 features, 10 classes, 100 users who each have a classifier of their own."""
+    """Synthetic data of pFedMe and PFML: 60 features, 10 classes, 100 users, each with its own linear classifier."""
 
-    users: int = 100  # how many clients
-    alpha: float = 0.5  # standard deviation of the users' classifiers around a common one
-    beta: float = 0.5  # standard deviation of the users' inputs around a common mean
-    seed: int = 0  # of the generator; 0 gives the data of the papers
+    users: int = setting(100, "number of clients")
+    alpha: float = setting(0.5, "standard deviation of the users' classifiers around a common one")
+    beta: float = setting(0.5, "standard deviation of the users' inputs around a common mean")
+    seed: int = setting(0, "seed of the generator; 0 gives the data of the papers")
 
     def __post_init__(self) -> None:
-        if self.users < 1:
-            raise DataError(f"synthetic: users = {self.users}; at least one is needed")
-        if not (0 <= self.alpha < float("inf") and 0 <= self.beta < float("inf")):
-            raise DataError(f"synthetic: alpha = {self.alpha}, beta = {self.beta}; both must be finite and not negative")
-        if not 0 <= self.seed < 2**32:
-            raise DataError(f"synthetic: seed = {self.seed}; it must lie between 0 and 2**32 - 1")
+        require(self.users >= 1, "users", f"must be >= 1, got {self.users}")
+        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
+            require(0 <= value < float("inf"), name, f"must be finite and >= 0, got {value}")
+        require(0 <= self.seed < 2**32, "seed", f"must be between 0 and 2**32 - 1, got {self.seed}")
 
     def load(self, root: Path) -> Dataset:
-        """Draw the samples; nothing is read from `root`."""
+        """Draw the samples; `root` is not used."""
         draw = np.random.RandomState(self.seed)
         sizes = 5 * (draw.lognormal(4, 2, self.users).astype(int) + 50)
         classifier_means = draw.normal(0, self.alpha, self.users)
@@ -58,7 +57,7 @@ class Synthetic:
             y[end - size : end] = np.argmax(inputs @ weight + bias, axis=1)
 
         rows = torch.arange(len(y))
-        owned = torch.split(rows, sizes.tolist())
+        user_rows = torch.split(rows, sizes.tolist())
         none = torch.empty(0, dtype=torch.int64)
         return Dataset(
             name="synthetic",
@@ -66,5 +65,5 @@ class Synthetic:
             schema=Schema((FEATURES,), tuple(str(c) for c in range(CLASSES)), {"scaling": "none"}),
             train=rows,
             test=none,
-            owners={str(user): (mine, none) for user, mine in enumerate(owned)},
+            owners={str(user): (train, none) for user, train in enumerate(user_rows)},
         )

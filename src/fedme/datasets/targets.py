@@ -1,7 +1,7 @@
-"""What is to be predicted, from labels as people have them: classes, several labels at once, or numbers.
+"""Prediction targets from the labels of user data: classes, several binary labels, or real numbers.
 
-Text and whole numbers are classes; fractions are numbers to predict; a matrix of 0 and 1 is several labels at once, any other
-matrix is several numbers. Floats that are all whole could be either, so they are asked about. `task` says what it is.
+Strings and integers are classes; fractions are regression targets; a matrix of 0 and 1 is multi-label, any other matrix is
+regression with several targets. Floats that are all integers are ambiguous and must be resolved by `data.task`.
 """
 
 import itertools
@@ -13,159 +13,150 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedme.core.task_types import TaskType, task_type_of
+from fedme.core.task_types import TaskType
 from fedme.core.typed import nearest
 from fedme.datasets.data_errors import DataError
-from fedme.datasets.raw_samples import Raw, class_names
+from fedme.datasets.raw_samples import RawSamples, class_names
 
 TaskName = Literal["auto", "classification", "multi-label", "regression"]
-KNOWN = "the model knows no others"
-RANGES = 5  # of numbers, where they are counted
+NO_OTHER_CLASSES = "the model has no other classes"
+BINS = 5  # of regression targets, when their distribution is counted
 
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """What outputs stand for: classes, labels or numbers, by name."""
+    """What the outputs of a network stand for: the names of classes, labels or regression targets."""
 
-    kind: TaskType
+    task_type: TaskType
     names: tuple[str, ...]
-    remedy: str = "correct it, or add it to `classes`"  # of a class that is not among them
+    remedy: str = "correct it, or add it to data.classes"  # for a class that is not in `names`
 
     @property
-    def whole(self) -> bool:
-        """Whether the classes are whole numbers, to be given back as such."""
-        return self.kind == "classification" and all_whole(self.names)
+    def integer_classes(self) -> bool:
+        """Whether the class names are integers, so that predictions are returned as integers."""
+        return self.task_type == "classification" and _all_integers(self.names)
 
-    def values(self, raw: Raw) -> Tensor:
-        """The labels of these samples as a network learns them; numbers are not scaled."""
-        if self.kind == "classification":
-            return self._classes(raw)
-        labels = _columns(raw)
+    def encode(self, raw: RawSamples) -> Tensor:
+        """The labels as a tensor; regression targets are not scaled."""
+        if self.task_type == "classification":
+            return self._class_indices(raw)
+        labels = _matrix(raw)
         if labels.shape[1] != len(self.names):
-            raise DataError(f"{raw.where}: {_described(labels)}, expected {len(self.names)}: {', '.join(self.names[:10])}")
+            names = ", ".join(self.names[:10])
+            raise DataError(f"{raw.where}: {len(self.names)} labels per sample are required ({names}), got {labels.shape[1]}")
         numbers = _numbers(raw, labels, self.names)
-        if self.kind == "regression":
+        if self.task_type == "regression":
             return torch.from_numpy(numbers)
-        if len(odd := np.argwhere((numbers != 0) & (numbers != 1))):
-            row, column = odd[0].tolist()
-            said = f"the label '{self.names[column]}' of sample {row} (from 0) is {numbers[row, column]:g}"
-            raise DataError(f"{raw.where}: {said}; several labels at once are 0 or 1")
+        if len(wrong := np.argwhere((numbers != 0) & (numbers != 1))):
+            row, column = wrong[0].tolist()
+            place = f"label '{self.names[column]}' of sample {row} (counted from 0)"
+            raise DataError(f"{raw.where}: {place} must be 0 or 1 for multi-label tasks, got {numbers[row, column]:g}")
         return torch.from_numpy(numbers == 1)
 
-    def filler(self, count: int) -> Tensor:
-        """Labels of samples that have none; nobody looks at them."""
-        if self.kind == "classification":
+    def placeholder(self, count: int) -> Tensor:
+        """Labels of unlabeled samples, which are never used."""
+        if self.task_type == "classification":
             return torch.full((count,), -1)
-        return torch.zeros((count, len(self.names)), dtype=torch.bool if self.kind == "multi-label" else torch.float64)
+        return torch.zeros((count, len(self.names)), dtype=torch.bool if self.task_type == "multi-label" else torch.float64)
 
-    def _classes(self, raw: Raw) -> Tensor:
-        place = {name: i for i, name in enumerate(self.names)}
+    def _class_indices(self, raw: RawSamples) -> Tensor:
+        index = {name: i for i, name in enumerate(self.names)}
         names = class_names(raw.labels, raw.where)
         for row, label in enumerate(names):
-            if label not in place:
+            if label not in index:
                 raise DataError(
-                    f"{raw.where}: sample {row} (from 0) has the class '{label}', which is not among the classes"
+                    f"{raw.where}: sample {row} (counted from 0) has the unknown class '{label}'"
                     f"{nearest(str(label), self.names)}; {self.remedy}"
                 )
-        return torch.tensor([place[str(name)] for name in names], dtype=torch.int64)
+        return torch.tensor([index[str(name)] for name in names], dtype=torch.int64)
 
 
-def agreed(raws: Sequence[Raw], task: TaskName, names: tuple[str, ...]) -> Targets:
-    """What all of these are to be predicted as: what `task` says, else what their labels look like."""
-    kind = _kind(raws) if task == "auto" else task
-    if kind == "classification":
+def common_targets(raws: Sequence[RawSamples], task: TaskName, names: tuple[str, ...]) -> Targets:
+    """The targets of all samples; `task` = "auto" infers the task type from the labels."""
+    task_type = _inferred_task_type(raws) if task == "auto" else task
+    if task_type == "classification":
         for raw in raws:
-            if _shape(raw)[1:] not in ((), (1,)):
-                raise DataError(f"{raw.where}: {_described(_columns(raw))}; classification needs one class a sample")
-        found = {str(label) for raw in raws for label in class_names(raw.labels, raw.where)} if not names else set()
-        return Targets(kind, names or (tuple(sorted(found, key=int)) if all_whole(found) else tuple(sorted(found))))
-    width = _columns(raws[0]).shape[1]
-    own = raws[0].named if len(raws[0].named) == width else ("y",) if width == 1 else tuple(map(str, range(width)))
+            if (shape := _label_shape(raw)) not in ((), (1,)):
+                raise DataError(f"{raw.where}: classification needs one label per sample, got {shape[0]}")
+        classes = {str(label) for raw in raws for label in class_names(raw.labels, raw.where)} if not names else set()
+        return Targets(task_type, names or tuple(sorted(classes, key=int if _all_integers(classes) else None)))
+    width = _matrix(raws[0]).shape[1]
     if names and len(names) != width:
-        raise DataError(f"classes: {len(names)} names, but {raws[0].where} has {width} labels a sample")
-    return Targets(kind, names or own)
+        raise DataError(f"data.classes: {width} names are required, one per label of {raws[0].where}, got {len(names)}")
+    label_names = raws[0].label_names
+    default = label_names if len(label_names) == width else ("y",) if width == 1 else tuple(map(str, range(width)))
+    return Targets(task_type, names or default)
 
 
-def _kind(raws: Sequence[Raw]) -> TaskType:
-    """What the labels look like, over all clients."""
-    widths = {raw.where: _shape(raw)[1:] for raw in raws}
-    first = next(iter(widths.values()))
-    for where, shape in widths.items():
-        if shape != first:
+def _inferred_task_type(raws: Sequence[RawSamples]) -> TaskType:
+    first = _label_shape(raws[0])
+    for raw in raws:
+        if (shape := _label_shape(raw)) != first:
             raise DataError(
-                f"{where}: labels have the shape {shape or 'of one number'} a sample, those of {raws[0].where} "
-                f"{first or 'of one number'}; make them alike"
+                f"{raw.where}: labels have shape {shape} per sample, but those of {raws[0].where} have {first}; "
+                "all clients need the same"
             )
-    given = [np.asarray(raw.labels) for raw in raws]
+    labels = [np.asarray(raw.labels) for raw in raws]
     if first not in ((), (1,)):
-        return "multi-label" if all(_is_zero_or_one(each) for each in given) else "regression"
-    floats = [each for each in given if each.dtype.kind == "f"]
-    if any(not _whole(each) for each in floats):
+        return "multi-label" if all(_is_binary(values) for values in labels) else "regression"
+    floats = [values for values in labels if values.dtype.kind == "f"]
+    if any(not _is_integral(values) for values in floats):
         return "regression"
-    if len(floats) == len(given):
+    if len(floats) == len(labels):
         raise DataError(
-            f"{raws[0].where}: the labels are whole numbers given as floats ({floats[0].flat[0]}): are they classes, or "
-            "numbers to predict? Say data.task = 'classification' or 'regression' (in Python: data={'task': ...}), or give "
-            "classes as integers"
+            f"{raws[0].where}: the labels are integers stored as floats ({floats[0].flat[0]}), which may be classes or "
+            "regression targets; set data.task = 'classification' or 'regression' (in Python: data={'task': ...}), or convert "
+            "classes to integers"
         )
     return "classification"
 
 
-def _shape(raw: Raw) -> tuple[int, ...]:
+def _label_shape(raw: RawSamples) -> tuple[int, ...]:
+    """The shape of the labels of one sample: () or (labels,)."""
     shape = np.asarray(raw.labels).shape
     if len(shape) not in (1, 2) or (len(shape) == 2 and not shape[1]):
-        raise DataError(f"{raw.where}: labels have the shape {shape}; give one a sample, or a row of them")
-    return shape
+        raise DataError(f"{raw.where}: labels have shape {shape}; one label, or one row of labels, per sample is required")
+    return shape[1:]
 
 
-def _columns(raw: Raw) -> np.ndarray:
-    _shape(raw)
+def _matrix(raw: RawSamples) -> np.ndarray:
     labels = np.asarray(raw.labels)
-    return labels[:, None] if labels.ndim == 1 else labels
+    return labels if _label_shape(raw) else labels[:, None]
 
 
-def _described(labels: np.ndarray) -> str:
-    return f"{labels.shape[1]} labels a sample" if labels.shape[1] > 1 else "1 label a sample"
-
-
-def _is_zero_or_one(labels: np.ndarray) -> bool:
+def _is_binary(labels: np.ndarray) -> bool:
     return labels.dtype.kind in "biuf" and bool(np.isin(labels, (0, 1)).all())
 
 
-def _whole(labels: np.ndarray) -> bool:
-    """Missing ones are somebody else's to refuse."""
-    known = labels[np.isfinite(labels)]
-    return bool((known == np.round(known)).all())
+def _is_integral(labels: np.ndarray) -> bool:
+    """Whether all values are integers; missing values are reported later."""
+    finite = labels[np.isfinite(labels)]
+    return bool((finite == np.round(finite)).all())
 
 
-def _numbers(raw: Raw, labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
+def _numbers(raw: RawSamples, labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
     try:
         numbers = labels.astype(np.float64)
     except (TypeError, ValueError) as error:
-        raise DataError(f"{raw.where}: the labels hold text ({error}), where numbers are to be predicted") from error
+        raise DataError(f"{raw.where}: labels must be numbers, got text ({error})") from error
     if len(missing := np.argwhere(~np.isfinite(numbers))):
         row, column = missing[0].tolist()
-        raise DataError(
-            f"{raw.where}: '{names[column]}' of sample {row} (from 0) is missing, not a number or infinite; fill it in or "
-            "leave it out"
-        )
+        place = f"label '{names[column]}' of sample {row} (counted from 0)"
+        raise DataError(f"{raw.where}: {place} is missing, NaN or infinite; fill it in, or remove the sample")
     return numbers
 
 
-def all_whole(names: Sequence[str] | set[str]) -> bool:
-    """Whether all names are whole numbers."""
+def _all_integers(names: Sequence[str] | set[str]) -> bool:
     return all(name.removeprefix("-").isdecimal() and str(int(name)) == name for name in names)
 
 
-def in_ranges(labels: Tensor, names: Sequence[str], known: Tensor) -> tuple[tuple[str, ...], Tensor]:
-    """What is counted of every client: classes and labels as they are, of numbers the ranges of the first one.
+def binned_targets(values: Tensor, names: Sequence[str], counted: Tensor) -> tuple[tuple[str, ...], Tensor]:
+    """Bin the first regression target: the names of the bins, and the bin of every sample.
 
-    The ranges have about as many of the `known` rows each. Their names, and the range of every sample.
+    The bins are quantiles over the `counted` rows.
     """
-    if task_type_of(labels) != "regression":
-        return tuple(names), labels
-    first = labels[:, 0].double()
-    edges = torch.unique(first[known].quantile(torch.arange(1, RANGES, dtype=torch.float64) / RANGES))
-    bounds = [f"{float(f'{edge:.4g}'):.10g}" for edge in edges.tolist()]  # four digits that count, without an exponent
+    first = values[:, 0].double()
+    edges = torch.unique(first[counted].quantile(torch.arange(1, BINS, dtype=torch.float64) / BINS))
+    bounds = [f"{float(f'{edge:.4g}'):.10g}" for edge in edges.tolist()]  # four significant digits, without an exponent
     between = [f"{low} to {high}" for low, high in itertools.pairwise(bounds)]
     return (f"{names[0]} ≤ {bounds[0]}", *between, f"> {bounds[-1]}"), torch.bucketize(first, edges)

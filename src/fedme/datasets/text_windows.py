@@ -1,4 +1,4 @@
-"""Text as samples without copying it: a sample is a place in the text, and its window is cut when a batch is gathered."""
+"""Text windows without copies: a sample is a position in the text, and its window is cut when a batch is gathered."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from fedme.core.key import Key
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Samples that begin at `starts` of one text of symbols (bytes) and are `length` symbols long."""
+    """Samples of `length` symbols that begin at the positions `starts` of one text of symbols (uint8)."""
 
     text: Tensor
     starts: Tensor
@@ -18,5 +18,5 @@ class Windows:
     length: int
 
     def inputs(self, rows: Tensor, augment: Key | None = None) -> Tensor:
-        """The symbols of these windows as int64, ready for an embedding; text is never augmented."""
+        """The symbols of these windows as int64, for an embedding; text is never augmented."""
         return self.text[self.starts[rows][:, None] + torch.arange(self.length)].to(torch.int64)

@@ -1,11 +1,11 @@
-"""People's own data as a data set like any other: each client has its samples, all share a preparation and a label space.
+"""User data as a data set: every client has its own samples; all clients share the preprocessing and the label space.
 
-`Clients` reads a file for each client (the tables ``[clients.NAME]`` of an experiment); `Given` was handed over in Python.
+`FileDataset` reads one file per client (the tables ``[clients.NAME]`` of an experiment); `ObjectDataset` is passed in Python.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,182 +13,186 @@ import torch
 from torch import Tensor
 
 from fedme.core.data import Arrays, ClientId, Inputs, Scaling, Schema
+from fedme.core.settings import setting
 from fedme.datasets.data_errors import DataError
-from fedme.datasets.data_files import Label, read
-from fedme.datasets.dataset import Dataset, Kept
-from fedme.datasets.preprocessing import Form, Preparation, agreed
-from fedme.datasets.raw_samples import Raw
-from fedme.datasets.targets import KNOWN, Targets, TaskName
-from fedme.datasets.targets import agreed as agreed_targets
+from fedme.datasets.data_files import Label, read_file
+from fedme.datasets.dataset import Dataset, GivenSplits
+from fedme.datasets.preprocessing import Preparation, TensorSpec, common_preparation
+from fedme.datasets.raw_samples import RawSamples
+from fedme.datasets.targets import NO_OTHER_CLASSES, Targets, TaskName, common_targets
 
-LEAST = 2  # samples of a client: one to train on and one to test on
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What one client gave; what it did not give is cut from `train`."""
-
-    train: Raw
-    val: Raw | None = None
-    test: Raw | None = None
+MIN_SAMPLES = 2  # of a client: one for training and one for testing
 
 
 @dataclass(frozen=True)
-class Own:
-    """How people's own samples become inputs and classes."""
+class ClientSamples:
+    """The samples of one client; splits that are None are split off `train`."""
 
-    task: TaskName = "auto"  # classes, several labels at once, or numbers to predict; by default what the labels look like
-    classes: tuple[str, ...] = ()  # the label space; all labels that occur, in order, by default
-    ignore: tuple[str, ...] = ()  # columns to leave out, such as a patient's number
-    categorical: tuple[str, ...] = ()  # columns of numbers that are names; columns of text always are
-    scale: Literal["auto", "standard", "none"] = "auto"  # auto: standard for rows of numbers, bytes to 0..1, else none
+    train: RawSamples
+    val: RawSamples | None = None
+    test: RawSamples | None = None
+
+    def splits(self) -> dict[str, RawSamples]:
+        """The given splits by name; a DataError if there are too few training samples."""
+        if len(self.train) < MIN_SAMPLES:
+            raise DataError(f"{self.train.where}: at least {MIN_SAMPLES} samples are required, got {len(self.train)}")
+        splits = (("train", self.train), ("val", self.val), ("test", self.test))
+        return {name: raw for name, raw in splits if raw is not None}
+
+
+@dataclass(frozen=True)
+class UserDataset:
+    """How user data becomes inputs and targets."""
+
+    task: TaskName = setting("auto", "classification, multi-label or regression; auto: inferred from the labels")
+    classes: tuple[str, ...] = setting((), "label space, in order; default: all labels that occur")
+    ignore: tuple[str, ...] = setting((), "columns to ignore, such as a patient number")
+    categorical: tuple[str, ...] = setting((), "numeric columns to treat as categories; string columns always are categories")
+    scale: Literal["auto", "standard", "none"] = setting(
+        "auto", "auto: standard for vectors of numbers, images to [0, 1], else none"
+    )
 
     def combine(
-        self, name: str, pieces: Mapping[ClientId, Piece], unlabeled: Raw | None = None, public: Raw | None = None
+        self,
+        name: str,
+        clients: Mapping[ClientId, ClientSamples],
+        unlabeled: RawSamples | None = None,
+        public: RawSamples | None = None,
     ) -> Dataset:
-        """One data set of everybody's samples."""
-        if not pieces:
-            raise DataError("there are no clients; give at least one")
-        for client, piece in pieces.items():
-            if len(piece.train) < LEAST:
-                raise DataError(f"{piece.train.where}: client {client} has {len(piece.train)} sample; give it at least {LEAST}")
-        parts = [(client, part, raw) for client, piece in pieces.items() for part, raw in _parts(piece)]
-        raws = [raw for _, _, raw in parts]
-        extra = [raw for raw in (unlabeled, public) if raw is not None]
-        preparation, _ = agreed(raws, self.ignore, self.categorical)
+        """One data set of the samples of all clients."""
+        if not clients:
+            raise DataError("there are no clients; add at least one")
+        splits = [(client, split, raw) for client, samples in clients.items() for split, raw in samples.splits().items()]
+        raws = [raw for _, _, raw in splits]
         labelled = [*raws, *([public] if public else [])]
-        targets = agreed_targets(labelled, self.task, self.classes)
-        preparation = Preparation(preparation.form, preparation.columns, whole_labels=targets.whole)
-        x = _joined([preparation.numbers(raw) for raw in [*raws, *extra]])
-        labels = [targets.values(raw) for raw in labelled]
+        preparation = common_preparation(raws, self.ignore, self.categorical)
+        targets = common_targets(labelled, self.task, self.classes)
+        preparation = replace(preparation, whole_labels=targets.integer_classes)
+        extra = [raw for raw in (unlabeled, public) if raw is not None]
+        x = _concatenated([preparation.to_tensors(raw) for raw in [*raws, *extra]])
+        labels = [targets.encode(raw) for raw in labelled]
         if unlabeled is not None:
-            labels.insert(len(raws), targets.filler(len(unlabeled)))
-        rows = iter(torch.arange(sum(map(len, labels))).split([len(each) for each in labels]))
-        mine: dict[ClientId, dict[str, Tensor]] = {client: {} for client in pieces}
-        for client, part, _ in parts:
-            mine[client][part] = next(rows)
+            labels.insert(len(raws), targets.placeholder(len(unlabeled)))
+        rows = iter(torch.arange(sum(map(len, labels))).split([len(part) for part in labels]))
+        client_rows: dict[ClientId, dict[str, Tensor]] = {client: {} for client in clients}
+        for client, split, _ in splits:
+            client_rows[client][split] = next(rows)
         form = preparation.form
-        vector = isinstance(form, Form) and len(form.shape) == 1 and form.dtype == "float32"
-        bytes_to_unit = self.scale == "auto" and isinstance(form, Form) and form.dtype == "uint8"
-        numbers = isinstance(form, Form) and form.dtype != "int64"
-        scaling = Scaling(1 / 255) if bytes_to_unit else None
+        spec = form if isinstance(form, TensorSpec) else None
+        is_vector = spec is not None and len(spec.shape) == 1 and spec.dtype == "float32"
+        is_image = spec is not None and spec.dtype == "uint8"
+        is_numeric = spec is not None and spec.dtype != "int64"
+        scaling = Scaling(1 / 255) if self.scale == "auto" and is_image else None
+        shape = (form if isinstance(form, TensorSpec) else next(iter(form.values()))).shape
+        preprocessing = preparation.with_scaling(scaling).plain()
         none = torch.empty(0, dtype=torch.int64)
         return Dataset(
             name=name,
             source=Arrays(x, torch.cat(labels), scaling),
-            schema=Schema(_shape(form), targets.names, preparation.scaled(scaling).plain(), _vocabulary(x), targets.kind),
-            train=torch.cat([each["train"] for each in mine.values()]),
+            schema=Schema(shape, targets.names, preprocessing, _vocabulary(x), targets.task_type),
+            train=torch.cat([splits["train"] for splits in client_rows.values()]),
             test=none,
-            owners={client: (each["train"], none) for client, each in mine.items()},
-            kept={client: Kept(each.get("val"), each.get("test")) for client, each in mine.items()},
+            owners={client: (splits["train"], none) for client, splits in client_rows.items()},
+            given_splits={client: GivenSplits(splits.get("val"), splits.get("test")) for client, splits in client_rows.items()},
             unlabeled=next(rows) if unlabeled is not None else None,
             public=next(rows) if public is not None else None,
-            standardise=numbers and (self.scale == "standard" or (self.scale == "auto" and vector)),
+            standardise=is_numeric and (self.scale == "standard" or (self.scale == "auto" and is_vector)),
         )
 
 
 @dataclass(frozen=True)
 class ClientFiles:
-    """A table ``[clients.NAME]``: where a client's samples are, and its model."""
+    """A table ``[clients.NAME]``: the files and the model of a client."""
 
-    data: str | None = None  # a file or a folder of images; what is not given below is cut from it
-    val: str | None = None
-    test: str | None = None
-    label: Label = None  # the column with its labels, or several
-    model: str | Mapping[str, Any] | None = None  # its architecture; from the pool of [models] by default
+    data: str | None = setting(None, "a file or a folder of images; validation and test sets are split off it unless given")
+    val: str | None = setting(None, "a file or folder with the validation set")
+    test: str | None = setting(None, "a file or folder with the test set")
+    label: Label = setting(None, "label column, or several; default: data.label")
+    model: str | Mapping[str, Any] | None = setting(None, "architecture; default: from the pool of [models]")
 
-    def pieces(self, client: ClientId, label: Label) -> Piece:
-        """Read them."""
+    def read(self, client: ClientId, label: Label) -> ClientSamples:
+        """Read the files of this client; `label` is the default label column."""
 
-        def part(name: str, path: str | None) -> Raw | None:
+        def split(name: str, path: str | None) -> RawSamples | None:
             where = f"client {client}" if name == "data" else f"client {client}, {name}"
-            return None if path is None else read(Path(path), self.label or label, where)
+            return None if path is None else read_file(Path(path), self.label or label, where)
 
-        train = part("data", self.data)
+        train = split("data", self.data)
         assert train is not None
-        return Piece(train, part("val", self.val), part("test", self.test))
+        return ClientSamples(train, split("val", self.val), split("test", self.test))
 
 
 @dataclass(frozen=True)
-class Clients(Own):
-    """A file, or a folder of images, for every client: the tables [clients.NAME] say which."""
+class FileDataset(UserDataset):
+    """One file, or folder of images, per client, given in the tables [clients.NAME]."""
 
-    label: Label = None  # the column with the labels (or several), unless a client names its own
-    unlabeled_file: str | None = None  # samples of the server, without labels
-    public_file: str | None = None  # samples with labels that everybody has
+    label: Label = setting(None, "label column, or several; a client may set its own")
+    unlabeled_file: str | None = setting(None, "a file with unlabeled samples of the server")
+    public_file: str | None = setting(None, "a file with labelled samples shared by all clients")
     clients: Mapping[ClientId, ClientFiles] = field(default_factory=dict)
 
     def load(self, root: Path) -> Dataset:
-        """Read every client's files; nothing is read from `root`."""
-        pieces = {client: files.pieces(client, self.label) for client, files in self.clients.items()}
-        unlabeled = read(Path(self.unlabeled_file), self.label, "unlabeled data", False) if self.unlabeled_file else None
-        public = read(Path(self.public_file), self.label, "public data") if self.public_file else None
-        return self.combine("clients", pieces, unlabeled, public)
+        """Read the files of all clients; `root` is not used."""
+        clients = {client: files.read(client, self.label) for client, files in self.clients.items()}
+        unlabeled = read_file(Path(self.unlabeled_file), self.label, "unlabeled data", False) if self.unlabeled_file else None
+        public = read_file(Path(self.public_file), self.label, "public data") if self.public_file else None
+        return self.combine("clients", clients, unlabeled, public)
 
 
 @dataclass(frozen=True)
-class Given(Own):
-    """Samples that were handed over in Python: not on disk, so that a run is resumed by the program that began it."""
+class ObjectDataset(UserDataset):
+    """Samples passed in Python; they are not on disk, so only the program that passed them can resume the run."""
 
-    fingerprint: str = ""  # of the samples
+    fingerprint: str = setting("", "hash of the samples")
 
     def load(self, root: Path) -> Dataset:
-        """There is nothing to read."""
-        raise DataError("the samples of this run were given in Python; call fit again, with the same clients and output")
+        """Raise a DataError, because there are no files."""
+        raise DataError("the samples of this run were passed in Python; call fit again with the same clients and output")
 
 
-def newcomer(schema: Schema, preparation: Preparation, client: ClientId, piece: Piece) -> Dataset:
-    """The data set of one client that comes later: prepared as the others' were, with their classes."""
-    parts = _parts(piece)
-    if len(piece.train) < LEAST:
-        raise DataError(f"{piece.train.where}: there is {len(piece.train)} sample; at least {LEAST} are needed")
-    targets = Targets(schema.task_type, schema.classes, KNOWN)
-    labels = preparation.standard(torch.cat([targets.values(raw) for _, raw in parts]))
-    rows = torch.arange(len(labels)).split([len(raw) for _, raw in parts])
-    mine = dict(zip((part for part, _ in parts), rows, strict=True))
+def unseen_client_dataset(schema: Schema, preparation: Preparation, client: ClientId, samples: ClientSamples) -> Dataset:
+    """The data set of an unseen client, with the preprocessing and the classes of the trained model."""
+    splits = samples.splits()
+    targets = Targets(schema.task_type, schema.classes, NO_OTHER_CLASSES)
+    labels = preparation.scale_targets(torch.cat([targets.encode(raw) for raw in splits.values()]))
+    parts = torch.arange(len(labels)).split([len(raw) for raw in splits.values()])
+    rows = dict(zip(splits, parts, strict=True))
     none = torch.empty(0, dtype=torch.int64)
     scaling = preparation.scale.scaling() if preparation.scale is not None else None
     return Dataset(
         name="newcomer",
-        source=Arrays(_joined([preparation.numbers(raw) for _, raw in parts]), labels, scaling),
+        source=Arrays(_concatenated([preparation.to_tensors(raw) for raw in splits.values()]), labels, scaling),
         schema=schema,
-        train=mine["train"],
+        train=rows["train"],
         test=none,
-        owners={client: (mine["train"], none)},
-        kept={client: Kept(mine.get("val"), mine.get("test"))},
+        owners={client: (rows["train"], none)},
+        given_splits={client: GivenSplits(rows.get("val"), rows.get("test"))},
     )
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """A name for exactly these samples of these clients."""
-    found = hashlib.blake2b(digest_size=16)
+    """A hash of the samples, their order and their clients."""
+    digest = hashlib.blake2b(digest_size=16)
     source = dataset.source
     assert isinstance(source, Arrays)
     x = source.x if isinstance(source.x, Mapping) else {"": source.x}
-    owners = {client: [len(rows[0]), repr(dataset.kept.get(client))] for client, rows in (dataset.owners or {}).items()}
-    found.update(repr((owners, dataset.schema.classes, dataset.schema.preprocessing)).encode())
+    owners = {
+        client: [len(train), repr(dataset.given_splits.get(client))] for client, (train, _) in (dataset.owners or {}).items()
+    }
+    digest.update(repr((owners, dataset.schema.classes, dataset.schema.preprocessing)).encode())
     for name, value in {**x, "label": source.labels}.items():
-        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        found.update(value.contiguous().numpy().tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
-def _parts(piece: Piece) -> list[tuple[str, Raw]]:
-    parts = (("train", piece.train), ("val", piece.val), ("test", piece.test))
-    return [(name, raw) for name, raw in parts if raw is not None]
-
-
-def _joined(parts: Sequence[Inputs]) -> Inputs:
+def _concatenated(parts: Sequence[Inputs]) -> Inputs:
     if isinstance(parts[0], Mapping):
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     return torch.cat(list(parts))
 
 
-def _shape(form: Form | Mapping[str, Form]) -> tuple[int, ...]:
-    return form.shape if isinstance(form, Form) else next(iter(form.values())).shape
-
-
 def _vocabulary(x: Inputs) -> int | None:
-    """How many symbols there are, where samples are symbols."""
+    """The number of symbols, if samples are sequences of symbols."""
     first = next(iter(x.values())) if isinstance(x, Mapping) else x
     return int(first.max()) + 1 if first.dtype == torch.int64 and len(first) else None

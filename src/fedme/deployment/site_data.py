@@ -17,7 +17,7 @@ from fedme.core.data import Arrays, ClientData, Scaling, Split
 from fedme.core.key import Key
 from fedme.core.method import Task
 from fedme.datasets.data_errors import DataError
-from fedme.datasets.federated_dataset import TEST_SHARE, parts_of
+from fedme.datasets.federated_dataset import TEST_FRACTION, split_client
 from fedme.deployment.site_settings import Site
 
 NAME = "data.safetensors"
@@ -98,8 +98,8 @@ def _read(site: Site) -> dict[str, torch.Tensor]:
     labels = _numbered(words, site.labels, path, asked.rename)
     key = Key(experiment.settings.seed).at("partition", "client", site.settings.name)
     none = torch.empty(0, dtype=torch.int64)
-    share = experiment.data.test or TEST_SHARE
-    parts = parts_of(site.settings.name, (torch.arange(len(x)), none), share, experiment.data.val, 0, key)
+    share = experiment.data.test or TEST_FRACTION
+    parts = split_client(site.settings.name, (torch.arange(len(x)), none), share, experiment.data.val, 0, key)
     public = public_samples(experiment, site.shared)
     common = {} if public is None else {"public_x": public.source.x, "public_y": public.y}  # type: ignore[attr-defined]
     return {"x": x, "y": labels, "train": parts.train, "val": parts.val, "test": parts.test} | common

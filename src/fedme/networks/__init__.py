@@ -1,7 +1,7 @@
-"""The networks that come with the library, by name, and how to use one's own.
+"""The built-in networks by name, and the lookup of user-defined networks.
 
-``arch("dnn-64", schema)`` is an architecture fitted to a task. A network of one's own needs no registration: its import
-path, "mypkg.nets:Net", is as good a name as any.
+``arch("dnn-64", schema)`` is an architecture for the inputs and outputs of a task. User-defined networks need no registration:
+their import path, such as "mypkg.nets:Net", is a valid name.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,9 +13,9 @@ from fedme.core.data import Schema
 from fedme.core.model import Arch
 from fedme.networks.convolutional import cnn, cnn_small, fml_cnn1, fml_cnn2, lenet5
 from fedme.networks.dense import dnn, mlr
-from fedme.networks.in_memory import Here, importable, instance, named
+from fedme.networks.in_memory import InMemoryNetwork, from_instance, has_qualified_name, importable
 from fedme.networks.input_sizes import ArchError
-from fedme.networks.lookup import FAMILY, Entry, Row, check, own, resolve, rows
+from fedme.networks.lookup import DENSE_FAMILY, Entry, Row, check, resolve, rows, user_entry
 from fedme.networks.recurrent import lstm
 from fedme.networks.vgg import vgg
 
@@ -23,25 +23,25 @@ __all__ = [
     "ARCHS",
     "ArchError",
     "Entry",
-    "Here",
+    "InMemoryNetwork",
     "Row",
     "arch",
     "check",
     "describe",
+    "from_instance",
+    "has_qualified_name",
     "importable",
-    "instance",
-    "named",
-    "own",
     "register",
+    "user_entry",
 ]
 
 _FEDOPT = "FedMe, after Reddi et al. 2021"
 _FEDMA = "FedMe, after Simonyan and Zisserman 2015 and Wang et al. 2020 (FedMA)"
 
 ARCHS: dict[str, Entry] = {
-    "mlr": Entry(mlr, "logistic regression: one linear layer", "pFedMe, PFML"),
-    FAMILY: Entry(dnn, "dense, hidden layers of these sizes: dnn-16, dnn-64-32", "pFedMe, PFML", {"hidden": ()}),
-    "mlp": Entry(dnn, "dense, two hidden layers of 200", "FML, after McMahan et al. 2017", {"hidden": (200, 200)}),
+    "mlr": Entry(mlr, "multinomial logistic regression: one linear layer", "pFedMe, PFML"),
+    DENSE_FAMILY: Entry(dnn, "dense, hidden layers of these sizes: dnn-16, dnn-64-32", "pFedMe, PFML", {"hidden": ()}),
+    "mlp": Entry(dnn, "dense, two hidden layers of 200 units", "FML, after McMahan et al. 2017", {"hidden": (200, 200)}),
     "cnn-small": Entry(cnn_small, "one padded convolution, one dense layer; for 8 x 8 digits", "this library"),
     **{f"cnn-{k}": Entry(cnn, f"3x3 convolutions: {k}; one dense layer of 128", _FEDOPT, {"layers": k}) for k in (1, 2, 3, 4)},
     **{
@@ -51,7 +51,7 @@ ARCHS: dict[str, Entry] = {
         for k in (1, 2, 3, 4)
     },
     **{
-        f"vgg{depth}": Entry(vgg, f"VGG of {depth} layers for 32 x 32 photographs", _FEDMA, {"depth": depth})
+        f"vgg{depth}": Entry(vgg, f"VGG with {depth} layers for 32 x 32 images", _FEDMA, {"depth": depth})
         for depth in (11, 13, 16, 19)
     },
     **{
@@ -72,27 +72,27 @@ def arch(
     imports: bool = True,
     more: Mapping[str, Entry] | None = None,
 ) -> Arch:
-    """The architecture that `spec` asks for, fitted to a task.
+    """The architecture named by `spec`, for the inputs and outputs of a task.
 
-    `spec` is a name of `ARCHS` ("dnn-64"), the same with options ("cnn-2(width=0.25)" or a table
-    ``{"name": "cnn-2", "width": 0.25}``), or the import path of a module class or function ("mypkg.nets:Net"), which is
-    given those of `shape`, `classes` and `vocabulary` that it has parameters for.
+    `spec` is a name of `ARCHS` ("dnn-64"), a name with options ("cnn-2(width=0.25)" or a table
+    ``{"name": "cnn-2", "width": 0.25}``), or the import path of a module class or function ("mypkg.nets:Net"). Parameters
+    called `shape`, `classes` and `vocabulary` are filled in.
 
-    An import path runs the code it names, so it may come from the local configuration only: pass ``imports=False`` for
-    any name that arrived in a message. `more` are networks that are at hand, by name.
+    Resolving an import path executes code, so only trusted local configuration may contain one: pass ``imports=False`` for
+    names from messages. `more` adds networks by name.
     """
     return resolve({**ARCHS, **more} if more else ARCHS, spec, schema, classes, imports)
 
 
 def register(name: str, factory: Callable[..., nn.Module], about: str = "", source: str = "") -> None:
-    """Give a network of one's own a short name. The same name cannot be given twice, except to the same factory."""
+    """Register a user-defined network under a short name; a name can be registered again only with the same factory."""
     if not name or any(letter in "()[]:<>" or letter.isspace() for letter in name) or name.startswith("dnn-"):
-        raise ArchError(f"'{name}' cannot name an architecture: no spaces, brackets or colons, and not 'dnn-...'")
+        raise ArchError(f"invalid architecture name '{name}': no spaces, brackets or colons, and not 'dnn-...'")
     if name in ARCHS and ARCHS[name].factory is not factory:
-        raise ArchError(f"an architecture is already called '{name}'")
-    ARCHS.setdefault(name, own(name, factory, about, source))
+        raise ArchError(f"another architecture is already registered as '{name}'; choose another name")
+    ARCHS.setdefault(name, user_entry(name, factory, about, source))
 
 
 def describe() -> list[Row]:
-    """Every architecture that has a name: name, what it is, where it is from, its options."""
+    """All named architectures: name, description, source and options."""
     return rows(ARCHS)

@@ -1,4 +1,4 @@
-"""Small convolutional networks: convolutions as `features`, a dense chain as `classifier`."""
+"""Small convolutional networks: convolutions as `features`, dense layers as `classifier`."""
 
 from torch import nn
 
@@ -10,7 +10,7 @@ def cnn(shape: tuple[int, ...], classes: int, layers: int, conv_relu: bool = Tru
     """The FEMNIST network of FedMe with 1 to 4 convolutions, after Reddi et al. 2021 (Adaptive Federated Optimization).
 
     Deviations: FedMe's own code has no ReLU between convolutions (`conv_relu` = False); the network it cites has.
-    `width` multiplies the channels and the units of the dense layer, for machines that cannot afford the whole.
+    `width` multiplies the channels and the units of the dense layer.
     """
     positive(width=width)
     channels, height, breadth = image(shape, least=2 * layers + 2)
@@ -62,23 +62,23 @@ def fml_cnn1(shape: tuple[int, ...], classes: int, hidden: int = 64) -> nn.Seque
 
 
 def fml_cnn2(shape: tuple[int, ...], classes: int, channels: int = 128) -> nn.Sequential:
-    """CNN2 of FML (Shen et al. 2020): three convolutions, to be shared, and one dense layer, an adaptor."""
+    """CNN2 of FML (Shen et al. 2020): three convolutions, which are shared, and one dense layer, the adaptor."""
     positive(channels=channels)
-    given, height, breadth = image(shape, least=22)
+    inputs, height, breadth = image(shape, least=22)
     features: list[nn.Module] = []
     for _ in range(3):
-        features += [nn.Conv2d(given, channels, 3), nn.MaxPool2d(2), nn.ReLU()]
-        given, height, breadth = channels, (height - 2) // 2, (breadth - 2) // 2
+        features += [nn.Conv2d(inputs, channels, 3), nn.MaxPool2d(2), nn.ReLU()]
+        inputs, height, breadth = channels, (height - 2) // 2, (breadth - 2) // 2
     flat = channels * height * breadth
     return two_parts(nn.Sequential(*features), nn.Sequential(nn.Flatten(), nn.Linear(flat, classes)))
 
 
 def cnn_small(shape: tuple[int, ...], classes: int, channels: int = 16) -> nn.Sequential:
-    """One padded convolution and one dense layer: 2 730 weights for 8 x 8 digits."""
+    """One padded convolution and one dense layer: 2,730 weights for 8 x 8 digits."""
     positive(channels=channels)
-    given, height, breadth = image(shape, least=2)
+    inputs, height, breadth = image(shape, least=2)
     flat = channels * (height // 2) * (breadth // 2)
     return two_parts(
-        nn.Sequential(nn.Conv2d(given, channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Sequential(nn.Conv2d(inputs, channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         nn.Sequential(nn.Flatten(), nn.Linear(flat, classes)),
     )

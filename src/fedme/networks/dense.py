@@ -1,4 +1,4 @@
-"""Dense networks: plain chains of Flatten, Linear, ReLU and Dropout, for inputs of any shape.
+"""Dense networks: Flatten, Linear, ReLU and Dropout layers, for inputs of any shape.
 
 Multinomial logistic regression and one hidden layer are the models of pFedMe (Dinh et al. 2020) and of PFML; two hidden
 layers of 200 are the "2NN" of FedAvg (McMahan et al. 2017), which FML uses as its MLP.
@@ -17,9 +17,9 @@ def mlr(shape: tuple[int, ...], classes: int) -> nn.Sequential:
 
 
 def dnn(shape: tuple[int, ...], classes: int, hidden: tuple[int, ...], dropout: float = 0.0) -> nn.Sequential:
-    """Hidden layers of these sizes, each followed by ReLU, and by dropout when asked for."""
+    """Hidden layers of these sizes, each followed by ReLU and, if it is not 0, dropout."""
     if not 0.0 <= dropout < 1.0:
-        raise ArchError(f"needs 0 <= dropout < 1, not {dropout}")
+        raise ArchError(f"needs 0 <= dropout < 1, got {dropout}")
     layers: list[nn.Module] = [nn.Flatten()]
     units = math.prod(shape)
     for size in hidden:

@@ -1,6 +1,6 @@
-"""Networks that only this process has: an instance, or a class that was defined inside a function.
+"""Networks without an import path: instances, and classes defined inside a function.
 
-They have no import path, so a saved model cannot name them. Worker processes are forked and find them by number.
+A saved model cannot refer to them by name. Worker processes are forked, and look them up by number.
 """
 
 import copy
@@ -13,40 +13,40 @@ from typing import Any
 from torch import nn
 
 _numbers = itertools.count(1)
-_here: "weakref.WeakValueDictionary[int, Here]" = weakref.WeakValueDictionary()
+_networks: "weakref.WeakValueDictionary[int, InMemoryNetwork]" = weakref.WeakValueDictionary()
 
 
-class Here:
-    """A factory without an import path."""
+class InMemoryNetwork:
+    """A factory that exists only in this process and its forks."""
 
     def __init__(self, factory: Callable[..., nn.Module], name: str) -> None:
         self.factory, self.number = factory, next(_numbers)
         self.__name__ = self.__qualname__ = name
         self.__signature__ = inspect.signature(factory)
-        _here[self.number] = self
+        _networks[self.number] = self
 
     def __call__(self, **options: Any) -> nn.Module:
         return self.factory(**options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _found, (self.number,)
+        return _by_number, (self.number,)
 
 
-def _found(number: int) -> Here:
-    return _here[number]
+def _by_number(number: int) -> InMemoryNetwork:
+    return _networks[number]
 
 
-def instance(module: nn.Module) -> Here:
-    """The factory of copies of `module`, weights and all."""
-    whole = copy.deepcopy(module)  # what happens to the original from now on does not matter
-    return Here(lambda: copy.deepcopy(whole), type(module).__qualname__)
+def from_instance(module: nn.Module) -> InMemoryNetwork:
+    """A factory of copies of `module`, including its current weights."""
+    original = copy.deepcopy(module)  # later changes of `module` must not matter
+    return InMemoryNetwork(lambda: copy.deepcopy(original), type(module).__qualname__)
 
 
-def named(factory: Callable[..., nn.Module]) -> bool:
-    """Whether its module and its name in the module can be written down; not so inside a function."""
+def has_qualified_name(factory: Callable[..., nn.Module]) -> bool:
+    """Whether ``module:name`` identifies the factory; not for one defined inside a function."""
     return "<" not in f"{factory.__module__}:{getattr(factory, '__qualname__', '<')}"
 
 
 def importable(factory: Callable[..., nn.Module]) -> bool:
-    """Whether another program can have it by its import path."""
-    return not isinstance(factory, Here) and named(factory) and factory.__module__ != "__main__"
+    """Whether another program can import the factory."""
+    return not isinstance(factory, InMemoryNetwork) and has_qualified_name(factory) and factory.__module__ != "__main__"

@@ -1,4 +1,4 @@
-"""Networks that read symbols one after another and predict from where they end up."""
+"""Recurrent networks that predict the next symbol of a sequence from the last hidden state."""
 
 from torch import Tensor, nn
 
@@ -7,7 +7,7 @@ from fedme.networks.two_part import two_parts
 
 
 class LastState(nn.Module):
-    """Symbols to the state of the top LSTM layer after the last of them; symbol 0 is padding."""
+    """The hidden state of the top LSTM layer after the last symbol; symbol 0 is padding."""
 
     def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -22,9 +22,9 @@ class LastState(nn.Module):
 def lstm(
     shape: tuple[int, ...], classes: int, vocabulary: int, layers: int, hidden: int = 256, embedding: int = 8
 ) -> nn.Sequential:
-    """The Shakespeare network of FedMe, 1 to 4 LSTM layers, after Reddi et al. 2021 (Adaptive Federated Optimization).
+    """The Shakespeare network of FedMe with 1 to 4 LSTM layers, after Reddi et al. 2021 (Adaptive Federated Optimization).
 
-    Deviations: as in FedMe, only the symbol after the last one is predicted, not the one after every position.
+    Deviations: as in FedMe, only the symbol after the last one is predicted, not the next symbol at every position.
     """
     positive(hidden=hidden, embedding=embedding)
     sequence(shape)

@@ -1,4 +1,4 @@
-"""Networks in two parts that have the same names everywhere: to share one ("features.") is to name it."""
+"""Networks with two named parts, so that a method can share one of them by its prefix, such as "features."."""
 
 from collections import OrderedDict
 
@@ -6,6 +6,6 @@ from torch import nn
 
 
 def two_parts(features: nn.Module, classifier: nn.Module) -> nn.Sequential:
-    """`features` turn an input into numbers, `classifier` turns the numbers into logits."""
+    """`features` maps inputs to features, `classifier` maps features to logits."""
     parts: OrderedDict[str, nn.Module] = OrderedDict(features=features, classifier=classifier)
     return nn.Sequential(parts)

@@ -1,4 +1,4 @@
-"""VGG (Simonyan and Zisserman 2015) for small photographs: FedMA's small classifier, and no normalisation."""
+"""VGG (Simonyan and Zisserman 2015) for small images, with the small classifier of FedMA and without normalisation."""
 
 import math
 
@@ -7,12 +7,12 @@ from torch import nn
 from fedme.networks.input_sizes import image, positive, scaled
 from fedme.networks.two_part import two_parts
 
-# How many 3x3 convolutions of 64, 128, 256, 512 and 512 channels come before each of the five poolings.
+# Number of 3x3 convolutions with 64, 128, 256, 512 and 512 channels before each of the five pooling layers.
 CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 
 
 def vgg(shape: tuple[int, ...], classes: int, depth: int, width: float = 1.0) -> nn.Sequential:
-    """VGG of 11, 13, 16 or 19 layers; `width` multiplies the channels and the units of the dense layers."""
+    """VGG with 11, 13, 16 or 19 layers; `width` multiplies the channels and the units of the dense layers."""
     positive(width=width)
     channels, height, breadth = image(shape, least=32)
     features: list[nn.Module] = []

@@ -10,7 +10,7 @@ from typing import Any
 from fedme.auditing.run_audit import NAME as AUDIT
 from fedme.core.atomic_files import RunError, unsealed
 from fedme.core.data import ClientId
-from fedme.core.metrics import MEASURES, Measure, kind_of_row
+from fedme.core.metrics import MEASURES, Measure, task_type_of_row
 from fedme.results import records, summary
 from fedme.running.run import LABELS
 
@@ -85,7 +85,7 @@ def read(folder: Path) -> Run:
             notes[t][client] = row["notes"]
         if row["stage"] in ("round", "finetuned") and client not in malicious:
             seen[client] = None
-            kept = {name: row[name] for name in (*(m.key for m in MEASURES[kind_of_row(row)]), "samples", "arch")}
+            kept = {name: row[name] for name in (*(m.key for m in MEASURES[task_type_of_row(row)]), "samples", "arch")}
             scores[row["model"], row["stage"], row["split"]][t][client] = kept
     if not scores:
         raise RunError(f"{folder}: no round of it has been evaluated yet, so there is nothing to report")

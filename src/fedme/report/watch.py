@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from fedme.core.atomic_files import RunError
-from fedme.core.metrics import MEASURES, kind_of_row
+from fedme.core.metrics import MEASURES, task_type_of_row
 from fedme.report.terminal_plot import plot
 from fedme.results import records, summary
 
@@ -66,7 +66,7 @@ class Followed:
         """What is known of a round, in place of what was known of it before."""
         traffic = {row["client"]: row["bytes_up"] + row["bytes_down"] for row in rows}
         self.sent[t] = sum(traffic.values())
-        measure = MEASURES[kind_of_row(rows[0])][0]
+        measure = MEASURES[task_type_of_row(rows[0])][0]
         factor = 100 if measure.percent else 1
         named = {
             f"{word} {measure.heading}": [r[measure.key] for r in rows if _is(r, "personal", "round", split)]

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 from fedme.config.experiment import ConfigError
 from fedme.core.atomic_files import write_text
-from fedme.core.metrics import MEASURES, kind_of_row
+from fedme.core.metrics import MEASURES, task_type_of_row
 from fedme.results.summary import flattened
 
 Row = Mapping[str, Any]
@@ -54,7 +54,7 @@ def means(rows: Sequence[Row]) -> dict[str, float]:
         traffic.setdefault(row["client"], row)
         model = row["model"] if row["stage"] != "finetuned" else f"{row['model']}-finetuned"
         place = f"{model or 'model'}/{row['stage'] if row['stage'] in ('training', 'trained') else row['split']}"
-        for measure in MEASURES[kind_of_row(row)]:
+        for measure in MEASURES[task_type_of_row(row)]:
             if row[measure.key] is not None:
                 found[f"{place}/{measure.key}"].append(row[measure.key])
         notes = row.get("notes") or {}

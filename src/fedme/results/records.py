@@ -24,7 +24,7 @@ from typing import Any
 
 from fedme.core.atomic_files import RunError, finite
 from fedme.core.data import ClientId
-from fedme.core.metrics import MEASURES, Metrics, kind_of_row
+from fedme.core.metrics import MEASURES, Metrics, task_type_of_row
 from fedme.core.task_types import TaskType
 from fedme.federation.client_work import ModelScore
 from fedme.federation.round import Traffic
@@ -125,7 +125,7 @@ def _checked(row: Any) -> dict[str, Any]:
     """A row that everybody can compute with, or a ValueError."""
     if not isinstance(row, dict):
         raise ValueError("not a table")
-    maybe = MAYBE[kind_of_row(row)]
+    maybe = MAYBE[task_type_of_row(row)]
     for names, kinds, what in (
         (TEXTS, (str,), "text"),
         (COUNTS, (int,), "a whole number"),

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedme.config.identity import digest
 from fedme.core.atomic_files import RunError, sealed, unsealed, write_json
-from fedme.core.metrics import LOSS, MEASURES, Measure, kind_of_row
+from fedme.core.metrics import LOSS, MEASURES, Measure, task_type_of_row
 from fedme.core.task_types import TaskType
 from fedme.core.typed import TypedError
 from fedme.results import records
@@ -50,7 +50,7 @@ def summarise(rows: Iterable[dict[str, Any]], config: Mapping[str, Any]) -> dict
             if why := row.get("notes", {}).get("missing"):
                 missing[_sort_of(why)] += 1
             if row["stage"] in ("round", "finetuned"):
-                task = task or kind_of_row(row)
+                task = task or task_type_of_row(row)
                 found[row["model"], row["stage"]][row["split"]].append(row)
         sums = {name: total + sum(row[name] for row in traffic.values()) for name, total in sums.items()}
         server += next(iter(traffic.values()))["server_seconds"]
@@ -79,7 +79,7 @@ def summarise(rows: Iterable[dict[str, Any]], config: Mapping[str, Any]) -> dict
         | {
             "name": config["name"],
             "method": config["method"]["name"],
-            "task": task or kind_of_row({}),
+            "task": task or task_type_of_row({}),
             "seed": config["seed"],
             "rounds": config["rounds"],
             "config": digest({key: value for key, value in config.items() if key != "seed"}),
@@ -137,7 +137,7 @@ def _sort_of(reason: Any) -> str:
 
 def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Over clients: mean and standard deviation (ddof = 1) of every metric where it is defined, and pooled over samples."""
-    measures = MEASURES[kind_of_row(rows[0])]
+    measures = MEASURES[task_type_of_row(rows[0])]
     found: dict[str, Any] = {"clients": len(rows), "samples": sum(row["samples"] for row in rows)}
     for measure in measures:
         values = [row[measure.key] for row in rows if row[measure.key] is not None]
@@ -158,7 +158,7 @@ def measures_of(result: Mapping[str, Any]) -> tuple[Measure, ...]:
 
 def _merit(result: Mapping[str, Any]) -> float:
     """How good a mean over clients is: larger is better."""
-    measure = MEASURES[kind_of_row(result)][0]
+    measure = MEASURES[task_type_of_row(result)][0]
     value = result[measure.key]["client_mean"]
     return -math.inf if value is None else measure.gain(value, 0.0)
 

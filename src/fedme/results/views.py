@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fedme.core.metrics import MEASURES, Measure, kind_of_row
+from fedme.core.metrics import MEASURES, Measure, task_type_of_row
 from fedme.results import records, summary
 from fedme.results.tables import Format, render
 
@@ -88,7 +88,7 @@ def clients(folder: Path, style: Format, out: Console, as_json: bool = False) ->
     """The personal model of every client after the last evaluated round."""
     rows = [r for r in records.read(folder) if r["model"] == "personal"]
     last = max((r["round"] for r in rows), default=-1)
-    measure = MEASURES[kind_of_row(rows[0] if rows else {})][0]
+    measure = MEASURES[task_type_of_row(rows[0] if rows else {})][0]
     found: dict[str, dict[str, Any]] = {}
     for r in rows:
         if r["round"] == last:

@@ -205,5 +205,5 @@ def _headline(scores: Mapping[ClientId, list[ModelScore]], measure: Measure) -> 
         ]
         values = [value for value in personal if value is not None]
         if values:
-            return f"{word} {measure.shown(sum(values) / len(values))}"
+            return f"{word} {measure.with_title(sum(values) / len(values))}"
     return ""

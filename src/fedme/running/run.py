@@ -164,7 +164,7 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment) -> N
             display.note(f"note: {note}", always=True)
         with replacing(folder / "partition.safetensors") as temporary:
             federation.partition.save(temporary)
-        write_json(folder / LABELS, sealed(federation.division()))
+        write_json(folder / LABELS, sealed(federation.label_counts()))
         saved = checkpoint.load(folder, config)
         secret = privacy_budget.secret_of(folder, settings.privacy, begun=saved is not None)
         prepared = assembly.prepare(

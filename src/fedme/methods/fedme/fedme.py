@@ -7,8 +7,9 @@ learning and adopts the guest if it is better on its validation part. The server
 Deviations: adoption compares losses on the validation part, as in the authors' code (Eq. 7 says the local data); k-means
 re-seeds empty clusters; copies that diverged are not sent back; a client whose cluster has no model within its
 `max_parameters` gets one from another cluster. The copies that came back are averaged; an absent client keeps its model.
-Choices by measured time (`adopt`) are not repeatable. Without unlabeled data all models are in one cluster. A cohort with ``tuning =
-false`` and fixed clusters is the first version of the paper. The server keeps personal models: each is uploaded once per round.
+Choices by measured time (`adopt`) are not repeatable. Without unlabeled data all models are in one cluster. A cohort with
+``tuning = false`` and fixed clusters is the first version of the paper. The server keeps personal models: each is uploaded once
+per round.
 """
 
 from collections.abc import Mapping
