@@ -13,7 +13,8 @@ import pytest
 
 from fedme.config.experiment import presets
 from fedme.methods import METHODS
-from fedme.report.chromium import INSTALL, Browser, find
+from fedme.report import chromium
+from fedme_test_browser import needs_chromium, new_page, open_file
 
 ROOT = Path(__file__).parent.parent
 
@@ -89,12 +90,13 @@ def test_the_reference_has_every_setting_command_and_name(site):
     assert "fedme.artifacts.saved_models.load_model" in (site / "reference" / "python.html").read_text()
 
 
-@pytest.mark.skipif(find() is None, reason=INSTALL)
+@needs_chromium
 def test_a_page_opens_without_complaints(site):
-    with Browser(1280) as browser:
-        browser.open(site / "methods" / "fedme.html")
-        assert [each for each in browser.said if "file://" not in each] == []
-        assert browser.run("document.querySelectorAll('math').length") > 5
+    with chromium.launch() as browser:
+        page, messages = new_page(browser)
+        open_file(page, site / "methods" / "fedme.html")
+        assert [message for message in messages if "file://" not in message] == []
+        assert page.locator("math").count() > 5
 
 
 @pytest.mark.slow

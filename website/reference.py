@@ -101,7 +101,7 @@ def python() -> str:
     text += "## For methods and criteria of one's own\n\n"
     for name in ("core.method.Method", "core.method.Task", "core.method.Report", "methods.fedme.adoption.Candidate"):
         text += f"::: fedme.{name}\n\n"
-    return text + "## Reports\n\n::: fedme.report.write\n\n::: fedme.report.chart_files.take\n"
+    return text + "## Reports\n\n::: fedme.report.write\n\n::: fedme.report.chart_files.save_charts\n"
 
 
 def index() -> str:

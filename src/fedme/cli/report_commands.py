@@ -29,7 +29,7 @@ def report(
         out.print(str(target), highlight=False, markup=False, soft_wrap=True)
         if to is not None:
             display.note("drawing pictures ...")
-            made = chart_files.take(target, to)
+            made = chart_files.save_charts(target, to)
             display.note(f"{len(made)} pictures in {to}")
 
 
