@@ -125,7 +125,7 @@ def test_labels_add_up(story, runs):
 
 
 def test_words_name_the_worst_client_and_say_what_is_compared(story):
-    told = {each["about"]: " ".join(each["lines"]) for each in story["words"]["told"]}
+    told = {each["about"]: " ".join(each["lines"]) for each in story["summary"]["paragraphs"]}
     assert "best first: " in told["In short"]
     mine = story["runs"][0]
     worst = min(range(5), key=lambda i: mine["results"]["test round"][i])
@@ -137,8 +137,8 @@ def test_words_name_the_worst_client_and_say_what_is_compared(story):
 
 
 def test_a_run_without_local_says_so(runs):
-    told = report.story(families(runs[:1]))["words"]["told"]
-    assert "No run of Local" in " ".join(told[0]["lines"])
+    told = report.story(families(runs[:1]))["summary"]["paragraphs"]
+    assert "no run of Local" in " ".join(told[0]["lines"])
 
 
 def test_the_page_is_one_file_without_a_network_and_the_same_every_time(runs, tmp_path):
@@ -165,8 +165,8 @@ def test_an_unfinished_run(runs, tmp_path):
     lines = (half / records.NAME).read_text().splitlines(keepends=True)
     kept = [line for line in lines if json.loads(line)["round"] < 2]
     (half / records.NAME).write_text("".join(kept) + '{"round": 2, "cli')
-    told = report.story(families([half]))["words"]["told"][0]["lines"]
-    assert "Not finished: seed 0 has 2 of 4 rounds behind it." in told
+    told = report.story(families([half]))["summary"]["paragraphs"][0]["lines"]
+    assert "Unfinished: seed 0 has completed 2 of 4 rounds." in told
     (half / records.NAME).write_text("")
     with pytest.raises(RunError, match="nothing to report"):
         families([half])

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedme.core.atomic_files import RunError
 from fedme.report.terminal_plot import plot
-from fedme.report.watch import Followed, watch
+from fedme.report.watch import FollowedRun, watch
 from fedme.results import records
 
 
@@ -67,26 +67,26 @@ def test_it_follows_a_run_to_its_end(runs, tmp_path, terminal):
 def test_a_round_that_was_read_in_two_pieces_is_one_round(runs, tmp_path, cut):
     folder = shutil.copytree(runs[0], tmp_path / "run")
     whole = (folder / records.NAME).read_bytes()
-    immediately = Followed(folder)
-    immediately.look()
+    immediately = FollowedRun(folder)
+    immediately.update()
     (folder / records.NAME).write_bytes(whole[:-cut])
-    piecewise = Followed(folder)
-    piecewise.look()
+    piecewise = FollowedRun(folder)
+    piecewise.update()
     (folder / records.NAME).write_bytes(whole)
-    piecewise.look()
+    piecewise.update()
     assert piecewise.curves == immediately.curves
     assert piecewise.sent == immediately.sent
 
 
 def test_rounds_that_are_computed_again_replace_the_old_ones(runs, tmp_path):
     folder = shutil.copytree(runs[0], tmp_path / "run")
-    run = Followed(folder)
-    assert run.look()
+    run = FollowedRun(folder)
+    assert run.update()
     sent = dict(run.sent)
-    assert not run.look()
+    assert not run.update()
     lines = (folder / records.NAME).read_text().splitlines(keepends=True)
     (folder / records.NAME).write_text("".join(line for line in lines if json.loads(line)["round"] < 2))
-    assert run.look()
+    assert run.update()
     assert run.sent == {t: sent[t] for t in (0, 1)}
 
 

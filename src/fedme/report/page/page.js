@@ -62,9 +62,9 @@ function choices() {
 
 function drawSummary(section) {
   const list = (lines) => element("ul", {}, ...lines.map((line) => element("li", {}, line)));
-  const [first, ...others] = story.words.told;
+  const [first, ...others] = story.summary.paragraphs;
   section.append(element("h3", {}, first.about), list(first.lines));
-  const { header, rows } = story.words.table;
+  const { header, rows } = story.summary.table;
   const number = (index) => (index > 2 ? "number" : null);
   const head = element("tr", {}, ...header.map((text, index) => element("th", { class: number(index) }, text)));
   const body = rows.map((row) => element("tr", {}, ...row.map((text, index) => element("td", { class: number(index) }, text))));
