@@ -218,8 +218,8 @@ def test_streams_between_architectures_are_the_moves_that_were_made(page, runs):
     assert "round" in tip(page)
 
 
-def test_where_less_is_better_the_page_says_so(tmp_path, browser):
-    """Numbers to predict: the largest error is the worst, and a gain is positive."""
+def test_the_page_says_where_lower_is_better(tmp_path, browser):
+    """Regression: the largest error is the worst, and a gain is positive."""
     draw = Key(1).torch()
     x = torch.randn(90, 2, generator=draw)
     y = 5000 + 900 * x[:, 0] + 0.5
@@ -236,7 +236,7 @@ def test_where_less_is_better_the_page_says_so(tmp_path, browser):
     errors = story["runs"][0]["results"]["test round"]
     worst = story["runs"][0]["clients"][errors.index(max(errors))]
     assert page.locator("#clients > p").text_content().split("The worst: ")[1].startswith(worst)
-    assert "less is better" in page.locator("#clients svg").text_content()
+    assert "lower is better" in page.locator("#clients svg").text_content()
     gained = {row["client"]: row["gain"] for row in result.rows(quiet=True)}
     point(page, "#gain svg", 0.9, 0.5)
     best = max(gained, key=gained.get)
