@@ -185,7 +185,7 @@ def test_data_show(fedme):
 def test_resume_of_a_finished_run_says_so(fedme, runs):
     code, _, err = fedme("resume", "r0")
     assert code == 0
-    assert "finished already" in err
+    assert "already finished" in err
 
 
 @pytest.mark.parametrize(
