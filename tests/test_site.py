@@ -28,12 +28,12 @@ class Page(html.parser.HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
-        self.anchors |= {found[key] for key in ("id", "name") if found.get(key)}
-        if tag == "a" and found.get("href"):
-            self.links.append(found["href"])
-        if found.get("src") or (tag == "link" and found.get("rel") != "canonical" and found.get("href")):
-            self.fetched.append(found.get("src") or found["href"])
+        values = dict(attributes)
+        self.anchors |= {values[key] for key in ("id", "name") if values.get(key)}
+        if tag == "a" and values.get("href"):
+            self.links.append(values["href"])
+        if values.get("src") or (tag == "link" and values.get("rel") != "canonical" and values.get("href")):
+            self.fetched.append(values.get("src") or values["href"])
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_no_link_is_broken(site, pages):
 
 
 def test_nothing_is_fetched_from_elsewhere(pages):
-    assert [each for page in pages.values() for each in page.fetched if urlsplit(each).netloc] == []
+    assert [link for page in pages.values() for link in page.fetched if urlsplit(link).netloc] == []
 
 
 def test_every_method_has_equations_deviations_and_settings(site):

@@ -15,7 +15,7 @@ from fedme.running.progress import Display
 @app.command("audit")
 def audit_command(
     folder: Annotated[Path, typer.Argument(help="The directory of a finished run.")],
-    clients: Annotated[bool, typer.Option("--clients", "-c", help="Also print every single client.")] = False,
+    clients: Annotated[bool, typer.Option("--clients", "-c", help="Print results per client, too.")] = False,
     shadows: Annotated[int, typer.Option(help="Shadow models per architecture, an even number.", min=2)] = 16,
     style: Style = "table",
     quiet: Quiet = False,

@@ -137,7 +137,7 @@ def _metrics_table(rows: list[tuple[str, Metrics]], task: TaskType) -> tuple[lis
 @app.command()
 def export(
     run: Run,
-    to: Annotated[exporting.Target, typer.Option("--to", help="The format.")],
+    to: Annotated[exporting.Target, typer.Option("--to", help="Format of the exported model.")],
     client: Client = None,
     finetuned: Finetuned = False,
     imports: Imports = False,
