@@ -8,7 +8,7 @@ import typer
 
 from fedme import networks
 from fedme.cli.app import FileArgument, Json, Overrides, app, literal, out, print_note, print_table, source
-from fedme.config.experiment import ConfigError, load, presets
+from fedme.config.experiment import ConfigError, load, presets, user_method
 from fedme.config.setting_help import settings_of
 from fedme.core.typed import nearest
 from fedme.datasets import DATASETS
@@ -39,11 +39,13 @@ def list_command(
     elif name is None:
         header, title = ("name", "about", "settings"), f"{what} (`fedme list {what} NAME` explains one)"
         rows = [(key, _first_line(entry), _settings(entry)) for key, entry in REGISTRIES[what].items()]
-    elif name in REGISTRIES[what]:
-        header, title = ("setting", "default", "about"), f"{name}: {_first_line(REGISTRIES[what][name])}"
-        rows = [tuple(setting) for setting in settings_of(REGISTRIES[what][name])]
     else:
-        raise ConfigError(f"there is no '{name}' among the {what}{nearest(name, REGISTRIES[what])}")
+        user_defined = what == "methods" and ":" in name  # named by its import path
+        if not user_defined and name not in REGISTRIES[what]:
+            raise ConfigError(f"there is no '{name}' among the {what}{nearest(name, REGISTRIES[what])}")
+        entry = user_method(name) if user_defined else REGISTRIES[what][name]
+        header, title = ("setting", "default", "about"), f"{name}: {_first_line(entry)}"
+        rows = [tuple(setting) for setting in settings_of(entry)]
     print_table(title, header, rows, "table", as_json)
 
 

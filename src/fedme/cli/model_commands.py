@@ -170,11 +170,11 @@ def join(
         display.note(f"selecting the model that fits {name} best")
         joined = unseen_clients.join(run, experiment, name, piece, epochs=epochs, per_cluster=per_cluster, imports=imports)
     if as_json:
-        scores = [asdict(score) | {"metrics": score.metrics.plain(joined.kind)} for score in joined.scores]
+        scores = [asdict(score) | {"metrics": score.metrics.plain(joined.task_type)} for score in joined.scores]
         about = {"client": name, "started_from": joined.taken, "offers": joined.offers, "folder": str(joined.folder)}
         print(json.dumps(finite(about | {"scores": scores}), indent=2))
         return
     stages = {"round": "before fine-tuning", "finetuned": "fine-tuned"}
     rows = [(f"{stages[score.stage]}, {score.split}", score.metrics) for score in joined.scores]
     title = f"{name} starts from {joined.taken} (of {joined.offers} models), in {joined.folder}"
-    render(title, *_metrics_table(rows, joined.kind), "table", out)
+    render(title, *_metrics_table(rows, joined.task_type), "table", out)
