@@ -254,7 +254,7 @@ def test_a_network_of_ones_own_is_found_in_the_working_directory(fedme):
     [
         ("def cost(own, guest):\n    return 1", "TypeError"),
         ("def cost(candidate):\n    return candidate.loss", "AttributeError"),
-        ("def cost(candidate):\n    return 'small'", "must return a number"),
+        ("def cost(candidate):\n    return 'small'", "returns a str"),
     ],
 )
 def test_a_criterion_that_cannot_work_is_refused_at_once(fedme, code, message, monkeypatch):
@@ -319,7 +319,7 @@ def test_what_is_wrong_with_a_model_or_its_samples_is_one_line(fedme, models):
         (("predict", models, "a.npz"), "whose model? Say --client; there are a, b"),
         (("predict", models, "no.npz", "-c", "a"), "there is no such file"),
         (("evaluate", models, "new.npz", "-c", "z"), "there is no client 'z'"),
-        (("join", models, "--data", "new.npz", "--name", "a"), "is called 'a' already"),
+        (("join", models, "--data", "new.npz", "--name", "a"), "already has a client called 'a'"),
         (("join", ".", "--data", "new.npz"), "not a run directory"),
         (("predict", ".", "new.npz", "-c", "a"), "there are no saved models"),
     ]:
