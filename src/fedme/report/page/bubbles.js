@@ -8,7 +8,7 @@ views.push({
   draw: (figure) => {
     const { classes, counts, parts } = run().labels;
     const names = run().clients.slice(0, MAX_CLIENTS);
-    const left = 14 + Math.min(110, Math.max(...classes.map((name) => textWidth(name.slice(0, 16), 10))));
+    const left = 14 + labelWidth(classes);
     const step = (Math.max(280, figure.clientWidth) - left - 14) / names.length;
     const row = Math.max(9, Math.min(24, 460 / classes.length));
     const chart = frame(figure, { height: row * classes.length, left, top: 6, bottom: heightOfNames(names, step), label: "samples per client and label" });
@@ -18,7 +18,7 @@ views.push({
     const largest = Math.max(1.5, Math.min(row, Math.max(wide, 9)) / 2 - 0.5);
     classes.forEach((name, k) => {
       chart.plot.append(node("line", { class: "rule", x1: 0, x2: chart.width, y1: (k + 0.5) * row, y2: (k + 0.5) * row }));
-      chart.plot.append(node("text", { class: "soft small", x: -6, y: (k + 0.5) * row + 3.5, "text-anchor": "end" }, name.length > 16 ? `${name.slice(0, 15)}…` : name));
+      chart.plot.append(node("text", { class: "soft small", x: -6, y: (k + 0.5) * row + 3.5, "text-anchor": "end" }, shorten(name)));
     });
     names.forEach((_, index) =>
       classes.forEach((_, k) => {

@@ -40,6 +40,8 @@ function textWidth(text, size = 12) {
   textContext.font = `${size}px system-ui, sans-serif`;
   return textContext.measureText(text).width;
 }
+const shorten = (text, length = 16) => (text.length > length ? `${text.slice(0, length - 1)}…` : text);
+const labelWidth = (names) => Math.min(110, Math.max(...names.map((name) => textWidth(name.slice(0, 16), 10))));
 
 function linear([a, b], [c, d]) {
   const factor = b === a ? 0 : (d - c) / (b - a);
@@ -107,9 +109,8 @@ function namesBelow(chart, names, place, step) {
   names.forEach((name, index) => {
     const x = place(index);
     const style = state.client === name ? "warn small" : "soft small";
-    const short = name.length > 14 ? `${name.slice(0, 13)}…` : name;
     const turned = longest > step - 2;
-    chart.plot.append(node("text", { class: style, x, y: chart.height + 14, "text-anchor": turned ? "end" : "middle", transform: turned ? `rotate(-50 ${x} ${chart.height + 10})` : null }, short));
+    chart.plot.append(node("text", { class: style, x, y: chart.height + 14, "text-anchor": turned ? "end" : "middle", transform: turned ? `rotate(-50 ${x} ${chart.height + 10})` : null }, shorten(name, 14)));
   });
 }
 

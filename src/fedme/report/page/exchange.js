@@ -24,7 +24,7 @@ views.push({
   draw: (figure) => {
     const names = run().clients.slice(0, MAX_CLIENTS);
     const { lent, adopted } = countLoans();
-    const left = 16 + Math.min(110, Math.max(...names.map((name) => textWidth(name.slice(0, 16), 10))));
+    const left = 16 + labelWidth(names);
     const width = Math.max(280, figure.clientWidth);
     const cell = Math.min(28, (width - left - 14) / names.length);
     const side = cell * names.length;
@@ -33,7 +33,7 @@ views.push({
     chart.plot.append(node("text", { class: "soft", x: -left, y: -10 }, "borrower ↓   lender →"));
     const most = Math.max(1, ...lent.flat());
     names.forEach((name, row) => {
-      if (cell >= 9) chart.plot.append(node("text", { class: state.client === name ? "warn small" : "soft small", x: -6, y: (row + 0.5) * cell + 3.5, "text-anchor": "end" }, name.length > 16 ? `${name.slice(0, 15)}…` : name));
+      if (cell >= 9) chart.plot.append(node("text", { class: state.client === name ? "warn small" : "soft small", x: -6, y: (row + 0.5) * cell + 3.5, "text-anchor": "end" }, shorten(name)));
       names.forEach((_, column) => {
         const count = lent[row][column];
         const chosen = state.client === null || name === state.client || names[column] === state.client;

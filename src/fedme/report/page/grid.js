@@ -3,12 +3,12 @@
 // `value(row, column)` is the number of a colour, or -1; equal neighbours are drawn as one.
 function drawGrid(figure, { order, columns, value, legend, label, tip, marked, write, title }) {
   const names = order.map((index) => run().clients[index]);
-  const left = 16 + Math.min(110, Math.max(...names.map((name) => textWidth(name.slice(0, 16), 10))));
+  const left = 16 + labelWidth(names);
   const row = Math.max(3, Math.min(20, 420 / order.length));
   const chart = frame(figure, { height: row * order.length, left, top: 8, label, legend });
   const wide = chart.width / columns;
   order.forEach((index, rank) => {
-    if (row >= 9) chart.plot.append(node("text", { class: state.client === names[rank] ? "warn small" : "soft small", x: -6, y: (rank + 0.5) * row + 3.5, "text-anchor": "end" }, names[rank].length > 16 ? `${names[rank].slice(0, 15)}…` : names[rank]));
+    if (row >= 9) chart.plot.append(node("text", { class: state.client === names[rank] ? "warn small" : "soft small", x: -6, y: (rank + 0.5) * row + 3.5, "text-anchor": "end" }, shorten(names[rank])));
     for (let from = 0; from < columns; ) {
       let to = from + 1;
       while (to < columns && value(index, to) === value(index, from)) to += 1;
