@@ -13,7 +13,8 @@ import pytest
 
 from fedme.config.experiment import presets
 from fedme.methods import METHODS
-from fedme.report.chromium import INSTALL, Browser, find
+from fedme.report import chromium
+from fedme_test_browser import needs_chromium, new_page, open_file
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,12 +28,12 @@ class Page(html.parser.HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
-        self.anchors |= {found[key] for key in ("id", "name") if found.get(key)}
-        if tag == "a" and found.get("href"):
-            self.links.append(found["href"])
-        if found.get("src") or (tag == "link" and found.get("rel") != "canonical" and found.get("href")):
-            self.fetched.append(found.get("src") or found["href"])
+        values = dict(attributes)
+        self.anchors |= {values[key] for key in ("id", "name") if values.get(key)}
+        if tag == "a" and values.get("href"):
+            self.links.append(values["href"])
+        if values.get("src") or (tag == "link" and values.get("rel") != "canonical" and values.get("href")):
+            self.fetched.append(values.get("src") or values["href"])
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def test_no_link_is_broken(site, pages):
 
 
 def test_nothing_is_fetched_from_elsewhere(pages):
-    assert [each for page in pages.values() for each in page.fetched if urlsplit(each).netloc] == []
+    assert [link for page in pages.values() for link in page.fetched if urlsplit(link).netloc] == []
 
 
 def test_every_method_has_equations_deviations_and_settings(site):
@@ -89,12 +90,13 @@ def test_the_reference_has_every_setting_command_and_name(site):
     assert "fedme.artifacts.saved_models.load_model" in (site / "reference" / "python.html").read_text()
 
 
-@pytest.mark.skipif(find() is None, reason=INSTALL)
+@needs_chromium
 def test_a_page_opens_without_complaints(site):
-    with Browser(1280) as browser:
-        browser.open(site / "methods" / "fedme.html")
-        assert [each for each in browser.said if "file://" not in each] == []
-        assert browser.run("document.querySelectorAll('math').length") > 5
+    with chromium.launch() as browser:
+        page, messages = new_page(browser)
+        open_file(page, site / "methods" / "fedme.html")
+        assert [message for message in messages if "file://" not in message] == []
+        assert page.locator("math").count() > 5
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What mkdocs needs besides the pages: the navigation, the generated reference, and equations that need no script."""
+"""Hooks of mkdocs: navigation, generated reference pages, and equations that need no script."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import reference
 from notebook import as_markdown
 
-# Pages in their order. Those that are not there (yet) are left out, those not named here come last.
+# Pages in order. Missing pages are skipped; pages not named here come last.
 SECTIONS: dict[str, list[str]] = {
     "Start": ["index", "start", "concepts", "tour"],
     "How to": [
@@ -40,7 +40,7 @@ SECTIONS: dict[str, list[str]] = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages, then lay out the navigation over all that is there."""
+    """Add the generated pages, then build the navigation."""
     for name, text in reference.pages().items():
         files.append(File.generated(config, name, content=text))
     notebook = Path(config.docs_dir) / "tour.ipynb"
@@ -51,17 +51,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def navigation(there: list[str]) -> list[dict[str, Any]]:
+def navigation(existing: list[str]) -> list[dict[str, Any]]:
     """The sections with the pages that exist."""
-    found = [{title: [f"{page}.md" for page in pages if f"{page}.md" in there]} for title, pages in SECTIONS.items()]
-    named = {page for section in found for pages in section.values() for page in pages}
-    rest = sorted(page for page in there if page not in named)
-    found += [{"More": rest}] if rest else []
-    return [section for section in found if any(section.values())]
+    sections = {title: [f"{page}.md" for page in pages if f"{page}.md" in existing] for title, pages in SECTIONS.items()}
+    named = {page for pages in sections.values() for page in pages}
+    sections["More"] = sorted(page for page in existing if page not in named)
+    return [{title: pages} for title, pages in sections.items() if pages]
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Titles of code blocks in mkdocs' own spelling, links to files outside the site as their names, and what is generated."""
+    """Convert titles of code blocks to mkdocs' syntax, replace links to files outside the site by names, add generated text."""
     markdown = re.sub(r"^(```\w+) title=(\S+)$", r'\1 title="\2"', markdown, flags=re.MULTILINE)
     markdown = re.sub(r"\[([^\]]+)\]\((?:\.\./)+(?:README|CONTRIBUTING|CHANGELOG|LICENSE|benchmarks)[^)]*\)", r"`\1`", markdown)
     name = page.file.src_uri.removeprefix("methods/").removesuffix(".md")
@@ -74,10 +73,10 @@ EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>'
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Equations as MathML, which browsers draw themselves."""
+    """Convert equations to MathML, which browsers render natively."""
 
-    def drawn(match: "re.Match[str]") -> str:
+    def mathml(match: "re.Match[str]") -> str:
         latex = match[2].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
         return convert(latex, display="block" if match[1] == "div" else "inline")
 
-    return EQUATION.sub(drawn, html)
+    return EQUATION.sub(mathml, html)

@@ -1,4 +1,4 @@
-"""Reference pages made from the code: settings from the dataclasses, commands from the command line, names from docstrings."""
+"""Reference pages generated from the code: settings, commands and Python names."""
 
 import inspect
 import re
@@ -36,7 +36,7 @@ TABLES = {
 
 
 def pages() -> dict[str, str]:
-    """The generated pages by their places."""
+    """The generated pages by path."""
     return {
         "reference/settings.md": settings(),
         "reference/commands.md": commands(),
@@ -46,25 +46,23 @@ def pages() -> dict[str, str]:
 
 
 def methods() -> list[str]:
-    """The names of the methods, in their order."""
+    """The names of the methods, in order."""
     return list(METHODS)
 
 
 def settings() -> str:
-    """Every key of an experiment's file."""
+    """Every key of an experiment file."""
     tables = ("method", "partition", *TABLES)
     top = [row for row in settings_of(Settings) if row.name not in tables]
-    text = "# Settings\n\nEvery key of an experiment's TOML file, from the code itself. An empty default means: not set.\n\n"
+    text = "# Settings\n\nEvery key of an experiment's TOML file. An empty default means that the key is not set.\n\n"
     text += f"## Top level\n\n{_table(('key', 'default', 'about'), top)}\n"
-    for name, kind in TABLES.items():
-        text += f"## [{name}]\n\n{_first(kind)}\n\n{_table(('key', 'default', 'about'), settings_of(kind))}\n"
+    for name, options in TABLES.items():
+        text += f"## [{name}]\n\n{_first_line(options)}\n\n{_settings(options)}\n"
     groups: Mapping[str, Mapping[str, type[Any]]] = {"method": METHODS, "data": DATASETS, "partition": PARTITIONS}
-    for table, known in groups.items():
+    for table, entries in groups.items():
         text += f"## {table}.name\n\n"
-        for name, kind in known.items():
-            rows = settings_of(kind)
-            body = _table(("key", "default", "about"), rows) if rows else "No settings of its own.\n"
-            text += f'### {table}.name = "{name}"\n\n{_first(kind)}\n\n{body}\n'
+        for name, entry in entries.items():
+            text += f'### {table}.name = "{name}"\n\n{_first_line(entry)}\n\n{_settings(entry)}\n'
     table = _table(("name", "about", "source", "options"), networks.describe())
     text += f"## Networks\n\nNames for `models.pool` and `models.shared`.\n\n{table}\n"
     return text + f"## Presets\n\n{_table(('name', 'about'), presets().items())}\n"
@@ -72,8 +70,8 @@ def settings() -> str:
 
 def commands() -> str:
     """Every command with its arguments and options."""
-    text = "# Commands\n\n`fedme COMMAND --help` says the same.\n\n"
-    for name, command in _flat(typer.main.get_command(app)):
+    text = "# Commands\n\nThe same as `fedme COMMAND --help`.\n\n"
+    for name, command in _leaf_commands(typer.main.get_command(app)):
         text += f"## fedme {name}\n\n{(command.help or '').strip()}\n\n"
         rows = []
         for param in command.params:
@@ -86,43 +84,43 @@ def commands() -> str:
     return text
 
 
-def _flat(command: Any, at: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for name, inner in getattr(command, "commands", {}).items():
-        whole = f"{at} {name}".strip()
-        found += _flat(inner, whole) if hasattr(inner, "commands") else [(whole, inner)]
-    return found
+def _leaf_commands(command: Any, name: str = "") -> list[tuple[str, Any]]:
+    if not hasattr(command, "commands"):
+        return [(name, command)]
+    return [leaf for key, inner in command.commands.items() for leaf in _leaf_commands(inner, f"{name} {key}".strip())]
 
 
 def python() -> str:
-    """The public names, and the seams that extensions use."""
-    text = "# Python\n\n## Public names\n\nAs `fedme.NAME`.\n\n"
+    """The public names, and the interfaces for extensions."""
+    text = "# Python\n\n## Public names\n\nImport them as `fedme.NAME`.\n\n"
     text += "".join(f"::: {fedme._HOMES[name]}.{name}\n\n" for name in fedme.__all__)
-    text += "## For methods and criteria of one's own\n\n"
+    text += "## For user-defined methods and criteria\n\n"
     for name in ("core.method.Method", "core.method.Task", "core.method.Report", "methods.fedme.adoption.Candidate"):
         text += f"::: fedme.{name}\n\n"
-    return text + "## Reports\n\n::: fedme.report.write\n\n::: fedme.report.chart_files.take\n"
+    return text + "## Reports\n\n::: fedme.report.write\n\n::: fedme.report.chart_files.save_charts\n"
 
 
 def index() -> str:
     """All methods in one table."""
-    rows = [(f"[{name}]({name}.md)", _first(kind), "yes" if kind.own_architectures else "no") for name, kind in METHODS.items()]
+    rows = [(f"[{name}]({name}.md)", _first_line(m), "yes" if m.own_architectures else "no") for name, m in METHODS.items()]
     return f"# Methods\n\n{_table(('method', 'idea', 'own architectures'), rows)}\n"
 
 
 def method(name: str) -> str:
-    """What every method's page ends with: deviations as its file tells them, and its settings."""
-    kind = METHODS[name]
-    about = inspect.getdoc(inspect.getmodule(kind)) or ""
+    """The end of a method's page: the deviations from its docstring, and its settings."""
+    about = inspect.getdoc(inspect.getmodule(METHODS[name])) or ""
     deviations = about.partition("Deviations:")[2].strip()
-    text = f"\n\n## Deviations from the papers\n\n{deviations[:1].upper()}{deviations[1:]}\n"
-    rows = settings_of(kind)
-    table = _table(("key", "default", "about"), rows) if rows else "None of its own.\n"
-    return text + f"\n## Settings\n\nOf the table `[method]`; those of training are in `[train]`.\n\n{table}"
+    text = f"\n\n## Deviations from the papers\n\n{deviations[:1].upper()}{deviations[1:]}\n\n## Settings\n\n"
+    return text + f"Keys of the table `[method]`; training has its own in `[train]`.\n\n{_settings(METHODS[name])}"
 
 
-def _first(kind: type[Any]) -> str:
-    return (kind.__doc__ or "").splitlines()[0]
+def _first_line(entry: type[Any]) -> str:
+    return (entry.__doc__ or "").splitlines()[0]
+
+
+def _settings(entry: type[Any]) -> str:
+    rows = settings_of(entry)
+    return _table(("key", "default", "about"), rows) if rows else "No additional settings.\n"
 
 
 def _table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -133,5 +131,5 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
 def _cell(value: Any) -> str:
     text = value if isinstance(value, str) else ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
-    # Names such as {0 = 1} or <id> are to be read, not interpreted.
+    # Escape characters that Markdown would interpret, as in <id>.
     return re.sub(r"([|<>*_])", r"\\\1", text) if "`" not in text and "](" not in text else text.replace("|", "\\|")

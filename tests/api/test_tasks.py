@@ -134,13 +134,13 @@ def test_the_report_shows_what_counts(trained, tmp_path):
     title = {"regression": "RMSE", "multi-label": "label accuracy"}[kind]
     first = next(iter(story["curves"]["metrics"].values()))
     assert first == {"title": title, "percent": kind != "regression", "higher": kind != "regression"}
-    told = " ".join(line for each in story["words"]["told"] for line in each["lines"])
+    told = " ".join(line for each in story["summary"]["paragraphs"] for line in each["lines"])
     assert f"Test {title} of the personal models" in told
     mine = story["runs"][0]
     values = mine["results"]["test round"]
     worst = mine["clients"][values.index(max(values) if kind == "regression" else min(values))]
     assert f"The worst clients are {worst} (" in told
-    assert story["words"]["table"]["header"][3] == f"test {title}"
+    assert story["summary"]["table"]["header"][3] == f"test {title}"
     assert sum(map(sum, mine["labels"]["counts"])) > 0
     result.report(tmp_path / "r.html")
 

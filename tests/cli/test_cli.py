@@ -50,7 +50,7 @@ def test_show_and_compare_in_all_formats(fedme, runs):
     assert "accuracy %" in fedme("show", "r0")[1]
     assert json.loads(fedme("show", "r0", "--json")[1])["seed"] == 0
     clients = json.loads(fedme("show", "r0", "--clients", "--json")[1])
-    assert [each["client"] for each in clients] == ["0", "1", "2"]
+    assert [row["client"] for row in clients] == ["0", "1", "2"]
     assert set(clients[0]) >= {"arch", "val", "test", "test, fine-tuned", "samples"}
     assert "mlr" in fedme("show", "r0", "-c")[1]
     table = fedme("compare", *runs)[1]
@@ -125,8 +125,8 @@ def test_config_prints_a_file_that_runs(fedme):
 def test_every_command_argument_and_option_is_explained():
     def walk(name, command):
         assert command.help, name
-        for each in command.params:
-            assert each.help, f"{name}: {each.name}"
+        for param in command.params:
+            assert param.help, f"{name}: {param.name}"
         for child, inner in getattr(command, "commands", {}).items():
             walk(f"{name} {child}", inner)
 
@@ -185,11 +185,11 @@ def test_data_show(fedme):
 def test_resume_of_a_finished_run_says_so(fedme, runs):
     code, _, err = fedme("resume", "r0")
     assert code == 0
-    assert "finished already" in err
+    assert "already finished" in err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("run", "nothing.toml"), "no such file"),
         (("run", "digits-fedavg", "train.lr=quick"), "train.lr: must be a number"),
@@ -210,11 +210,11 @@ def test_resume_of_a_finished_run_says_so(fedme, runs):
         (("run", "shakespeare-fedme", "rounds=1"), "FEDME_DATA"),
     ],
 )
-def test_errors_are_one_line_that_helps(fedme, words, said, monkeypatch, tmp_path):
+def test_errors_are_one_line_that_helps(fedme, words, message, monkeypatch, tmp_path):
     monkeypatch.setenv("FEDME_DATA", str(tmp_path / "empty"))
     code, out, err = fedme(*words)
     assert code == 2
-    assert said in err
+    assert message in err
     assert err.count("error: ") == 1
     assert "Traceback" not in err
     assert out == ""
@@ -250,20 +250,20 @@ def test_a_network_of_ones_own_is_found_in_the_working_directory(fedme):
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         ("def cost(own, guest):\n    return 1", "TypeError"),
         ("def cost(candidate):\n    return candidate.loss", "AttributeError"),
-        ("def cost(candidate):\n    return 'small'", "must return a number"),
+        ("def cost(candidate):\n    return 'small'", "returns a str"),
     ],
 )
-def test_a_criterion_that_cannot_work_is_refused_at_once(fedme, code, said, monkeypatch):
+def test_a_criterion_that_cannot_work_is_refused_at_once(fedme, code, message, monkeypatch):
     Path("mycosts.py").write_text(code)
     monkeypatch.delitem(sys.modules, "mycosts", raising=False)
     status, _, err = fedme("run", "digits-fedme", "method.adopt=mycosts:cost")
     sys.modules.pop("mycosts", None)
     assert status == 2
-    assert said in err
+    assert message in err
     assert "smaller is better" in err
 
 
@@ -319,7 +319,7 @@ def test_what_is_wrong_with_a_model_or_its_samples_is_one_line(fedme, models):
         (("predict", models, "a.npz"), "whose model? Say --client; there are a, b"),
         (("predict", models, "no.npz", "-c", "a"), "no such file"),
         (("evaluate", models, "new.npz", "-c", "z"), "there is no client 'z'"),
-        (("join", models, "--data", "new.npz", "--name", "a"), "is called 'a' already"),
+        (("join", models, "--data", "new.npz", "--name", "a"), "already has a client called 'a'"),
         (("join", ".", "--data", "new.npz"), "not a run directory"),
         (("predict", ".", "new.npz", "-c", "a"), "there are no saved models"),
     ]:

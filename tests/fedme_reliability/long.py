@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fedme.report.watch import Followed
+from fedme.report.watch import FollowedRun
 from fedme.results import records
 from fedme.running.progress import Display
 from fedme_reliability import commands
@@ -79,8 +79,8 @@ class Watched:
             return 0
         self.reads += 1
         try:
-            followed = Followed(self.folder)
-            followed.look()
+            followed = FollowedRun(self.folder)
+            followed.update()
             last = -1
             for row in records.read(self.folder):
                 last = row["round"]

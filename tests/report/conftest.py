@@ -18,7 +18,7 @@ TINY = [
 ]
 
 
-def play(folder, preset, *words):
+def run_preset(folder, preset, *words):
     words = [word for word in (*TINY, *words) if preset == "digits-fedme" or not word.startswith("method.clusters")]
     experiment, _ = load(preset, [*words, f"output={folder}"])
     return run.start(experiment, Display(Console(file=io.StringIO()), quiet=True))
@@ -28,6 +28,6 @@ def play(folder, preset, *words):
 def runs(tmp_path_factory):
     """FedMe and Local with two seeds each, and HypCluster with one, over the same five clients."""
     home = tmp_path_factory.mktemp("runs")
-    found = [play(home / f"fedme-{seed}", "digits-fedme", f"seed={seed}") for seed in (0, 1)]
-    found += [play(home / f"local-{seed}", "digits-local", f"seed={seed}") for seed in (0, 1)]
-    return [*found, play(home / "hyp", "digits-fedavg", "method.name=hypcluster", "name=hyp")]
+    folders = [run_preset(home / f"fedme-{seed}", "digits-fedme", f"seed={seed}") for seed in (0, 1)]
+    folders += [run_preset(home / f"local-{seed}", "digits-local", f"seed={seed}") for seed in (0, 1)]
+    return [*folders, run_preset(home / "hyp", "digits-fedavg", "method.name=hypcluster", "name=hyp")]

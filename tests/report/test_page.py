@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+import sys
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -10,148 +11,126 @@ import torch
 
 import fedme
 from fedme import report
-from fedme.core.atomic_files import CHECK, sealed, write_json
+from fedme.core.atomic_files import CHECK, RunError, sealed, write_json
 from fedme.core.key import Key
-from fedme.report import chart_files
-from fedme.report.chromium import INSTALL, Browser, find
+from fedme.report import chart_files, chromium
 from fedme.report.run_data import families
 from fedme.results import records
+from fedme_test_browser import needs_chromium, new_page, open_file
 
-pytestmark = pytest.mark.skipif(find() is None, reason=INSTALL)
+pytestmark = needs_chromium
 CHARTS = ["rounds", "bytes", "clients", "gain", "labels", "exchange", "loans", "lineage", "shares", "clusters"]
 
 
 @pytest.fixture(scope="module")
-def page(runs, tmp_path_factory):
+def file(runs, tmp_path_factory):
     target = tmp_path_factory.mktemp("report") / "report.html"
     report.write(runs, target)
     return target
 
 
 @pytest.fixture(scope="module")
-def desktop():
-    with Browser(1280) as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def phone():
-    with Browser(390, 844, phone=True) as browser:
+def browser():
+    with chromium.launch() as browser:
         yield browser
 
 
 @pytest.fixture
-def shown(desktop, page):
-    """The page, freshly opened; afterwards nobody may have complained."""
-    desktop.said.clear()
-    desktop.open(page)
-    yield desktop
-    assert desktop.said == []
+def page(browser, file):
+    """The report, freshly opened; at the end its console must be empty."""
+    page, messages = new_page(browser)
+    open_file(page, file)
+    yield page
+    assert messages == []
+    page.close()
 
 
-def box(browser, selector):
-    return browser.run(
-        f"(() => {{ const r = document.querySelector('{selector}').getBoundingClientRect(); "
-        "return {x: r.x, y: r.y, width: r.width, height: r.height} })()"
-    )
-
-
-def point(browser, selector, x, y):
-    """Move the mouse to a place within an element, given as shares of its size."""
-    browser.run(f"document.querySelector('{selector}').scrollIntoView({{block: 'center'}})")
-    browser.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")  # scrolling hides tips
-    at = box(browser, selector)
-    place = {"x": at["x"] + x * at["width"], "y": at["y"] + y * at["height"]}
-    browser.call("Input.dispatchMouseEvent", type="mouseMoved", **place)
+def point(page, selector, x=0.5, y=0.5):
+    """Move the mouse to a place within an element, given as fractions of its size."""
+    page.locator(selector).evaluate("element => element.scrollIntoView({block: 'center'})")
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")  # scrolling hides tips
+    box = page.locator(selector).bounding_box()
+    place = box["x"] + x * box["width"], box["y"] + y * box["height"]
+    page.mouse.move(*place)
     return place
 
 
-def click(browser, selector, x=0.5, y=0.5):
-    place = point(browser, selector, x, y)
-    for kind in ("mousePressed", "mouseReleased"):
-        browser.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
+def click(page, selector):
+    page.mouse.click(*point(page, selector))
 
 
-def tip(browser):
-    return browser.run("document.getElementById('tip').hidden ? null : document.getElementById('tip').textContent")
+def tip(page):
+    return page.evaluate("document.getElementById('tip').hidden ? null : document.getElementById('tip').textContent")
 
 
-def pick(browser, selector, value):
-    browser.run(
-        f"(() => {{ const s = document.querySelector('{selector}'); s.value = {json.dumps(value)}; "
-        "s.dispatchEvent(new Event('change')) })()"
+@pytest.mark.parametrize(("width", "options"), [(1280, {}), (390, {"height": 844, "is_mobile": True})])
+def test_every_chart_is_drawn_and_nothing_sticks_out(browser, file, width, options):
+    page, messages = new_page(browser, width, **options)
+    open_file(page, file)
+    assert messages == []
+    for chart in CHARTS:
+        size = page.locator(f"#{chart} figure svg").bounding_box()
+        assert 280 <= size["width"] <= width, chart
+        assert size["height"] > 100, chart
+        assert page.locator(f"#{chart} figure svg .hover").count() == 1
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    clipped = page.evaluate(
+        "[...document.querySelectorAll('figure svg text')].filter(t => { const a = t.getBoundingClientRect(), "
+        "b = t.ownerSVGElement.getBoundingClientRect(); return a.left < b.left - 2 || a.right > b.right + 2 "
+        "|| a.bottom > b.bottom + 2 }).map(t => t.textContent)"
     )
+    assert clipped == []
+    page.close()
 
 
-def test_every_chart_is_drawn_and_nothing_sticks_out(page, desktop, phone):
-    for browser, width in ((desktop, 1280), (phone, 390)):
-        browser.said.clear()
-        browser.open(page)
-        assert browser.said == []
-        for chart in CHARTS:
-            size = box(browser, f"#{chart} figure svg")
-            assert 280 <= size["width"] <= width, chart
-            assert size["height"] > 100, chart
-            assert browser.run(f"document.querySelectorAll('#{chart} figure svg .hover').length") == 1
-        assert browser.run("document.documentElement.scrollWidth") == width
-        clipped = browser.run(
-            "[...document.querySelectorAll('figure svg text')].filter(t => { const a = t.getBoundingClientRect(), "
-            "b = t.ownerSVGElement.getBoundingClientRect(); return a.left < b.left - 2 || a.right > b.right + 2 "
-            "|| a.bottom > b.bottom + 2 }).map(t => t.textContent)"
-        )
-        assert clipped == []
-
-
-def test_hovering_tells_the_numbers_that_were_recorded(shown, runs):
-    point(shown, "#rounds .hover", 0.999, 0.5)
+def test_hovering_tells_the_numbers_that_were_recorded(page, runs):
+    point(page, "#rounds .hover", 0.999, 0.5)
     story = report.story(report.families(runs))
     value = story["curves"]["lines"][0]["values"]["test"]["accuracy"]
-    assert tip(shown).startswith("round 3\n")
-    assert f"digits-fedme: personal: {100 * value['mean'][-1]:.2f} % ± {100 * value['std'][-1]:.2f} %" in tip(shown)
-    point(shown, "#clients .hover", 0.01, 0.5)
+    assert tip(page).startswith("round 3\n")
+    assert f"digits-fedme: personal: {100 * value['mean'][-1]:.2f} % ± {100 * value['std'][-1]:.2f} %" in tip(page)
+    point(page, "#clients .hover", 0.01, 0.5)
     accuracy = story["runs"][0]["results"]["test round"]
-    assert tip(shown).splitlines()[0].endswith(", 1 of 5")
-    assert f"{100 * min(accuracy):.1f} %" in tip(shown)
+    assert tip(page).splitlines()[0].endswith(", 1 of 5")
+    assert f"{100 * min(accuracy):.1f} %" in tip(page)
     for chart in CHARTS[3:]:
-        point(shown, f"#{chart} .hover", 0.3, 0.4)
-        assert tip(shown), chart
-        assert shown.run(f"document.querySelectorAll('#{chart} .outline *').length") >= 1, chart
-    point(shown, "h1", 0.5, 0.5)
-    assert tip(shown) is None
+        point(page, f"#{chart} .hover", 0.3, 0.4)
+        assert tip(page), chart
+        assert page.locator(f"#{chart} .outline *").count() >= 1, chart
+    point(page, "h1")
+    assert tip(page) is None
 
 
-def test_choosing_a_client_dims_the_others_and_adds_its_line(shown):
-    lines = shown.run("document.querySelectorAll('#rounds polyline').length")
-    pick(shown, "#client", "3")
-    assert shown.run("document.querySelectorAll('#clients circle.own:not(.dim)').length") == 1
-    assert shown.run("document.querySelectorAll('#labels circle.bubble.dim').length") > 0
-    assert shown.run("document.querySelectorAll('#rounds polyline').length") == lines + 1
-    assert "client 3 (digits-fedme, seed 0)" in shown.run("document.querySelector('#rounds svg').textContent")
-    pick(shown, "#client", "all")
-    assert shown.run("document.querySelectorAll('.dim').length") == 0
+def test_choosing_a_client_dims_the_others_and_adds_its_line(page):
+    lines = page.locator("#rounds polyline").count()
+    page.select_option("#client", "3")
+    assert page.locator("#clients circle.own:not(.dim)").count() == 1
+    assert page.locator("#labels circle.bubble.dim").count() > 0
+    assert page.locator("#rounds polyline").count() == lines + 1
+    assert "client 3 (digits-fedme, seed 0)" in page.locator("#rounds svg").text_content()
+    page.select_option("#client", "all")
+    assert page.locator(".dim").count() == 0
 
 
-def test_clicking_a_client_chooses_it_and_again_frees_it(shown):
-    click(shown, "#labels .hover", 0.5, 0.5)
-    assert shown.run("document.querySelector('#client').value") == "2"
-    click(shown, "#labels .hover", 0.5, 0.5)
-    assert shown.run("document.querySelector('#client').value") == "all"
+def test_clicking_a_client_chooses_it_and_again_frees_it(page):
+    click(page, "#labels .hover")
+    assert page.locator("#client").input_value() == "2"
+    click(page, "#labels .hover")
+    assert page.locator("#client").input_value() == "all"
 
 
-def test_other_runs_metrics_and_rounds_can_be_chosen(shown):
-    pick(shown, "#run", "2")  # Local
-    assert shown.run("document.querySelectorAll('#exchange svg, #gain svg').length") == 0
-    assert "has no exchange" in shown.run("document.querySelector('#exchange > p').textContent")
-    pick(shown, "#run", "1")
-    assert "seed 1" in shown.run("document.querySelector('#clients > p').textContent")
-    pick(shown, "#rounds select[data-key=metric]", "loss")
-    assert "loss" in shown.run("document.querySelector('#rounds svg').textContent")
-    pick(shown, "#rounds select[data-key=split]", "val")
-    assert "validation loss" in shown.run("document.querySelector('#rounds svg').textContent")
-    shown.run(
-        "(() => { const r = document.querySelector('#loans input'); r.value = 1; r.dispatchEvent(new Event('input')) })()"
-    )
-    assert shown.run("document.querySelector('#loans svg').getAttribute('aria-label')") == "loans of round 1"
+def test_other_runs_metrics_and_rounds_can_be_chosen(page):
+    page.select_option("#run", "2")  # Local
+    assert page.locator("#exchange svg, #gain svg").count() == 0
+    assert "has no exchange" in page.locator("#exchange > p").text_content()
+    page.select_option("#run", "1")
+    assert "seed 1" in page.locator("#clients > p").text_content()
+    page.select_option("#rounds select[data-key=metric]", "loss")
+    assert "loss" in page.locator("#rounds svg").text_content()
+    page.select_option("#rounds select[data-key=split]", "val")
+    assert "validation loss" in page.locator("#rounds svg").text_content()
+    page.locator("#loans input").fill("1")
+    assert page.locator("#loans svg").get_attribute("aria-label") == "loans of round 1"
 
 
 def luminance(colour):
@@ -161,11 +140,11 @@ def luminance(colour):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_and_lines_can_be_read_in_light_and_dark(shown, scheme):
-    shown.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+def test_text_and_lines_can_be_read_in_light_and_dark(page, scheme):
+    page.emulate_media(color_scheme=scheme)
 
     def colour(selector, what):
-        return luminance(shown.run(f"getComputedStyle(document.querySelector('{selector}'))['{what}']"))
+        return luminance(page.evaluate(f"getComputedStyle(document.querySelector('{selector}'))['{what}']"))
 
     back = colour("#rounds", "backgroundColor")
     assert (back < 0.2) == (scheme == "dark")
@@ -180,25 +159,23 @@ def test_text_and_lines_can_be_read_in_light_and_dark(shown, scheme):
     for (selector, what), least in wanted.items():
         bright, dark = sorted((colour(selector, what), back), reverse=True)
         assert (bright + 0.05) / (dark + 0.05) >= least, (selector, scheme)
-    shown.call("Emulation.setEmulatedMedia", features=[])
 
 
-def test_the_button_turns_the_theme_over(shown):
-    before = shown.run("getComputedStyle(document.body).backgroundColor")
-    click(shown, "#theme")
-    assert shown.run("getComputedStyle(document.body).backgroundColor") != before
+def test_the_button_turns_the_theme_over(page):
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    click(page, "#theme")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
 
 
-def test_print_has_the_charts_and_no_controls(shown):
-    shown.call("Emulation.setEmulatedMedia", media="print")
-    assert shown.run("getComputedStyle(document.querySelector('.chooser')).display") == "none"
-    assert box(shown, "#gain svg")["height"] > 100
-    shown.call("Emulation.setEmulatedMedia", media="")
-    assert shown.pdf()[:5] == b"%PDF-"
+def test_print_has_the_charts_and_no_controls(page):
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.querySelector('.chooser')).display") == "none"
+    assert page.locator("#gain svg").bounding_box()["height"] > 100
+    assert page.pdf()[:5] == b"%PDF-"
 
 
-def test_every_chart_becomes_three_pictures(page, tmp_path):
-    made = chart_files.take(page, tmp_path / "pictures")
+def test_every_chart_becomes_three_pictures(file, tmp_path):
+    made = chart_files.save_charts(file, tmp_path / "pictures")
     assert sorted(path.name for path in made) == sorted(f"{chart}.{kind}" for chart in CHARTS for kind in ("svg", "png", "pdf"))
     for path in made:
         content = path.read_bytes()
@@ -212,7 +189,7 @@ def test_every_chart_becomes_three_pictures(page, tmp_path):
             assert len(content) > 2000
 
 
-def test_names_are_text_and_never_markup(runs, tmp_path, desktop):
+def test_names_are_text_and_never_markup(runs, tmp_path, browser):
     evil = "</script><img src=x onerror=window.hacked=1>"
     folder = shutil.copytree(runs[0], tmp_path / "evil")
     for name in (records.NAME, "labels.json"):
@@ -225,24 +202,24 @@ def test_names_are_text_and_never_markup(runs, tmp_path, desktop):
     labels = json.loads((folder / "labels.json").read_text())
     write_json(folder / "labels.json", sealed({key: value for key, value in labels.items() if key != CHECK}))
     report.write([folder], tmp_path / "evil.html")
-    desktop.said.clear()
-    desktop.open(tmp_path / "evil.html")
-    assert desktop.said == []
-    assert desktop.run("window.hacked === undefined && document.querySelectorAll('img').length === 0")
-    assert evil in desktop.run("document.getElementById('client').textContent")
-    assert desktop.run("document.querySelectorAll('figure svg').length") >= 8
+    page, messages = new_page(browser)
+    open_file(page, tmp_path / "evil.html")
+    assert messages == []
+    assert page.evaluate("window.hacked === undefined && document.querySelectorAll('img').length === 0")
+    assert evil in page.evaluate("document.getElementById('client').textContent")
+    assert page.locator("figure svg").count() >= 8
 
 
-def test_streams_between_architectures_are_the_moves_that_were_made(shown, runs):
+def test_streams_between_architectures_are_the_moves_that_were_made(page, runs):
     held = report.story(families(runs))["runs"][0]["lineage"]["held"]
     moves = [set(zip(a, b, strict=True)) for a, b in itertools.pairwise(held)]
-    assert shown.run("document.querySelectorAll('#shares .stream').length") == sum(map(len, moves))
-    point(shown, "#shares svg", 0.5, 0.6)
-    assert "round" in tip(shown)
+    assert page.locator("#shares .stream").count() == sum(map(len, moves))
+    point(page, "#shares svg", 0.5, 0.6)
+    assert "round" in tip(page)
 
 
-def test_where_less_is_better_the_page_says_so(tmp_path, desktop):
-    """Numbers to predict: the largest error is the worst, and a gain is positive."""
+def test_the_page_says_where_lower_is_better(tmp_path, browser):
+    """Regression: the largest error is the worst, and a gain is positive."""
     draw = Key(1).torch()
     x = torch.randn(90, 2, generator=draw)
     y = 5000 + 900 * x[:, 0] + 0.5
@@ -251,17 +228,26 @@ def test_where_less_is_better_the_page_says_so(tmp_path, desktop):
     folders = [result.folder, result.local(quiet=True).folder]
     story = report.story(families(folders))
     report.write(folders, tmp_path / "r.html")
-    desktop.said.clear()
-    desktop.open(tmp_path / "r.html")
-    assert desktop.said == []
-    drawn = desktop.run("[...document.querySelectorAll('section figure svg')].length")
+    page, messages = new_page(browser)
+    open_file(page, tmp_path / "r.html")
+    assert messages == []
+    drawn = page.locator("section figure svg").count()
     assert drawn >= 8
     errors = story["runs"][0]["results"]["test round"]
     worst = story["runs"][0]["clients"][errors.index(max(errors))]
-    assert desktop.run("document.querySelector('#clients > p').textContent").split("The worst: ")[1].startswith(worst)
-    assert "less is better" in desktop.run("document.querySelector('#clients svg').textContent")
+    assert page.locator("#clients > p").text_content().split("The worst: ")[1].startswith(worst)
+    assert "lower is better" in page.locator("#clients svg").text_content()
     gained = {row["client"]: row["gain"] for row in result.rows(quiet=True)}
-    point(desktop, "#gain svg", 0.9, 0.5)
+    point(page, "#gain svg", 0.9, 0.5)
     best = max(gained, key=gained.get)
-    assert f"client {best}: {'+' if gained[best] > 0 else ''}" in tip(desktop)
-    assert "%" not in desktop.run("document.querySelector('#rounds svg').textContent")
+    assert f"client {best}: {'+' if gained[best] > 0 else ''}" in tip(page)
+    assert "%" not in page.locator("#rounds svg").text_content()
+
+
+def test_a_missing_program_or_package_is_named_with_its_remedy(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(chromium, "PROGRAMS", ())
+    with pytest.raises(RunError, match="apt-get install chromium"):
+        chart_files.save_charts(file, tmp_path)
+    monkeypatch.setitem(sys.modules, "playwright", None)
+    with pytest.raises(RunError, match=r"pip install 'fedme\[pictures\]'"):
+        chart_files.save_charts(file, tmp_path)

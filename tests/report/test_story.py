@@ -1,4 +1,4 @@
-"""What a report says is what the records say."""
+"""A report agrees with the records."""
 
 import json
 import shutil
@@ -42,47 +42,47 @@ def test_curves_are_means_and_deviations_over_seeds_of_client_means(story, runs)
         assert values["mean"][t] == pytest.approx(statistics.fmean(means), abs=1e-6)
         assert values["std"][t] == pytest.approx(statistics.stdev(means), abs=1e-6)
     sent = [{(r["round"], r["client"]): r["bytes_up"] + r["bytes_down"] for r in records.read(f)} for f in runs[:2]]
-    assert line["megabytes"][-1] == pytest.approx(statistics.fmean(sum(each.values()) for each in sent) / 1e6, abs=1e-6)
+    assert line["megabytes"][-1] == pytest.approx(statistics.fmean(sum(traffic.values()) for traffic in sent) / 1e6, abs=1e-6)
     single = next(line for line in story["curves"]["lines"] if line["family"] == 2)
     assert set(single["values"]["test"]["accuracy"]["std"]) == {None}
 
 
 def test_every_client_has_its_accuracy_and_its_gain_over_local(story, runs):
-    mine, alone = story["runs"][0], story["runs"][2]
-    assert mine["local"] == 2  # the same seed, so the same samples
+    run, local = story["runs"][0], story["runs"][2]
+    assert run["local"] == 2  # the same seed, so the same samples
     assert story["runs"][1]["local"] == 3
-    assert alone["local"] is None
-    assert mine["comparable"] == [2, 4]
+    assert local["local"] is None
+    assert run["comparable"] == [2, 4]
     last = {r["client"]: r["accuracy"] for r in rows(runs[0], round=3, model="personal", split="test", stage="round")}
-    assert mine["results"]["test round"] == [pytest.approx(last[client], abs=1e-5) for client in mine["clients"]]
+    assert run["results"]["test round"] == [pytest.approx(last[client], abs=1e-5) for client in run["clients"]]
 
 
-def test_the_exchange_is_what_the_method_told(story, runs):
-    told = {(r["round"], r["client"]): r["notes"] for r in records.read(runs[0]) if r.get("notes")}
-    mine = story["runs"][0]
-    assert len(told) == 20
-    for (t, client), notes in told.items():
-        place = mine["clients"].index(client)
-        assert mine["clients"][mine["exchange"]["lenders"][t][place]] == notes["lender"]
-        assert mine["exchange"]["adopted"][t][place] == notes["adopts"]
+def test_the_exchange_is_what_the_method_recorded(story, runs):
+    recorded = {(r["round"], r["client"]): r["notes"] for r in records.read(runs[0]) if r.get("notes")}
+    run = story["runs"][0]
+    assert len(recorded) == 20
+    for (t, client), notes in recorded.items():
+        place = run["clients"].index(client)
+        assert run["clients"][run["exchange"]["lenders"][t][place]] == notes["lender"]
+        assert run["exchange"]["adopted"][t][place] == notes["adopts"]
     assert story["runs"][2]["exchange"] is None
 
 
 def test_architectures_follow_what_was_evaluated_and_begin_with_the_first(story, runs):
-    mine = story["runs"][0]["lineage"]
+    lineage = story["runs"][0]["lineage"]
     for row in rows(runs[0], model="personal", split="test", stage="round"):
         place = story["runs"][0]["clients"].index(row["client"])
-        assert mine["names"][mine["held"][row["round"] + 1][place]] == row["arch"]
-    assert [mine["names"][each] for each in mine["held"][0]] == ["mlr", "dnn-8", "mlr", "dnn-8", "mlr"]
+        assert lineage["names"][lineage["held"][row["round"] + 1][place]] == row["arch"]
+    assert [lineage["names"][arch] for arch in lineage["held"][0]] == ["mlr", "dnn-8", "mlr", "dnn-8", "mlr"]
 
 
 def test_architectures_between_evaluations_are_known_from_adoptions(runs, tmp_path):
-    """With every other evaluation left out, what is told of adoptions leads to the same."""
-    whole = lineage_view.architectures(read(runs[0]))
+    """With every other evaluation left out, the notes on adoptions lead to the same."""
+    complete = lineage_view.architectures(read(runs[0]))
     copy = shutil.copytree(runs[0], tmp_path / "sparse")
     kept = [row for row in records.read(copy) if row["stage"] not in ("round", "finetuned") or row["round"] == 3]
     (copy / records.NAME).write_text("".join(json.dumps(row) + "\n" for row in kept))
-    assert lineage_view.architectures(read(copy)) == whole
+    assert lineage_view.architectures(read(copy)) == complete
 
 
 def test_adopting_takes_over_the_line_of_the_lender(runs):
@@ -119,26 +119,26 @@ def test_clusters_of_models_that_the_server_keeps_are_not_renumbered(story):
 
 def test_labels_add_up(story, runs):
     labels = json.loads((runs[0] / "labels.json").read_text())
-    mine = story["runs"][0]["labels"]
-    assert [sum(row) for row in mine["counts"]] == [sum(parts) for parts in mine["parts"]]
-    assert sum(map(sum, mine["counts"])) == sum(sum(c["labels"].values()) for c in labels["clients"].values())
+    counted = story["runs"][0]["labels"]
+    assert [sum(row) for row in counted["counts"]] == [sum(parts) for parts in counted["parts"]]
+    assert sum(map(sum, counted["counts"])) == sum(sum(c["labels"].values()) for c in labels["clients"].values())
 
 
 def test_words_name_the_worst_client_and_say_what_is_compared(story):
-    told = {each["about"]: " ".join(each["lines"]) for each in story["words"]["told"]}
-    assert "best first: " in told["In short"]
-    mine = story["runs"][0]
-    worst = min(range(5), key=lambda i: mine["results"]["test round"][i])
-    assert f"The worst clients are {mine['clients'][worst]} (" in told["digits-fedme"]
-    assert "clients gained" in told["digits-fedme"]
-    assert "20 models were lent" in told["digits-fedme"]
-    assert "Nothing was sent." in told["digits-local"]
-    assert "±" in told["digits-fedme"]
+    text = {paragraph["about"]: " ".join(paragraph["lines"]) for paragraph in story["summary"]["paragraphs"]}
+    assert "best first: " in text["In short"]
+    run = story["runs"][0]
+    worst = min(range(5), key=lambda i: run["results"]["test round"][i])
+    assert f"The worst clients are {run['clients'][worst]} (" in text["digits-fedme"]
+    assert "clients gained" in text["digits-fedme"]
+    assert "20 models were lent" in text["digits-fedme"]
+    assert "Nothing was sent." in text["digits-local"]
+    assert "±" in text["digits-fedme"]
 
 
 def test_a_run_without_local_says_so(runs):
-    told = report.story(families(runs[:1]))["words"]["told"]
-    assert "No run of Local" in " ".join(told[0]["lines"])
+    paragraphs = report.story(families(runs[:1]))["summary"]["paragraphs"]
+    assert "no run of Local" in " ".join(paragraphs[0]["lines"])
 
 
 def test_the_page_is_one_file_without_a_network_and_the_same_every_time(runs, tmp_path):
@@ -153,10 +153,10 @@ def test_the_page_is_one_file_without_a_network_and_the_same_every_time(runs, tm
 def test_a_run_from_before_labels_were_recorded(runs, tmp_path):
     old = shutil.copytree(runs[0], tmp_path / "old")
     (old / "labels.json").unlink()
-    mine = report.story(families([old, runs[2]]))["runs"][0]
-    assert mine["labels"] is None
-    assert mine["local"] == 1  # by the configuration
-    assert mine["clients"] == ["0", "1", "2", "3", "4"]
+    run = report.story(families([old, runs[2]]))["runs"][0]
+    assert run["labels"] is None
+    assert run["local"] == 1  # by the configuration
+    assert run["clients"] == ["0", "1", "2", "3", "4"]
 
 
 def test_an_unfinished_run(runs, tmp_path):
@@ -165,14 +165,14 @@ def test_an_unfinished_run(runs, tmp_path):
     lines = (half / records.NAME).read_text().splitlines(keepends=True)
     kept = [line for line in lines if json.loads(line)["round"] < 2]
     (half / records.NAME).write_text("".join(kept) + '{"round": 2, "cli')
-    told = report.story(families([half]))["words"]["told"][0]["lines"]
-    assert "Not finished: seed 0 has 2 of 4 rounds behind it." in told
+    text = report.story(families([half]))["summary"]["paragraphs"][0]["lines"]
+    assert "Unfinished: seed 0 has completed 2 of 4 rounds." in text
     (half / records.NAME).write_text("")
     with pytest.raises(RunError, match="nothing to report"):
         families([half])
 
 
-def test_what_cannot_be_reported(runs, tmp_path):
+def test_errors(runs, tmp_path):
     with pytest.raises(RunError, match="at least one run"):
         families([])
     with pytest.raises(RunError, match="not a run directory"):
@@ -188,9 +188,9 @@ def test_what_cannot_be_reported(runs, tmp_path):
         families([twin])
 
 
-def test_hostile_clients_are_in_no_mean(tmp_path):
+def test_malicious_clients_are_in_no_mean(tmp_path):
     folder = do(tmp_path / "attacked", "method=fedavg", "attack.clients=['2']", "attack.kind=non-finite")
-    told = report.story(families([folder]))
+    story = report.story(families([folder]))
     means = [r for r in summary.read(folder)["results"] if (r["split"], r["selection"]) == ("test", "last round")]
     personal = next(r for r in means if r["model"] == "personal" and r["stage"] == "round")
     run = read(folder)
@@ -198,4 +198,4 @@ def test_hostile_clients_are_in_no_mean(tmp_path):
     assert set(run.last(("personal", "round", "test"))) == set(run.clients) - {"2"}
     mean = statistics.fmean(score["accuracy"] for score in run.last(("personal", "round", "test")).values())
     assert mean == pytest.approx(personal["accuracy"]["client_mean"])
-    assert "Hostile on purpose, and in none of the means: client 2." in json.dumps(told)
+    assert "Hostile on purpose, and in none of the means: client 2." in json.dumps(story)

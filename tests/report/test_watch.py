@@ -1,4 +1,4 @@
-"""A run seen from a terminal while it goes on."""
+"""Following a run in the terminal."""
 
 import io
 import json
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedme.core.atomic_files import RunError
 from fedme.report.terminal_plot import plot
-from fedme.report.watch import Followed, watch
+from fedme.report.watch import FollowedRun, watch
 from fedme.results import records
 
 
@@ -24,17 +24,17 @@ def console(terminal=False):
 def test_once_draws_curves_and_the_last_numbers(runs):
     out = console()
     watch(runs[0], out, 1.0, once=True)
-    said = out.file.getvalue()
-    assert "digits-fedme: fedme, seed 0, finished" in said
-    assert "validation accuracy %" in said
-    assert "training loss" in said
-    assert any("\u2801" <= letter <= "\u28ff" for letter in said)
+    output = out.file.getvalue()
+    assert "digits-fedme: fedme, seed 0, finished" in output
+    assert "validation accuracy %" in output
+    assert "training loss" in output
+    assert any("\u2801" <= letter <= "\u28ff" for letter in output)
     last = [
         r["accuracy"]
         for r in records.read(runs[0])
         if (r["round"], r["model"], r["split"], r["stage"]) == (3, "personal", "test", "round")
     ]
-    assert f"test accuracy % {100 * sum(last) / len(last):.4g}" in said
+    assert f"test accuracy % {100 * sum(last) / len(last):.4g}" in output
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -47,7 +47,7 @@ def test_it_follows_a_run_to_its_end(runs, tmp_path, terminal):
 
     def go_on():
         with (folder / records.NAME).open("ab", buffering=0) as file:
-            for start in range(0, len(rest), 5000):  # whole rounds or not
+            for start in range(0, len(rest), 5000):  # complete rounds or not
                 file.write(rest[start : start + 5000])
                 time.sleep(0.01)
         (folder / "summary.json").write_bytes(done)
@@ -57,36 +57,36 @@ def test_it_follows_a_run_to_its_end(runs, tmp_path, terminal):
     out = console(terminal)
     watch(folder, out, 0.02)
     writer.join()
-    said = out.file.getvalue()
-    assert "round 4/4" in said
+    output = out.file.getvalue()
+    assert "round 4/4" in output
     if not terminal:
-        assert [line.split(":")[0] for line in said.splitlines()] == [f"round {t}/4" for t in (1, 2, 3, 4)]
+        assert [line.split(":")[0] for line in output.splitlines()] == [f"round {t}/4" for t in (1, 2, 3, 4)]
 
 
 @pytest.mark.parametrize("cut", [1, 700, 1500])
 def test_a_round_that_was_read_in_two_pieces_is_one_round(runs, tmp_path, cut):
     folder = shutil.copytree(runs[0], tmp_path / "run")
-    whole = (folder / records.NAME).read_bytes()
-    immediately = Followed(folder)
-    immediately.look()
-    (folder / records.NAME).write_bytes(whole[:-cut])
-    piecewise = Followed(folder)
-    piecewise.look()
-    (folder / records.NAME).write_bytes(whole)
-    piecewise.look()
+    content = (folder / records.NAME).read_bytes()
+    immediately = FollowedRun(folder)
+    immediately.update()
+    (folder / records.NAME).write_bytes(content[:-cut])
+    piecewise = FollowedRun(folder)
+    piecewise.update()
+    (folder / records.NAME).write_bytes(content)
+    piecewise.update()
     assert piecewise.curves == immediately.curves
     assert piecewise.sent == immediately.sent
 
 
 def test_rounds_that_are_computed_again_replace_the_old_ones(runs, tmp_path):
     folder = shutil.copytree(runs[0], tmp_path / "run")
-    run = Followed(folder)
-    assert run.look()
+    run = FollowedRun(folder)
+    assert run.update()
     sent = dict(run.sent)
-    assert not run.look()
+    assert not run.update()
     lines = (folder / records.NAME).read_text().splitlines(keepends=True)
     (folder / records.NAME).write_text("".join(line for line in lines if json.loads(line)["round"] < 2))
-    assert run.look()
+    assert run.update()
     assert run.sent == {t: sent[t] for t in (0, 1)}
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedme.auditing.membership_inference import Scores, confidence, measured
-from fedme.auditing.shadow_models import unseen
+from fedme.auditing.membership_inference import Scores, confidence, evaluate_attack
+from fedme.auditing.shadow_models import shadow_scores
 from fedme.config.experiment import Experiment, load
 from fedme.core.atomic_files import RunError, locked, write_json
 from fedme.core.data import ClientData, ClientId, Split
@@ -117,7 +117,7 @@ def _rows(
     difficulty: dict[str, Scores] = {}
     if pool is not None:
         archs = {model.arch.name: model.arch for model in models.values()}
-        work = [unseen(arch, pool, shadows, experiment.train, task.dtype, key.at("shadows")) for arch in archs.values()]
+        work = [shadow_scores(arch, pool, shadows, experiment.train, task.dtype, key.at("shadows")) for arch in archs.values()]
         difficulty = dict(zip(archs, (yield from in_parallel(work)), strict=True))
     rows = []
     groups: dict[tuple[str, str, str], list[tuple[Scores, Scores]]] = {}
@@ -128,13 +128,13 @@ def _rows(
             hard = difficulty[each.model.arch.name]
             attacks["calibrated"] = (raw[0] - hard[places[each.client][0]], raw[1] - hard[places[each.client][1]])
         for attack, pair in attacks.items():
-            about = {"client": each.client, "exposed by": each.by, "model": each.name, "arch": each.model.arch.name}
-            rows.append(about | {"attack": attack} | asdict(measured(*pair)))
+            about = {"client": each.client, "seen by": each.by, "model": each.name, "arch": each.model.arch.name}
+            rows.append(about | {"attack": attack} | asdict(evaluate_attack(*pair)))
             groups.setdefault((each.by, each.name, attack), []).append(pair)
     for (by, name, attack), pairs in groups.items():
         members, others = (np.concatenate(part) for part in zip(*pairs, strict=True))
-        about = {"client": EVERYBODY, "exposed by": by, "model": name, "arch": "", "attack": attack}
-        rows.append(about | asdict(measured(members, others)))
+        about = {"client": EVERYBODY, "seen by": by, "model": name, "arch": "", "attack": attack}
+        rows.append(about | asdict(evaluate_attack(members, others)))
     return rows
 
 

@@ -1,7 +1,7 @@
-"""Shadow models: how confident models are of samples that they have not seen.
+"""Shadow models: the confidence of models in samples that they were not trained on.
 
-They are trained, without noise, on random halves of everybody's training and test samples, two complementary halves at a time,
-so that every sample is unknown to exactly half of them.
+They are trained without noise on random halves of all clients' training and test samples. Halves come in complementary pairs,
+so exactly half of the shadow models are not trained on a given sample.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,30 +23,30 @@ EPOCHS = 20
 
 def halves(samples: int, count: int, key: Key) -> list[torch.Tensor]:
     """The positions of every shadow model's samples; `count` is even."""
-    found = []
+    parts = []
     for pair in range(count // 2):
         order = torch.randperm(samples, generator=key.at(pair).torch())
-        found += [order[: samples // 2], order[samples // 2 :]]
-    return found
+        parts += [order[: samples // 2], order[samples // 2 :]]
+    return parts
 
 
-def unseen(arch: Arch, pool: Split, count: int, training: Training, dtype: torch.dtype, key: Key) -> Computation[Scores]:
-    """For every sample of the pool, the mean confidence of the shadow models that have not seen it."""
+def shadow_scores(arch: Arch, pool: Split, count: int, training: Training, dtype: torch.dtype, key: Key) -> Computation[Scores]:
+    """For every sample of the pool, the mean confidence of the shadow models that were not trained on it."""
     parts = halves(len(pool), count, key.at("halves"))
 
     def shadow(number: int, part: torch.Tensor) -> Computation[Scores]:
-        mine = key.at(arch.name, number)
-        models: Mapping[str, Model] = {"own": Model.init(arch, mine.at("init"), dtype)}
+        model_key = key.at(arch.name, number)
+        models: Mapping[str, Model] = {"own": Model.init(arch, model_key.at("init"), dtype)}
         opt: OptState = {}
-        local, optimizer = BatchSchedule(EPOCHS, training.batch), training.sgd(CrossEntropy(), Round(0, 1))
-        models = (yield from train(models, optimizer, pool.take(part), local, mine.at("train"), opt)).models
+        schedule, optimizer = BatchSchedule(EPOCHS, training.batch), training.sgd(CrossEntropy(), Round(0, 1))
+        models = (yield from train(models, optimizer, pool.take(part), schedule, model_key.at("train"), opt)).models
         return confidence((yield from predict(models["own"], pool)), pool.y)
 
-    answers: Sequence[Scores] = yield from in_parallel([shadow(number, part) for number, part in enumerate(parts)])
-    total, times = np.zeros(len(pool)), np.zeros(len(pool))
-    for scores, part in zip(answers, parts, strict=True):
-        out = np.ones(len(pool), dtype=bool)
-        out[part.numpy()] = False
-        total[out] += scores[out]
-        times[out] += 1
-    return total / times
+    all_scores: Sequence[Scores] = yield from in_parallel([shadow(number, part) for number, part in enumerate(parts)])
+    total, count_unseen = np.zeros(len(pool)), np.zeros(len(pool))
+    for scores, part in zip(all_scores, parts, strict=True):
+        unseen = np.ones(len(pool), dtype=bool)
+        unseen[part.numpy()] = False
+        total[unseen] += scores[unseen]
+        count_unseen[unseen] += 1
+    return total / count_unseen

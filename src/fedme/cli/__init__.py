@@ -1,4 +1,4 @@
-"""The command line. One file per family of commands; importing a file adds its commands to the application."""
+"""The command line. Importing a file of this package adds its commands to the application."""
 
 import importlib
 import sys
@@ -9,7 +9,8 @@ from fedme.core.typed import one_line
 from fedme.running.round_loop import Interrupted
 from fedme.running.run_queue import USER_ERRORS
 
-FAMILIES = (
+# In the order of the help.
+MODULES = (
     "run_commands",
     "sweep_command",
     "result_commands",
@@ -20,36 +21,34 @@ FAMILIES = (
     "reproduce_command",
     "demo_command",
     "deploy_commands",
-)  # as in the help
-for family in FAMILIES:
-    importlib.import_module(f"fedme.cli.{family}")
+)
+for module in MODULES:
+    importlib.import_module(f"fedme.cli.{module}")
 
 
 def main() -> None:
-    """Entry point: errors that a user can mend are one line, not a traceback."""
-    # Networks, methods and functions of one's own are found where the command is given, as with `python -m`.
+    """Entry point. Errors that a user can fix are printed as one line, without a traceback."""
+    # User-defined networks, methods and functions are imported from the working directory, as with `python -m`.
     sys.path.insert(0, str(Path.cwd()))
     try:
         app()
     except USER_ERRORS as error:
-        err.print(f"[bold red]error:[/] {literal(one_line(str(error)))}", highlight=False, soft_wrap=True)
-        sys.exit(2)
-    except Interrupted as stopped:
-        err.print(f"{stopped}; everything finished is saved", markup=False, highlight=False, soft_wrap=True)
+        _fail(one_line(str(error)))
+    except Interrupted as interrupted:
+        err.print(f"{interrupted}; everything finished is saved", markup=False, highlight=False, soft_wrap=True)
         sys.exit(130)
     except KeyboardInterrupt:
-        err.print("stopped at once; the last checkpoint is whole")
+        err.print("stopped immediately; the last checkpoint is intact")
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output has seen enough
+    except BrokenPipeError:  # the reader of our output closed it
         sys.stderr.close()
         sys.exit(0)
-    except OSError as error:  # a full disk, a folder that may not be written to
+    except OSError as error:  # a full disk, or a folder without write permission
         if error.strerror is None:
             raise
-        err.print(f"[bold red]error:[/] {literal(_told(error))}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
 
 
-def _told(error: OSError) -> str:
-    """What the system says, and about which file."""
-    return f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror}"
+def _fail(message: str) -> None:
+    err.print(f"[bold red]error:[/] {literal(message)}", highlight=False, soft_wrap=True)
+    sys.exit(2)

@@ -1,5 +1,7 @@
-"""The application that commands are added to, and what they share: options, consoles, words."""
+"""The application that commands are added to, and their common options and output."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +9,7 @@ import typer
 from rich.console import Console
 
 import fedme
-from fedme.results.tables import Format, wide
+from fedme.results.tables import Format, render, wide
 
 app = typer.Typer(
     help="Personalised federated learning where every client keeps its own model, of its own architecture.",
@@ -17,26 +19,39 @@ app = typer.Typer(
 )
 
 FileArgument = Annotated[str | None, typer.Argument(metavar="FILE", help="A TOML file, or the name of a preset.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that override the file's.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only notes that bear on the results.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that override those of the file.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, only notes that affect the results.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Style = Annotated[Format, typer.Option("--format", "-f", help="How to print the table.")]
+Style = Annotated[Format, typer.Option("--format", "-f", help="Format of the table.")]
 
 out = wide()
 err = Console(stderr=True)
 
 
 def literal(text: object) -> str:
-    """Text that is printed as it is, brackets and all."""
+    """Escape brackets, which rich would read as markup."""
     return str(text).replace("[", "\\[")
 
 
+def print_note(text: str) -> None:
+    """Print a note to standard error."""
+    err.print(f"note: {text}", markup=False, highlight=False)
+
+
+def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], style: Format, as_json: bool) -> None:
+    """Print a table, or its rows as JSON objects."""
+    if as_json:
+        print(json.dumps([dict(zip(header, row, strict=True)) for row in rows], indent=2))
+    else:
+        render(title, header, rows, style, out)
+
+
 def source(file: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
-    """The file, if the first word names one, and the settings."""
-    words = overrides or []
+    """Separate the file, if the first argument is one, from the settings."""
+    settings = overrides or []
     if file is not None and "=" in file and not Path(file).exists():
-        return None, [file, *words]
-    return file, words
+        return None, [file, *settings]
+    return file, settings
 
 
 @app.callback(invoke_without_command=True)

@@ -1,4 +1,4 @@
-"""What runs give away: audit."""
+"""Privacy audits: audit."""
 
 import json
 from pathlib import Path
@@ -15,33 +15,29 @@ from fedme.running.progress import Display
 @app.command("audit")
 def audit_command(
     folder: Annotated[Path, typer.Argument(help="The directory of a finished run.")],
-    clients: Annotated[bool, typer.Option("--clients", "-c", help="Every client, not only all together.")] = False,
-    shadows: Annotated[int, typer.Option(help="Shadow models of each architecture, an even number.", min=2)] = 16,
+    clients: Annotated[bool, typer.Option("--clients", "-c", help="Print results per client, too.")] = False,
+    shadows: Annotated[int, typer.Option(help="Shadow models per architecture, an even number.", min=2)] = 16,
     style: Style = "table",
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Try to tell from the models that clients share which samples they were trained on."""
+    """Attack the models that clients share: infer which samples they were trained on (membership inference)."""
     with Display(err, quiet) as display:
         result = audit(folder, display, shadows + shadows % 2)
     if as_json:
         print(json.dumps(result, indent=2))
         return
-    rows = [row for row in result["rows"] if clients or row["client"] == EVERYBODY]
-    header = ["client", "seen by", "model", "attack", "AUC", "95 %", "found at 1 %", "95 %", "members", "others"]
-    render(
-        f"which samples were trained on, told from what is shared, in {folder}",
-        header,
-        [_cells(row) for row in rows],
-        style,
-        out,
-    )
+    rows = [_cells(row) for row in result["rows"] if clients or row["client"] == EVERYBODY]
+    header = ["client", "seen by", "model", "attack", "AUC", "95 %", "TPR at 1 %", "95 %", "members", "others"]
+    render(f"membership inference on the models that clients share, in {folder}", header, rows, style, out)
     if style == "table":
-        out.print("AUC 0.5 is guessing, 1 is certainty; found: the share of members above the score that 1 % of others reach.")
+        out.print(
+            "AUC 0.5 is guessing, 1 is certainty. TPR at 1 %: fraction of members detected at a false positive rate of 1 %."
+        )
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    words = [row["client"], row["seen by"], row["model"], row["attack"]]
+    names = [row["client"], row["seen by"], row["model"], row["attack"]]
     auc = [f"{row['auc']:.3f}", f"{row['auc_low']:.3f} to {row['auc_high']:.3f}"]
-    found = [f"{100 * row['found']:.1f} %", f"{100 * row['found_low']:.1f} to {100 * row['found_high']:.1f}"]
-    return [*words, *auc, *found, str(row["members"]), str(row["others"])]
+    rate = [f"{100 * row['found']:.1f} %", f"{100 * row['found_low']:.1f} to {100 * row['found_high']:.1f}"]
+    return [*names, *auc, *rate, str(row["members"]), str(row["others"])]

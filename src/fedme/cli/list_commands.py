@@ -1,4 +1,4 @@
-"""What there is: methods, datasets, models, partitions, presets, and what is in the data."""
+"""What is available: methods, datasets, models, partitions and presets; and how data is partitioned."""
 
 import json
 from collections.abc import Mapping
@@ -7,55 +7,54 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fedme import networks
-from fedme.cli.app import FileArgument, Json, Overrides, app, err, literal, out, source
+from fedme.cli.app import FileArgument, Json, Overrides, app, literal, out, print_note, print_table, source
 from fedme.config.experiment import ConfigError, import_method, load, presets
 from fedme.config.setting_help import settings_of
 from fedme.core.typed import nearest
 from fedme.datasets import DATASETS
 from fedme.datasets.partitioners import PARTITIONS
 from fedme.methods import METHODS
-from fedme.results.tables import render
 from fedme.running import assembly
 
-data_app = typer.Typer(help="Look at data before anything is trained.", no_args_is_help=True)
+data_app = typer.Typer(help="Inspect data before training.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+
+REGISTRIES: Mapping[str, Mapping[str, type[Any]]] = {"methods": METHODS, "datasets": DATASETS, "partitions": PARTITIONS}
 
 
 @app.command("list")
 def list_command(
     what: Annotated[Literal["methods", "datasets", "models", "partitions", "presets"], typer.Argument(help="What to list.")],
-    name: Annotated[str | None, typer.Argument(help="Only this one, with every setting explained.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Explain every setting of this one.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List what there is; with a name, its settings one by one."""
-    tables: Mapping[str, Mapping[str, type[Any]]] = {"methods": METHODS, "datasets": DATASETS, "partitions": PARTITIONS}
-    if name is not None and what in tables:
-        own = what == "methods" and ":" in name  # a user's method, by import path
-        if not own and name not in tables[what]:
-            raise ConfigError(f"there is no '{name}' among the {what}{nearest(name, tables[what])}")
-        kind = import_method(name) if own else tables[what][name]
-        header: tuple[str, ...] = ("setting", "default", "about")
-        rows: list[tuple[str, ...]] = [tuple(setting) for setting in settings_of(kind)]
-        title = f"{name}: {(kind.__doc__ or '').splitlines()[0]}"
-    else:
-        header, rows = _listing(what, tables)
-        title = f"{what} (`fedme list {what} NAME` explains one)" if what in tables else what
-    if as_json:
-        print(json.dumps([dict(zip(header, row, strict=True)) for row in rows], indent=2))
-    else:
-        render(title, header, rows, "table", out)
-
-
-def _listing(what: str, tables: Mapping[str, Mapping[str, type[Any]]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """List what is available; with a name, its settings."""
+    header: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    title: str = what
     if what == "models":
-        return ("name", "about", "source", "options"), [tuple(map(_text, row)) for row in networks.describe()]
-    if what == "presets":
-        return ("name", "about"), list(presets().items())
-    rows: list[tuple[str, ...]] = []
-    for name, kind in tables[what].items():
-        options = ", ".join(f"{s.name} = {s.default}" if s.default else s.name for s in settings_of(kind))
-        rows.append((name, (kind.__doc__ or "").splitlines()[0], options))
-    return ("name", "about", "settings"), rows
+        header, rows = ("name", "about", "source", "options"), [tuple(map(_text, row)) for row in networks.describe()]
+    elif what == "presets":
+        header, rows = ("name", "about"), list(presets().items())
+    elif name is None:
+        header, title = ("name", "about", "settings"), f"{what} (`fedme list {what} NAME` explains one)"
+        rows = [(key, _first_line(entry), _settings(entry)) for key, entry in REGISTRIES[what].items()]
+    else:
+        user_defined = what == "methods" and ":" in name  # named by its import path
+        if not user_defined and name not in REGISTRIES[what]:
+            raise ConfigError(f"there is no '{name}' among the {what}{nearest(name, REGISTRIES[what])}")
+        entry = import_method(name) if user_defined else REGISTRIES[what][name]
+        header, title = ("setting", "default", "about"), f"{name}: {_first_line(entry)}"
+        rows = [tuple(setting) for setting in settings_of(entry)]
+    print_table(title, header, rows, "table", as_json)
+
+
+def _first_line(entry: type[Any]) -> str:
+    return (entry.__doc__ or "").splitlines()[0]
+
+
+def _settings(entry: type[Any]) -> str:
+    return ", ".join(f"{s.name} = {s.default}" if s.default else s.name for s in settings_of(entry))
 
 
 def _text(value: Any) -> str:
@@ -66,13 +65,13 @@ def _text(value: Any) -> str:
 def data_show(
     file: FileArgument = None,
     overrides: Overrides = None,
-    first: Annotated[int | None, typer.Option(help="Only so many clients.")] = None,
+    first: Annotated[int | None, typer.Option(help="Show only the first N clients.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show how an experiment's data is divided: samples of every label at every client."""
+    """Show how the data of an experiment is partitioned: samples per client and label."""
     experiment, notes = load(*source(file, overrides))
     for note in notes:
-        err.print(f"note: {literal(note)}")
+        print_note(note)
     federation = assembly.gather(experiment)
     if as_json:
         print(json.dumps(federation.label_counts()))

@@ -1,4 +1,4 @@
-"""Saved models in use: predict, evaluate, export, join."""
+"""Trained models: predict, evaluate, export, join."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ import typer
 
 from fedme.artifacts import export as exporting
 from fedme.artifacts import personal_model, unseen_clients
-from fedme.cli.app import Json, Quiet, Style, app, err, out
+from fedme.cli.app import Json, Quiet, Style, app, err, out, print_note
 from fedme.config.experiment import load
 from fedme.core.atomic_files import RunError, finite, write_text
 from fedme.core.metrics import MEASURES, Metrics
@@ -25,17 +25,17 @@ from fedme.results.tables import render
 from fedme.running.progress import Display
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or the folder of one client's models.")]
-Client = Annotated[str | None, typer.Option("--client", "-c", help="Whose model.")]
-Finetuned = Annotated[bool, typer.Option("--finetuned", help="The model after fine-tuning.")]
-Imports = Annotated[bool, typer.Option("--imports", help="Import the network that the model names, if you trust the folder.")]
-Labels = Annotated[list[str] | None, typer.Option("--label", help="The column with the labels; again for several.")]
+Client = Annotated[str | None, typer.Option("--client", "-c", help="The client whose model to use.")]
+Finetuned = Annotated[bool, typer.Option("--finetuned", help="Use the fine-tuned model.")]
+Imports = Annotated[bool, typer.Option("--imports", help="Import user-defined networks; only for folders you trust.")]
+Labels = Annotated[list[str] | None, typer.Option("--label", help="The label column; repeat the option for several.")]
 DATA = "A .csv, .tsv, .parquet or .npz file, or a folder of images."
 
 
-def _opened(run: Path, client: str | None, finetuned: bool, imports: bool) -> personal_model.Personal:
+def _open_model(run: Path, client: str | None, finetuned: bool, imports: bool) -> personal_model.Personal:
     model = personal_model.Personal(personal_model.find(run, client), "finetuned" if finetuned else "model", imports=imports)
     if model.note:
-        err.print(f"note: {model.note}", markup=False, highlight=False)
+        print_note(model.note)
     return model
 
 
@@ -49,42 +49,42 @@ def predict(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write a CSV file instead of printing.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Predict with a client's personal model: classes or labels with their probabilities, or numbers."""
-    model = _opened(run, client, finetuned, imports)
-    header, rows = _predictions(model, data, _label(run))
+    """Predict with a client's personal model: classes or labels with probabilities, or regression targets."""
+    model = _open_model(run, client, finetuned, imports)
+    header, rows = _predictions(model, data, _label_of_run(run))
     if as_json:
-        print(json.dumps([_told(model, row) for row in rows]))
+        print(json.dumps([_as_object(model, row) for row in rows]))
         return
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
-    for answers, probabilities in rows:
-        writer.writerow([*answers, *(f"{p:.6f}" for p in probabilities)])
+    for predictions, probabilities in rows:
+        writer.writerow([*predictions, *(f"{p:.6f}" for p in probabilities)])
     if output is None:
         sys.stdout.write(text.getvalue())
     else:
         write_text(output, text.getvalue())
 
 
-Predicted = tuple[list[Any], list[float]]  # answers, and the probability of every class or label
+Predicted = tuple[list[Any], list[float]]  # of one sample: predictions, and the probability of every class or label
 
 
 def _predictions(model: personal_model.Personal, data: Path, label: Label) -> tuple[list[str], list[Predicted]]:
-    """The columns, and what is predicted of every sample: one class, an answer a label, or numbers."""
+    """The columns, and per sample one class, a 0 or 1 per label, or a number per target."""
     if model.task == "regression":
         return list(model.classes), [(row, []) for row in model.logits(data, label).tolist()]
     probabilities = model.probabilities(data, label)
-    chances = [f"p({name})" for name in model.classes]
+    columns = [f"p({name})" for name in model.classes]
     if model.task == "classification":
-        named = model.named(probabilities.argmax(1)).tolist()
-        return ["prediction", *chances], [([name], each) for name, each in zip(named, probabilities.tolist(), strict=True)]
-    answers = (probabilities > 0.5).long().tolist()
-    return [*model.classes, *chances], list(zip(answers, probabilities.tolist(), strict=True))
+        predictions = [[name] for name in model.named(probabilities.argmax(1)).tolist()]
+        return ["prediction", *columns], list(zip(predictions, probabilities.tolist(), strict=True))
+    predictions = (probabilities > 0.5).long().tolist()
+    return [*model.classes, *columns], list(zip(predictions, probabilities.tolist(), strict=True))
 
 
-def _told(model: personal_model.Personal, row: Predicted) -> dict[str, Any]:
-    answers, probabilities = row
-    prediction = answers[0] if model.task == "classification" else dict(zip(model.classes, answers, strict=True))
+def _as_object(model: personal_model.Personal, row: Predicted) -> dict[str, Any]:
+    predictions, probabilities = row
+    prediction = predictions[0] if model.task == "classification" else dict(zip(model.classes, predictions, strict=True))
     if not probabilities:
         return {"prediction": prediction}
     return {"prediction": prediction, "probabilities": dict(zip(model.classes, probabilities, strict=True))}
@@ -101,51 +101,50 @@ def evaluate(
     style: Style = "table",
     as_json: Json = False,
 ) -> None:
-    """See how a client's personal model does on samples with labels."""
-    model = _opened(run, client, finetuned, imports)
-    found = model.evaluate(data, _said(label) or _label(run))
+    """Evaluate a client's personal model on labelled data."""
+    model = _open_model(run, client, finetuned, imports)
+    metrics = model.evaluate(data, _label_option(label) or _label_of_run(run))
     if as_json:
-        print(json.dumps(finite(found.plain(model.task)), indent=2))
+        print(json.dumps(finite(metrics.plain(model.task)), indent=2))
         return
-    render(f"client {model.client} on {data}", *_metrics([("", found)], model.task), style, out)
+    render(f"client {model.client} on {data}", *_metrics_table([("", metrics)], model.task), style, out)
 
 
-def _said(labels: list[str] | None) -> Label:
-    """One column, or several."""
+def _label_option(labels: list[str] | None) -> Label:
     return None if not labels else labels[0] if len(labels) == 1 else tuple(labels)
 
 
-def _label(run: Path) -> Label:
-    """The columns that the run itself was trained with, if there are any."""
+def _label_of_run(run: Path) -> Label:
+    """The label columns that the run was trained with, if they are known."""
     try:
         config = summary.config_of(run)
     except RunError:  # the folder of one client, without its run
         return None
     named = [config.get("data", {}).get("label"), *(table.get("label") for table in config.get("clients", {}).values())]
-    labels = {tuple(each) if isinstance(each, list) else each for each in named if each is not None}
+    labels = {tuple(label) if isinstance(label, list) else label for label in named if label is not None}
     return named[0] if isinstance(named[0], str) else labels.pop() if len(labels) == 1 else None
 
 
-def _metrics(rows: list[tuple[str, Metrics]], kind: TaskType) -> tuple[list[str], list[list[str]]]:
-    header = (["model"] if rows[0][0] else []) + ["samples", *(measure.heading for measure in MEASURES[kind])]
+def _metrics_table(rows: list[tuple[str, Metrics]], task: TaskType) -> tuple[list[str], list[list[str]]]:
+    header = (["model"] if rows[0][0] else []) + ["samples", *(measure.heading for measure in MEASURES[task])]
     cells = []
-    for name, m in rows:
-        numbers = [measure.text(getattr(m, measure.key)) for measure in MEASURES[kind]]
-        cells.append([*([name] if name else []), str(m.samples), *numbers])
+    for name, metrics in rows:
+        numbers = [measure.text(getattr(metrics, measure.key)) for measure in MEASURES[task]]
+        cells.append([*([name] if name else []), str(metrics.samples), *numbers])
     return header, cells
 
 
 @app.command()
 def export(
     run: Run,
-    to: Annotated[exporting.Target, typer.Option("--to", help="What other programs read.")],
+    to: Annotated[exporting.Target, typer.Option("--to", help="Format of the exported model.")],
     client: Client = None,
     finetuned: Finetuned = False,
     imports: Imports = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; CLIENT.<kind> by default.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; CLIENT.SUFFIX by default.")] = None,
 ) -> None:
-    """Write a client's personal model for other programs. It takes samples as numbers and scales them itself."""
-    model = _opened(run, client, finetuned, imports)
+    """Export a client's personal model for other programs. It takes numeric samples and includes their preprocessing."""
+    model = _open_model(run, client, finetuned, imports)
     target = output or Path(f"{model.folder.name}{exporting.SUFFIXES[to]}")
     print(model.export(target, to))
 
@@ -153,31 +152,29 @@ def export(
 @app.command()
 def join(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run directory.")],
-    data: Annotated[Path, typer.Option("--data", help=f"The newcomer's samples. {DATA}")],
-    name: Annotated[str, typer.Option("--name", help="What to call it.")] = "newcomer",
+    data: Annotated[Path, typer.Option("--data", help=f"The samples of the new client. {DATA}")],
+    name: Annotated[str, typer.Option("--name", help="The name of the new client.")] = "newcomer",
     label: Labels = None,
-    epochs: Annotated[int | None, typer.Option(help="Of fine-tuning; the run's by default, else 2.")] = None,
-    per_cluster: Annotated[bool, typer.Option("--per-cluster", help="Try one model a cluster instead of all.")] = False,
+    epochs: Annotated[int | None, typer.Option(help="Epochs of fine-tuning; by default those of the run, or 2.")] = None,
+    per_cluster: Annotated[bool, typer.Option("--per-cluster", help="Try one model per cluster instead of all.")] = False,
     imports: Imports = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Give a client that was not there during training the model that fits it best, and fine-tune it."""
+    """Give a client that did not take part in training the model that fits its data best, and fine-tune it."""
     experiment, _ = load(run / summary.CONFIG) if (run / summary.CONFIG).exists() else (None, [])
     if experiment is None:
         raise RunError(f"{run}: not a run directory (no {summary.CONFIG})")
-    piece = ClientSamples(read_object(data, _said(label) or _label(run), f"client {name}"))
+    piece = ClientSamples(read_object(data, _label_option(label) or _label_of_run(run), f"client {name}"))
     with Display(err, quiet) as display:
-        display.note(f"looking for the model that fits {name} best")
+        display.note(f"selecting the model that fits {name} best")
         joined = unseen_clients.join(run, experiment, name, piece, epochs=epochs, per_cluster=per_cluster, imports=imports)
     if as_json:
-        scores: list[dict[str, Any]] = [
-            asdict(score) | {"metrics": score.metrics.plain(joined.task_type)} for score in joined.scores
-        ]
+        scores = [asdict(score) | {"metrics": score.metrics.plain(joined.task_type)} for score in joined.scores]
         about = {"client": name, "started_from": joined.taken, "offers": joined.offers, "folder": str(joined.folder)}
         print(json.dumps(finite(about | {"scores": scores}), indent=2))
         return
-    words = {"round": "as it came", "finetuned": "fine-tuned"}
-    rows = [(f"{words[score.stage]}, {score.split}", score.metrics) for score in joined.scores]
-    title = f"{name} starts from {joined.taken} (of {joined.offers}), in {joined.folder}"
-    render(title, *_metrics(rows, joined.task_type), "table", out)
+    stages = {"round": "before fine-tuning", "finetuned": "fine-tuned"}
+    rows = [(f"{stages[score.stage]}, {score.split}", score.metrics) for score in joined.scores]
+    title = f"{name} starts from {joined.taken} (of {joined.offers} models), in {joined.folder}"
+    render(title, *_metrics_table(rows, joined.task_type), "table", out)

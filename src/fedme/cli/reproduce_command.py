@@ -1,4 +1,4 @@
-"""The papers' tables and figures, made again: reproduce."""
+"""Tables and figures of the papers: reproduce."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedme.cli.app import Json, Quiet, Style, app, err, out
+from fedme.cli.app import Json, Quiet, Style, app, err, out, print_note, print_table
 from fedme.config.experiment import ConfigError
 from fedme.core.processors import processors
 from fedme.reproduction import catalogue, comparison_tables, figures, findings, measured, planned_runs, results_page
@@ -20,52 +20,49 @@ from fedme.running.run_queue import USER_ERRORS, Batch, Planned
 
 @app.command()
 def reproduce(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Results, as pfml-table1; or all.")] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="Show every table and figure, and what it costs.")] = False,
-    scale: Annotated[
-        Scale, typer.Option(help="The paper's setting, a smaller one, or one that only shows that it runs.")
-    ] = "small",
-    seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, ...")] = 1,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Results such as pfml-table1, or all.")] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List every table and figure with its cost.")] = False,
+    scale: Annotated[Scale, typer.Option(help="The paper's settings, smaller ones, or a smoke test.")] = "small",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 1,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="ROW/COLUMN", help="Only such cells, or CURVE/PANEL of a figure; either may be left out."),
+        typer.Option(metavar="ROW/COLUMN", help="Only these cells (of a figure: CURVE/PANEL); either part may be empty."),
     ] = None,
-    root: Annotated[Path, typer.Option("--runs", help="Where the run directories are.")] = Path("runs/reproduce"),
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; one a processor by default, if that pays.")] = None,
-    no_runs: Annotated[bool, typer.Option("--no-runs", help="Run nothing: show what is finished.")] = False,
+    root: Annotated[Path, typer.Option("--runs", help="The parent of the run directories.")] = Path("runs/reproduce"),
+    jobs: Annotated[int | None, typer.Option(min=1, help="Parallel runs; one per processor by default if faster.")] = None,
+    no_runs: Annotated[bool, typer.Option("--no-runs", help="Run nothing; show finished results.")] = False,
     write_page: Annotated[
-        Path | None, typer.Option("--page", help="Write a page with everything finished at any scale, and its files beside it.")
+        Path | None, typer.Option("--page", help="Write a page with all finished results, and its files beside it.")
     ] = None,
     style: Style = "table",
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run the experiments behind the papers' tables and figures, and put our numbers beside theirs."""
+    """Run the experiments of the papers' tables and figures, and print our numbers beside theirs."""
     if show_list:
         return _list(style, as_json)
     if write_page is not None:
         return _page(write_page, root, quiet)
     wanted = catalogue.find(names or [])
     if not wanted:
-        raise ConfigError("name a result, or all; `fedme reproduce --list` shows them")
+        raise ConfigError("no result named; `fedme reproduce --list` lists them, and `all` runs everything")
     spot = planned_runs.Spot(root, scale)
     chosen = {result.name: _chosen(result, only) for result in wanted}
     failed: Sequence[str] = ()
     if not no_runs:
         failed = _run(wanted, chosen, spot, range(seeds), jobs, quiet)
-    told = findings.gather(spot)
-    sheets = [comparison_tables.sheet(result, told, chosen[result.name]) for result in wanted]
-    for each in sheets:
-        files = comparison_tables.write(
-            comparison_tables.sheet(each.result, told), root / "tables"
-        )  # the whole result, whatever was chosen now
-        files += figures.draw(each.result, told, root / "tables") if figures.possible() else []
+    finished = findings.gather(spot)
+    sheets = [comparison_tables.sheet(result, finished, chosen[result.name]) for result in wanted]
+    for sheet in sheets:
+        # Files hold the complete result, also if only some cells are printed.
+        files = comparison_tables.write(comparison_tables.sheet(sheet.result, finished), root / "tables")
+        files += figures.draw(sheet.result, finished, root / "tables") if figures.possible() else []
         if not as_json:
-            _print(each, style, files)
+            _print(sheet, style, files)
     if as_json:
-        print(json.dumps([_plain(each) for each in sheets], indent=2))
-    if not figures.possible() and any(each.result.panels or each.result.plot for each in sheets):
-        err.print(f"note: {figures.MISSING}", markup=False, highlight=False)
+        print(json.dumps([_plain(sheet) for sheet in sheets], indent=2))
+    if not figures.possible() and any(sheet.result.panels or sheet.result.plot for sheet in sheets):
+        print_note(figures.MISSING)
     for line in failed:
         err.print(f"not run: {line}", markup=False, highlight=False, soft_wrap=True)
     if failed:
@@ -73,21 +70,21 @@ def reproduce(
 
 
 def _chosen(result: Result, only: Sequence[str] | None) -> list[Cell] | None:
-    """The cells that `--only` names, as ROW/COLUMN, ROW/ or /COLUMN; of a figure, its curves and panels."""
+    """The cells that `--only` names as ROW/COLUMN, ROW/ or /COLUMN; of a figure, CURVE/PANEL."""
     if not only:
         return None
-    found = []
+    chosen: dict[Cell, None] = {}
     for word in only:
-        row, slash, column = word.rpartition("/")  # rows may have a slash of their own
+        row, slash, column = word.rpartition("/")  # names of rows may contain a slash
         row, column = (row, column) if slash else (word, "")
-        mine = [cell for cell in result.cells if row in ("", cell.row) and column in ("", cell.column)]
-        if not mine:
+        matching = [cell for cell in result.cells if row in ("", cell.row) and column in ("", cell.column)]
+        if not matching:
             rows = ", ".join(dict.fromkeys(f"'{cell.row}'" for cell in result.cells))
             columns = ", ".join(dict.fromkeys(f"'{cell.column}'" for cell in result.cells))
-            kinds = ("rows", "columns") if result.rows else ("curves", "panels")
-            raise ConfigError(f"--only: {result.name} has no '{word}'; its {kinds[0]} are {rows}, its {kinds[1]} {columns}")
-        found += [cell for cell in mine if cell not in found]
-    return found
+            parts = ("rows", "columns") if result.rows else ("curves", "panels")
+            raise ConfigError(f"--only: {result.name} has no '{word}'; its {parts[0]} are {rows}, its {parts[1]} {columns}")
+        chosen |= dict.fromkeys(matching)
+    return list(chosen)
 
 
 def _run(
@@ -98,7 +95,7 @@ def _run(
     jobs: int | None,
     quiet: bool,
 ) -> list[str]:
-    """Run what is missing; why what could not be run could not."""
+    """Run what is missing, and return the errors."""
     names: dict[str, None] = {}
     for result in wanted:
         picked = chosen[result.name]
@@ -108,14 +105,15 @@ def _run(
     plans = planned_runs.planned(list(names), spot, seeds, at_once)
     with Display(err, quiet) as display:
         if minutes > 2:
-            display.note(f"{len(plans)} runs, about {catalogue.cost(minutes / at_once)} in all ({spot.root / spot.scale})")
-        looks = [plan for plan in plans if plan.folder.name.endswith("-data-s0")]
-        problems = [_look(plan) for plan in looks]
-        outcomes = Batch(display, at_once, measured.take).run([plan for plan in plans if plan not in looks])
-    return [each for each in problems if each] + [f"{each.planned.name}: {each.error}" for each in outcomes if each.error]
+            display.note(f"{len(plans)} runs, about {catalogue.cost(minutes / at_once)} in total ({spot.root / spot.scale})")
+        data_plans = [plan for plan in plans if plan.folder.name.endswith("-data-s0")]
+        problems = [_inspect_data(plan) for plan in data_plans]
+        outcomes = Batch(display, at_once, measured.take).run([plan for plan in plans if plan not in data_plans])
+    errors = [f"{outcome.planned.name}: {outcome.error}" for outcome in outcomes if outcome.error]
+    return [problem for problem in problems if problem] + errors
 
 
-def _look(plan: Planned) -> str:
+def _inspect_data(plan: Planned) -> str:
     try:
         measured.look(plan.config, plan.folder)
     except USER_ERRORS as error:
@@ -139,8 +137,8 @@ def _print(sheet: comparison_tables.Sheet, style: Format, files: Sequence[Path])
 def _plain(sheet: comparison_tables.Sheet) -> dict[str, object]:
     rows = [dict(zip(sheet.header, row, strict=True)) for row in sheet.rows]
     verdicts = [
-        {"claim": each.claim.text, "says": each.says, "comparisons": [asdict(c) for c in each.comparisons]}
-        for each in sheet.verdicts
+        {"claim": verdict.claim.text, "says": verdict.says, "comparisons": [asdict(c) for c in verdict.comparisons]}
+        for verdict in sheet.verdicts
     ]
     return {"name": sheet.result.name, "scale": sheet.scale, "rows": rows, "notes": list(sheet.notes), "claims": verdicts}
 
@@ -152,10 +150,7 @@ def _list(style: Format, as_json: bool) -> None:
     for result in catalogue.results().values():
         costs = [catalogue.cost(catalogue.minutes(result.runs, scale) / cores) for scale in ("full", "small", "smoke")]
         rows.append((result.name, result.source, result.title, str(len(result.runs)), *costs))
-    if as_json:
-        print(json.dumps([dict(zip(header, row, strict=True)) for row in rows], indent=2))
-        return
-    render(f"results, and about how long one seed takes with {cores} processors", header, rows, style, out)
+    print_table(f"results, and the approximate time of one seed with {cores} processors", header, rows, style, as_json)
 
 
 def _page(path: Path, root: Path, quiet: bool) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedme.cli.app import FileArgument, Json, Overrides, Quiet, app, err, out, source
+from fedme.cli.app import FileArgument, Json, Overrides, Quiet, app, err, out, print_note, source
 from fedme.config.experiment import load, to_toml
 from fedme.config.hints import hints
 from fedme.results import views
@@ -19,7 +19,7 @@ def run_command(
     overrides: Overrides = None,
     quiet: Quiet = False,
     as_json: Json = False,
-    explain: Annotated[bool, typer.Option("--explain-engine", help="Say how operations were run, and why.")] = False,
+    explain: Annotated[bool, typer.Option("--explain-engine", help="Print how operations were run, and why.")] = False,
 ) -> None:
     """Run an experiment. Without a file: FedMe with four architectures on the bundled digits."""
     experiment, notes = load(*source(file, overrides))
@@ -37,17 +37,17 @@ def run_command(
 def resume(
     folder: Annotated[Path, typer.Argument(help="A run directory.")], quiet: Quiet = False, as_json: Json = False
 ) -> None:
-    """Continue a run that was stopped; it ends as if it had never been."""
+    """Continue an interrupted run. The result is identical to an uninterrupted run."""
     with Display(err, quiet) as display:
         if not run.resume(folder, display):
-            display.note(f"{folder}: finished already", always=True)
+            display.note(f"{folder}: already finished", always=True)
     views.results(folder, "table", out, as_json)
 
 
 @app.command()
 def config(file: FileArgument = None, overrides: Overrides = None) -> None:
-    """Print an experiment as TOML, every default filled in, and check it. Nothing is run."""
+    """Check an experiment and print it as TOML with all defaults. Nothing is run."""
     experiment, notes = load(*source(file, overrides))
     for note in [*notes, *hints(experiment)]:
-        err.print(f"note: {note}", markup=False, highlight=False)
+        print_note(note)
     print(to_toml(experiment.plain()), end="")

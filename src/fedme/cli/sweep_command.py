@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedme.cli.app import FileArgument, Json, Overrides, Quiet, Style, app, err, out, source
+from fedme.cli.app import FileArgument, Json, Overrides, Quiet, Style, app, err, out, print_note, source
 from fedme.config.experiment import DEMO
 from fedme.core.atomic_files import RunError
 from fedme.core.processors import processors
@@ -22,58 +22,57 @@ def sweep(
     file: FileArgument = None,
     overrides: Overrides = None,
     over: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=V,V,...", help="A key and its values; may be repeated.")
+        list[str] | None, typer.Option(metavar="KEY=V,V,...", help="A key and its values; repeat the option for several keys.")
     ] = None,
     together: Annotated[
-        bool, typer.Option("--together", help="First values with first values, not every combination.")
+        bool, typer.Option("--together", help="Combine first values with first values, and so on, instead of all combinations.")
     ] = False,
-    seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, ...")] = 1,
-    output: Annotated[Path | None, typer.Option(help="Where the run directories are; runs/sweep-NAME by default.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
-    model: Annotated[Literal["personal", "global"], typer.Option(help="Whose results on validation data choose.")] = "personal",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 1,
+    output: Annotated[Path | None, typer.Option(help="The parent of the run directories; runs/sweep-NAME by default.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Parallel runs.")] = 1,
+    model: Annotated[Literal["personal", "global"], typer.Option(help="Models whose validation results decide.")] = "personal",
     style: Style = "table",
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Try settings: every combination of the values of some keys, times seeds. The same command again goes on."""
+    """Run every combination of the values of some keys with every seed. Repeat the command to continue a sweep."""
     name, words = source(file, overrides)
     root = output if output is not None else Path("runs") / f"sweep-{Path(name or DEMO).stem}"
     overs = [sweeps.over(word) for word in over or []]
-    found = sweeps.points(name, words, overs, range(seeds), root, together)
-    plans = [run for number in range(seeds) for run in (point.runs[number] for point in found)]
+    points = sweeps.points(name, words, overs, range(seeds), root, together)
+    plans = [run for number in range(seeds) for run in (point.runs[number] for point in points)]
     with Display(err, quiet) as display:
         outcomes = Batch(display, min(jobs, processors())).run(plans)
-    scored = sweeps.scores(found, model)
+    scored = sweeps.scores(points, model)
     measure = scored[0].measure
-    what = "" if measure.key == "accuracy" else f"{measure.title} "
-    sign = " %" if measure.percent else ""
-    header = [*(each.key for each in overs), f"validation {what}".strip() + sign, f"test {what}".strip() + sign, "seeds", ""]
+    metric = ("" if measure.key == "accuracy" else f" {measure.title}") + (" %" if measure.percent else "")
+    keys = [over.key for over in overs]
+    header = [*keys, f"validation{metric}", f"test{metric}", "seeds", ""]
     rows = [
         [
-            *each.point.values,
-            spread_text(measure, each.validation) if each.validation else "",
-            spread_text(measure, each.test) if each.test else "",
-            str(len(each.test)),
-            "best by validation" if each.best else "",
+            *score.point.values,
+            spread_text(measure, score.validation) if score.validation else "",
+            spread_text(measure, score.test) if score.test else "",
+            str(len(score.test)),
+            "best by validation" if score.best else "",
         ]
-        for each in scored
+        for score in scored
     ]
     if as_json:
-        keys = [each.key for each in overs]
         plain = [
             {
-                "settings": dict(zip(keys, each.point.values, strict=True)),
-                "validation": each.validation,
-                "test": each.test,
-                "best": each.best,
-                "runs": [str(run.folder) for run in each.point.runs],
+                "settings": dict(zip(keys, score.point.values, strict=True)),
+                "validation": score.validation,
+                "test": score.test,
+                "best": score.best,
+                "runs": [str(run.folder) for run in score.point.runs],
             }
-            for each in scored
+            for score in scored
         ]
         print(json.dumps(plain, indent=2))
     else:
         render(f"{model} models after the last round, mean over clients, in {root}", header, rows, style, out)
-    if failed := [each for each in outcomes if each.error]:
+    if failed := [outcome for outcome in outcomes if outcome.error]:
         raise RunError(f"{len(failed)} of {len(plans)} runs failed; the first, {failed[0].planned.name}: {failed[0].error}")
-    if not any(each.best for each in scored):
-        err.print("note: without validation data (data.val) nothing can be chosen: test data must not choose")
+    if not any(score.best for score in scored):
+        print_note("no settings selected: there is no validation data (data.val), and test data must not select")

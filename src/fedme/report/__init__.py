@@ -1,4 +1,4 @@
-"""A report: one HTML file, without a network, that tells and shows what one run or several came to."""
+"""A report: one self-contained HTML file with the results of one or several runs, in text and charts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ from fedme.report.run_data import Family, families
 
 
 def write(folders: Sequence[Path], target: Path) -> None:
-    """Write the report of one or several runs; those that differ only in their seed are one line with a band."""
+    """Write the report of one or several runs. Runs that differ only in their seed become one line with a band."""
     text = html.render(story(families(folders)))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -32,29 +32,27 @@ def write(folders: Sequence[Path], target: Path) -> None:
 
 def story(families: Sequence[Family]) -> dict[str, Any]:
     """Everything the page shows, as plain data."""
-    runs = [run for family in families for run in family.runs]
-    owners = [index for index, family in enumerate(families) for _ in family.runs]
-    title = families[0].label if len(families) == 1 else f"{len(families)} experiments"
+    runs = [(index, run) for index, family in enumerate(families) for run in family.runs]
     return {
-        "title": title,
+        "title": families[0].label if len(families) == 1 else f"{len(families)} experiments",
         "families": [{"label": family.label, "method": family.method} for family in families],
-        "words": summary_text.view(families),
+        "summary": summary_text.view(families),
         "curves": curve_view.view(families),
         "runs": [
             {
-                "family": owner,
+                "family": family,
                 "seed": run.result["seed"],
                 "folder": str(run.folder),
                 "clients": list(run.clients),
                 "rounds": len(run.rounds),
-                **client_view.view(run, runs),
+                **client_view.view(run, [other for _, other in runs]),
                 "labels": label_view.view(run),
                 "exchange": exchange_view.view(run),
                 "lineage": lineage_view.view(run),
                 "clusters": cluster_view.view(run),
                 "privacy": privacy_view.view(run),
             }
-            for owner, run in zip(owners, runs, strict=True)
+            for family, run in runs
         ],
         "setup": setup_view.view(families),
     }

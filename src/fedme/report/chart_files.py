@@ -1,32 +1,39 @@
-"""Every chart of a report as a file of its own: SVG, PNG and PDF, drawn by the page itself in Chromium."""
+"""Save every chart of a report as SVG, PNG and PDF, drawn by the report's own page in Chromium."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fedme.report.chromium import Browser
+from fedme.report import chromium
 
-WIDTH = 760  # of a chart's page in CSS pixels: about 18 cm on paper, with text of 9 points
-SCALE = 3  # pixels of a PNG to a CSS pixel: about 290 a printed inch
+WIDTH = 760  # of a chart in CSS pixels: about 18 cm on paper, with text of 9 points
+SCALE = 3  # PNG pixels per CSS pixel: about 290 per printed inch
 
 
-def take(report: Path, folder: Path) -> list[Path]:
-    """Save all charts that a report shows when it is opened; the files."""
+def save_charts(report: Path, folder: Path) -> list[Path]:
+    """Save all charts that a report shows when it is opened, and return the files."""
+    # Playwright's synchronous API refuses to run beside an asyncio loop, as in a notebook; a new thread has none.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_save_charts, report, folder).result()
+
+
+def _save_charts(report: Path, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
-    with Browser(WIDTH, 900, SCALE) as browser:
-        browser.open(report)
-        for picture in browser.run("pictures()"):
-            alone = f"<style>body{{margin:0}}svg{{display:block}}</style>{picture['svg']}"
-            browser.open(f'<!doctype html><meta charset="utf-8">{alone}')
-            size = {"width": round(picture["width"]), "height": round(picture["height"])}
-            browser.call("Emulation.setDeviceMetricsOverride", **size, deviceScaleFactor=SCALE, mobile=False)
-            inches = {"paperWidth": size["width"] / 96, "paperHeight": size["height"] / 96}
-            margins = dict.fromkeys(("marginTop", "marginBottom", "marginLeft", "marginRight"), 0)
+    files = []
+    with chromium.launch() as browser:
+        page = browser.new_page(viewport={"width": WIDTH, "height": 900}, device_scale_factor=SCALE)
+        page.goto(report.resolve().as_uri())
+        charts = page.evaluate("pictures()")
+        page.goto("about:blank")
+        for chart in charts:
+            width, height = round(chart["width"]), round(chart["height"])
+            page.set_viewport_size({"width": width, "height": height})
+            page.set_content(f"<!doctype html><style>body{{margin:0}}svg{{display:block}}</style>{chart['svg']}")
             contents = {
-                "svg": picture["svg"].encode(),
-                "png": browser.screenshot(),
-                "pdf": browser.pdf(**inches, **margins, pageRanges="1"),
+                "svg": chart["svg"].encode(),
+                "png": page.screenshot(),
+                "pdf": page.pdf(width=f"{width}px", height=f"{height}px", print_background=True, page_ranges="1"),
             }
-            for kind, content in contents.items():
-                made.append(folder / f"{picture['name']}.{kind}")
-                made[-1].write_bytes(content)
-    return made
+            for suffix, content in contents.items():
+                files.append(folder / f"{chart['name']}.{suffix}")
+                files[-1].write_bytes(content)
+    return files

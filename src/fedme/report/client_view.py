@@ -1,23 +1,23 @@
-"""Every client on its own: how good its models are, how they became so, and what each gained over training alone."""
+"""Per client: final results, their history, and the gain over local training."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from fedme.core.data import ClientId
-from fedme.report.run_data import PERSONAL, Kind, Run
+from fedme.report.run_data import PERSONAL, Run, ScoreKey
 
-MOST_ROUNDS = 100  # of the history of single clients; of longer runs every n-th round is kept
+MAX_ROUNDS = 100  # of a client's history; longer runs keep every n-th round
 
 
 def view(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
-    """How all clients of a run do in the end and their history; `local` is the run that tells what they had alone."""
-    kinds = [kind for kind in run.scores if kind[0] == "personal"]
-    alone = local(run, runs)
+    """Final results and history of every client. `local` and `comparable` are positions in `runs`."""
+    keys = [key for key in run.scores if key[0] == "personal"]
+    baseline = local(run, runs)
     return {
-        "results": {_word(kind): [_result(run, kind, client) for client in run.clients] for kind in kinds},
+        "results": {f"{key[2]} {key[1]}": [_score(run, key, client) for client in run.clients] for key in keys},
         "samples": [run.last(PERSONAL).get(client, {}).get("samples") for client in run.clients],
-        "history": {kind[2]: _history(run, kind) for kind in kinds if kind[1] == "round"},
-        "local": None if alone is None else runs.index(alone),
+        "history": {key[2]: _history(run, key) for key in keys if key[1] == "round"},
+        "local": None if baseline is None else runs.index(baseline),
         "comparable": [index for index, other in enumerate(runs) if other is not run and run.same_division(other)],
     }
 
@@ -29,35 +29,26 @@ def local(run: Run, runs: Sequence[Run]) -> Run | None:
     return next((other for other in runs if other.result["method"] == "local" and run.same_division(other)), None)
 
 
-def gains(run: Run, alone: Run, stage: str = "round") -> dict[ClientId, float]:
-    """How much better a client's personal model is on its test part than what it had alone, where both are known."""
-    found, measure = {}, run.measures[0]
-    for client, score in run.last(("personal", stage, "test")).items():
-        before = alone.last(PERSONAL).get(client, {}).get(measure.key)
-        if before is not None and score[measure.key] is not None:
-            found[client] = measure.gain(score[measure.key], before)
-    return found
+def gains(run: Run, baseline: Run) -> dict[ClientId, float]:
+    """By how much each client's personal model beats its model in `baseline` on test data, where both have a result."""
+    measure = run.measures[0]
+    before = {client: score[measure.key] for client, score in baseline.last(PERSONAL).items()}
+    return {
+        client: measure.gain(score[measure.key], before[client])
+        for client, score in run.last(PERSONAL).items()
+        if score[measure.key] is not None and before.get(client) is not None
+    }
 
 
-def _word(kind: Kind) -> str:
-    return f"{kind[2]} {kind[1]}"
-
-
-def _result(run: Run, kind: Kind, client: ClientId) -> float | None:
-    return _short(run.last(kind).get(client, {}).get(run.measures[0].key))
-
-
-def _short(value: float | None) -> float | None:
-    """Five digits that count."""
+def _score(run: Run, key: ScoreKey, client: ClientId, t: int | None = None) -> float | None:
+    """The headline metric in a round (the last one by default), rounded to five significant digits."""
+    scores = run.last(key) if t is None else run.scores[key][t]
+    value = scores.get(client, {}).get(run.measures[0].key)
     return None if value is None else float(f"{value:.5g}")
 
 
-def _history(run: Run, kind: Kind) -> dict[str, Any]:
-    rounds = sorted(run.scores[kind])
-    step = -(-len(rounds) // MOST_ROUNDS)
-    kept = [t for index, t in enumerate(rounds) if index % step == 0 or t == rounds[-1]]
-
-    def value(t: int, client: ClientId) -> float | None:
-        return _short(run.scores[kind][t].get(client, {}).get(run.measures[0].key))
-
-    return {"rounds": kept, "values": [[value(t, client) for t in kept] for client in run.clients]}
+def _history(run: Run, key: ScoreKey) -> dict[str, Any]:
+    rounds = sorted(run.scores[key])
+    step = -(-len(rounds) // MAX_ROUNDS)
+    rounds = [t for index, t in enumerate(rounds) if index % step == 0 or t == rounds[-1]]
+    return {"rounds": rounds, "values": [[_score(run, key, client, t) for t in rounds] for client in run.clients]}

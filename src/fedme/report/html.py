@@ -1,4 +1,4 @@
-"""The page: a template, its style and its drawings, and the data they draw, in one file that needs nothing else."""
+"""The page: template, style, scripts and data in one file without external resources."""
 
 import importlib.resources
 import json
@@ -10,22 +10,13 @@ from fedme import __version__
 from fedme.core.atomic_files import finite
 
 FOLDER = importlib.resources.files("fedme.report") / "page"
-SCRIPTS = (
-    "draw",
-    "tips",
-    "lines",
-    "ranked",
-    "bubbles",
-    "exchange",
-    "grid",
-    "pictures",
-    "page",
-)  # in the order they need each other
+# In the order of their dependencies.
+SCRIPTS = ("draw", "tips", "lines", "ranked", "bubbles", "exchange", "grid", "pictures", "page")
 
 
 def render(story: Mapping[str, Any]) -> str:
-    """The whole page. Names of runs and clients are data: the scripts write them as text, never as markup."""
-    # Within a script element nothing but "</" and "<!--" could end or upset it, and JSON may write "<" as an escape.
+    """The HTML text. Names of runs and clients are data: the scripts write them as text, never as markup."""
+    # "</" and "<!--" could end the script element, so "<" is escaped.
     data = json.dumps(finite(story), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     pieces = {
         "title": escape(str(story["title"])),

@@ -1,4 +1,4 @@
-"""Who has how many samples of which label."""
+"""Samples per client and label."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from fedme.report.run_data import Run
 
 
 def view(run: Run) -> dict[str, Any] | None:
-    """The counts of a run, clients by classes; None where they were not recorded."""
+    """Label counts, clients by classes; None if the run did not record them."""
     if run.labels is None:
         return None
     clients = run.labels["clients"]
-    classes = list(dict.fromkeys(name for each in clients.values() for name in each["labels"]))
+    classes = list(dict.fromkeys(name for client in clients.values() for name in client["labels"]))
     return {
         "classes": classes,
         "counts": [[clients[client]["labels"].get(name, 0) for name in classes] for client in run.clients],

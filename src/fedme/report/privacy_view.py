@@ -1,4 +1,4 @@
-"""What every client spent of its privacy, and what others could tell from its models, if that has been tried."""
+"""Per client: the privacy budget spent, and how well membership inference works on its models, if the run was audited."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,47 +9,40 @@ from fedme.results.views import private
 
 
 def view(run: Run) -> dict[str, Any] | None:
-    """A table with a line a client; None if there is nothing to say."""
+    """A table with a row per client; None for a run that is neither private nor audited."""
     epsilon = run.result.get("privacy", {}).get("epsilon", {})
-    rows = run.audit["rows"] if run.audit else []
-    kinds = list(dict.fromkeys(_kind(row) for row in rows))
-    if not epsilon and not rows:
+    results = {(row["client"], _attack(row)): row for row in (run.audit["rows"] if run.audit else [])}
+    attacks = list(dict.fromkeys(attack for _, attack in results))
+    if not epsilon and not results:
         return None
-    found = {(row["client"], _kind(row)): row for row in rows}
-    clients = [
-        client for client in (*run.clients, EVERYBODY) if any((client, kind) in found for kind in kinds) or client in epsilon
-    ]
-    header = ["client", *(["epsilon"] if epsilon else []), *(f"{by}, {model}, {attack}" for by, model, attack in kinds)]
-    cells = [
-        [
-            client,
-            *([_number(epsilon[client]) if client in epsilon else ""] if epsilon else []),
-            *(_auc(found.get((client, kind))) for kind in kinds),
-        ]
-        for client in clients
-    ]
-    return {"header": header, "rows": cells}
+    rows = []
+    for client in (*run.clients, EVERYBODY):
+        spent = [_epsilon(epsilon[client]) if client in epsilon else ""] if epsilon else []
+        cells = [*spent, *(_auc(results.get((client, attack))) for attack in attacks)]
+        rows += [[client, *cells]] if any(cells) else []
+    header = ["client", *(["epsilon"] if epsilon else []), *(f"{by}, {model}, {attack}" for by, model, attack in attacks)]
+    return {"header": header, "rows": rows}
 
 
-def told(run: Run) -> list[str]:
-    """The same in words."""
+def sentences(run: Run) -> list[str]:
+    """The same as text."""
     text = [private(run.result["privacy"])] if "privacy" in run.result else []
-    whole = [row for row in (run.audit["rows"] if run.audit else []) if row["client"] == EVERYBODY]
-    if whole:
-        worst = max(whole, key=lambda row: row["auc"])
-        eyes = "the server sees" if worst["seen by"] == "server" else "the other clients see"
+    overall = [row for row in (run.audit["rows"] if run.audit else []) if row["client"] == EVERYBODY]
+    if overall:
+        worst = max(overall, key=lambda row: row["auc"])
+        observer = "the server sees" if worst["seen by"] == "server" else "the other clients see"
         text.append(
-            f"Audit: from what {eyes} ({worst['model']}), the {worst['attack']} attack tells training samples from others "
-            f"with AUC {_auc(worst)}, and finds {100 * worst['found']:.1f} % of them at 1 % false alarms."
+            f"Audit: from what {observer} ({worst['model']}), the {worst['attack']} attack separates training samples from "
+            f"others with AUC {_auc(worst)}, and detects {100 * worst['found']:.1f} % of them at a false positive rate of 1 %."
         )
     return text
 
 
-def _kind(row: Mapping[str, Any]) -> tuple[str, str, str]:
+def _attack(row: Mapping[str, Any]) -> tuple[str, str, str]:
     return row["seen by"], row["model"], row["attack"]
 
 
-def _number(value: float | None) -> str:
+def _epsilon(value: float | None) -> str:
     return "no bound" if value is None else f"{value:.2f}"
 
 

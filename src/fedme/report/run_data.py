@@ -1,6 +1,7 @@
-"""Run directories as plain values: all that a report says is computed from these, without data sets and without models."""
+"""Run directories as plain values. A report is computed from these alone, without datasets and models."""
 
 import json
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from fedme.core.metrics import MEASURES, Measure, task_type_of_row
 from fedme.results import records, summary
 from fedme.running.run import LABELS
 
-Kind = tuple[str, str, str]  # model, stage, split
-PERSONAL: Kind = ("personal", "round", "test")
+ScoreKey = tuple[str, str, str]  # model, stage, split
+PERSONAL: ScoreKey = ("personal", "round", "test")
 Table = Mapping[int, Mapping[ClientId, Any]]  # by round and client
 
 
@@ -26,27 +27,27 @@ class Run:
     folder: Path
     config: Mapping[str, Any]
     environment: Mapping[str, Any]
-    labels: Mapping[str, Any] | None  # None: made before they were recorded
+    labels: Mapping[str, Any] | None  # None if the run did not record them
     result: Mapping[str, Any]  # as in summary.json
     clients: tuple[ClientId, ...]
-    scores: Mapping[Kind, Table]
-    sent: Mapping[int, int]  # bytes, both ways, of a round
-    notes: Table  # what the method told of a client's round
-    audit: Mapping[str, Any] | None = None  # if there has been one
+    scores: Mapping[ScoreKey, Table]
+    sent: Mapping[int, int]  # bytes per round, both directions
+    notes: Table  # what the method recorded of a client's round
+    audit: Mapping[str, Any] | None = None
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """What it is measured by, what counts first."""
+        """The metrics of the run's task, the headline metric first."""
         return summary.measures_of(self.result)
 
     @property
     def rounds(self) -> range:
-        """The rounds that are behind it."""
+        """The finished rounds."""
         return range(1 + max(self.sent, default=-1))
 
-    def last(self, kind: Kind) -> Mapping[ClientId, Mapping[str, Any]]:
-        """The scores of the last round in which these were taken."""
-        return self.scores[kind][max(self.scores[kind])] if kind in self.scores else {}
+    def last(self, key: ScoreKey) -> Mapping[ClientId, Mapping[str, Any]]:
+        """The scores of the last evaluated round."""
+        return self.scores[key][max(self.scores[key])] if key in self.scores else {}
 
     def same_division(self, other: "Run") -> bool:
         """Whether both runs gave the same samples to the same clients."""
@@ -60,7 +61,7 @@ class Family:
     """Runs that differ only in their seed."""
 
     label: str
-    differs: Mapping[str, Any]  # settings that are not the same in all families
+    differs: Mapping[str, Any]  # the settings that differ between families
     runs: tuple[Run, ...]
 
     @property
@@ -70,25 +71,25 @@ class Family:
 
 
 def read(folder: Path) -> Run:
-    """Everything in a run directory that a report needs."""
+    """Read a run directory."""
     result = summary.so_far(folder)
     config = summary.verified_config(folder, result)
-    scores: dict[Kind, dict[int, dict[ClientId, Any]]] = defaultdict(lambda: defaultdict(dict))
+    scores: dict[ScoreKey, dict[int, dict[ClientId, Any]]] = defaultdict(lambda: defaultdict(dict))
     notes: dict[int, dict[ClientId, Any]] = defaultdict(dict)
     traffic: dict[int, dict[ClientId, int]] = defaultdict(dict)
-    seen: dict[ClientId, None] = {}
-    malicious = set(result.get("malicious", ()))  # their numbers mean nothing, whatever they are
+    evaluated: dict[ClientId, None] = {}
+    malicious = set(result.get("malicious", ()))  # their results are meaningless
     for row in records.read(folder):
         t, client = row["round"], row["client"]
         traffic[t][client] = row["bytes_up"] + row["bytes_down"]
         if row.get("notes"):
             notes[t][client] = row["notes"]
         if row["stage"] in ("round", "finetuned") and client not in malicious:
-            seen[client] = None
-            kept = {name: row[name] for name in (*(m.key for m in MEASURES[task_type_of_row(row)]), "samples", "arch")}
-            scores[row["model"], row["stage"], row["split"]][t][client] = kept
+            evaluated[client] = None
+            score = {name: row[name] for name in (*(m.key for m in MEASURES[task_type_of_row(row)]), "samples", "arch")}
+            scores[row["model"], row["stage"], row["split"]][t][client] = score
     if not scores:
-        raise RunError(f"{folder}: no round of it has been evaluated yet, so there is nothing to report")
+        raise RunError(f"{folder}: no round has been evaluated yet, so there is nothing to report")
     labels = _json(folder / LABELS)
     return Run(
         folder=folder,
@@ -96,25 +97,38 @@ def read(folder: Path) -> Run:
         environment=_json(folder / "environment.json") or {},
         labels=labels,
         result=result,
-        clients=tuple(labels["clients"] if labels else seen),
+        clients=tuple(labels["clients"] if labels else evaluated),
         scores=scores,
-        sent={t: sum(each.values()) for t, each in traffic.items()},
+        sent={t: sum(clients.values()) for t, clients in traffic.items()},
         notes=notes,
         audit=_json(folder / AUDIT),
     )
 
 
 def families(folders: Sequence[Path]) -> list[Family]:
-    """The runs, those that differ only in their seed together."""
+    """Read run directories and group those that differ only in their seed."""
     if not folders:
         raise RunError("a report needs at least one run directory")
     runs = {folder: read(folder) for folder in dict.fromkeys(folders)}
     summary.common_measure([run.result for run in runs.values()])
     groups = summary.families({folder: run.result for folder, run in runs.items()})
-    mine = [[runs[family[seed]] for seed in sorted(family)] for family in groups]
-    labels = summary.names({each[0].result["config"]: (each[0].result["name"], each[0].result["method"]) for each in mine})
-    differs = summary.differing([each[0].config for each in mine])
-    return [Family(labels[each[0].result["config"]], d, tuple(each)) for each, d in zip(mine, differs, strict=True)]
+    members = [tuple(runs[group[seed]] for seed in sorted(group)) for group in groups]
+    results = [family[0].result for family in members]
+    labels = summary.names({result["config"]: (result["name"], result["method"]) for result in results})
+    differs = summary.differing([family[0].config for family in members])
+    return [Family(labels[r["config"]], d, family) for r, d, family in zip(results, differs, members, strict=True)]
+
+
+def client_mean(scores: Mapping[ClientId, Mapping[str, Any]], metric: str) -> float | None:
+    """The mean of a metric over the clients for which it is defined."""
+    values = [score[metric] for score in scores.values() if score[metric] is not None]
+    return statistics.fmean(values) if values else None
+
+
+def over_seeds(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Mean and standard deviation; neither if a value is missing, because the models of that seed diverged."""
+    known = [value for value in values if value is not None]
+    return summary.spread(known) if known and len(known) == len(values) else (None, None)
 
 
 def _json(path: Path) -> Any:

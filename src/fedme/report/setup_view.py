@@ -1,4 +1,4 @@
-"""Configuration and environment: what the results were made with."""
+"""The configuration and the environment of every run."""
 
 import json
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from fedme.results.summary import flattened
 
 
 def view(families: Sequence[Family]) -> dict[str, Any]:
-    """Every setting of every family (the seed and the output are those of single runs), and every run's environment."""
+    """Every setting of every family except seed and output, which differ between its runs; every run's environment."""
     tables = [flattened(family.runs[0].config) for family in families]
-    keys = [key for key in dict.fromkeys(key for each in tables for key in each) if key not in ("seed", "output")]
+    keys = [key for key in dict.fromkeys(key for table in tables for key in table) if key not in ("seed", "output")]
     differing = {key for family in families for key in family.differs} | {"method.name"}
     return {
-        "settings": [[key, *(_text(each[key]) if key in each else "" for each in tables)] for key in keys],
+        "settings": [[key, *(_text(table[key]) if key in table else "" for table in tables)] for key in keys],
         "differing": [key for key in keys if key in differing and len(families) > 1],
         "environments": [
             {key: _text(value) for key, value in flattened(run.environment).items()}

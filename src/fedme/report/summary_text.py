@@ -1,95 +1,85 @@
-"""The results in words and in one table, each number saying what it is."""
+"""The results as text and as one table; every number says what it is."""
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from fedme.core.data import ClientId
 from fedme.core.metrics import Measure
 from fedme.report import client_view, exchange_view, lineage_view, privacy_view
-from fedme.report.run_data import PERSONAL, Family, Kind, Run
+from fedme.report.run_data import PERSONAL, Family, Run, ScoreKey, client_mean, over_seeds
 from fedme.results.summary import spread, trouble
 
-FEW = 10  # test samples, below which a client's result says little
+FEW_SAMPLES = 10  # a client with fewer test samples has an unreliable result
 NAMED = 3  # clients that are named
 
 
 def view(families: Sequence[Family]) -> dict[str, Any]:
-    """What is to be told of each family, line by line, and a table with a line for every model of every family."""
-    told = _ranking(families) if len(families) > 1 else []
-    for family in families:
-        told.append((family.label, _family(family, families)))
-    return {"told": [{"about": about, "lines": lines} for about, lines in told], "table": _table(families)}
+    """A paragraph per family, after a ranking if there are several, and a table with a row per model of every family."""
+    paragraphs = [("In short", ranking)] if (ranking := _ranking(families)) else []
+    paragraphs += [(family.label, _family(family, families)) for family in families]
+    return {"paragraphs": [{"about": about, "lines": lines} for about, lines in paragraphs], "table": _table(families)}
 
 
-def _ranking(families: Sequence[Family]) -> list[tuple[str, list[str]]]:
-    best: list[tuple[float, float | None, str]] = []
-    for family in families:
-        mean, std = _over_seeds(family, PERSONAL)
-        if mean is not None:
-            best.append((mean, std, family.label))
-    if not best:
-        return []
+def _ranking(families: Sequence[Family]) -> list[str]:
     measure = families[0].runs[0].measures[0]
-    best.sort(key=lambda each: -measure.gain(each[0], 0.0))
-    parts = [f"{label} {_shown(measure, mean, std)}" for mean, std, label in best]
+    results = [(*_over_seeds(family, PERSONAL), family.label) for family in families]
+    ranked = [(mean, std, label) for mean, std, label in results if mean is not None]
+    if len(families) == 1 or not ranked:
+        return []
+    ranked.sort(key=lambda result: -measure.gain(result[0], 0.0))
+    parts = [f"{label} {_number(measure, mean, std)}" for mean, std, label in ranked]
     what = f"Test {measure.title} of the personal models after the last round, mean over clients, best first"
     text = [f"{what}: {', '.join(parts)}."]
-    if len(best) > 1:
-        seeds = [len(family.runs) for family in families]
+    if len(ranked) > 1:
         text.append(
-            "± is the standard deviation over seeds; a gap that is not clearly larger than it says little."
-            if min(seeds) > 1
-            else "Runs of a single seed have no spread: repeat them with other seeds before you trust a small gap."
+            "± is the standard deviation over seeds; a gap that is not clearly larger says little."
+            if min(len(family.runs) for family in families) > 1
+            else "Runs with a single seed have no spread: repeat them with other seeds before you trust a small gap."
         )
     if not all(family.runs[0].same_division(families[0].runs[0]) for family in families):
         text.append("Not all of these runs gave the same samples to the same clients.")
-    return [("In short", text)]
+    return text
 
 
 def _family(family: Family, families: Sequence[Family]) -> list[str]:
     run = family.runs[0]
-    config, everything = run.config, [each for other in families for each in other.runs]
-    partition = config["partition"].get("name", "")
+    runs = [run for other in families for run in other.runs]
+    partition = run.config["partition"].get("name", "")
     text = [
-        f"{_method(family.method)} with {len(run.clients)} clients on {config['data']['name']}"
+        f"{family.method.rpartition(':')[2]} with {len(run.clients)} clients on {run.config['data']['name']}"
         f"{f' ({partition} partition)' if partition else ''}, {len(run.rounds)} rounds, {_seeds(family)}."
     ]
-    unfinished = [each for each in family.runs if "unfinished" in each.result]
-    text += [f"Not finished: seed {each.result['seed']} has {each.result['unfinished']} behind it." for each in unfinished]
-    text.append(" ".join(_accuracy(family)))
-    text.append(_sent(family))
-    text += dict.fromkeys(line for each in family.runs for line in trouble(each.result))
-    single = [_worst(run), _against_local(run, client_view.local(run, everything)), _exchanged(run), privacy_view.told(run)]
-    of = f"Seed {run.result['seed']}: " if len(family.runs) > 1 else ""
-    return text + [of + " ".join(each) for each in single if each]
+    unfinished = [run.result for run in family.runs if "unfinished" in run.result]
+    text += [f"Unfinished: seed {result['seed']} has completed {result['unfinished']}." for result in unfinished]
+    text.append(" ".join(_results(family)))
+    megabytes = _megabytes(family)
+    text.append(f"{megabytes:.1f} MB were sent in total, in both directions." if megabytes else "Nothing was sent.")
+    text += dict.fromkeys(line for run in family.runs for line in trouble(run.result))
+    first_run = [_worst(run), _against_local(run, client_view.local(run, runs)), _exchange(run), privacy_view.sentences(run)]
+    seed = f"Seed {run.result['seed']}: " if len(family.runs) > 1 else ""
+    return text + [seed + " ".join(sentences) for sentences in first_run if sentences]
 
 
-def _accuracy(family: Family) -> list[str]:
+def _results(family: Family) -> list[str]:
     split = "test" if PERSONAL in family.runs[0].scores else "val"
     mean, std = _over_seeds(family, ("personal", "round", split))
     if mean is None:
         return []
     measure = family.runs[0].measures[0]
-    pooled = _shown(measure, *spread([_pooled(run, ("personal", "round", split)) for run in family.runs]))
-    word = "test" if split == "test" else "validation"
-    text = ["After the last round " + _sentence(family.runs[0], _shown(measure, mean, std), pooled, word)]
+    number = _number(measure, mean, std)
+    pooled = _number(measure, *_pooled(family, ("personal", "round", split)))
+    split_name = "test" if split == "test" else "validation"
+    if measure.key == "rmse":
+        claim = f"have a {split_name} RMSE of {number} in the unit of the target"
+    else:
+        what = "samples" if measure.title == "accuracy" else "labels, each present or absent"
+        claim = f"are correct on {number} of a client's {split_name} {what}"
+    text = [f"After the last round the personal models {claim}, mean over clients ({pooled} over all samples pooled)."]
     tuned, tuned_std = _over_seeds(family, ("personal", "finetuned", split))
     if tuned is not None:
-        text.append(f"After fine-tuning it is {_shown(measure, tuned, tuned_std)}, {_change(measure, tuned, mean)}.")
+        text.append(f"After fine-tuning it is {_number(measure, tuned, tuned_std)}, {_change(measure, tuned, mean)}.")
     return text
-
-
-def _sentence(run: Run, mean: str, pooled: str, word: str) -> str:
-    """What the number that counts says."""
-    if run.measures[0].key == "rmse":
-        return (
-            f"the personal models miss a client's {word} targets by {mean} (the root of the mean squared error, in the unit of "
-            f"what is predicted), mean over clients ({pooled} over all samples pooled)."
-        )
-    what = "samples" if run.measures[0].title == "accuracy" else "labels, each there or not"
-    return f"the personal models are right on {mean} of a client's {word} {what}, mean over clients ({pooled} of all pooled)."
 
 
 def _worst(run: Run) -> list[str]:
@@ -98,112 +88,96 @@ def _worst(run: Run) -> list[str]:
     if len(scores) < 2:
         return []
     order = sorted(scores, key=lambda client: measure.gain(scores[client][measure.key], 0.0))
-    shown = {client: f"{client} ({_shown(measure, scores[client][measure.key], None)})" for client in order}
-    named = [shown[client] for client in order[: min(NAMED, len(order) - 1)]]
-    text = [f"The worst clients are {_listed(named)}; the best is client {shown[order[-1]]}."]
-    few = [client for client in scores if scores[client]["samples"] < FEW]
+    shown = [f"{client} ({_number(measure, scores[client][measure.key], None)})" for client in order]
+    text = [f"The worst clients are {_listed(shown[: min(NAMED, len(shown) - 1)])}; the best is client {shown[-1]}."]
+    few = sum(score["samples"] < FEW_SAMPLES for score in scores.values())
     if few:
-        text.append(f"{_clients(len(few))} fewer than {FEW} test samples: a single one moves {_its(few)} result a lot.")
+        subject, possessive = ("1 client has", "its") if few == 1 else (f"{few} clients have", "their")
+        text.append(f"{subject} fewer than {FEW_SAMPLES} test samples: a single one moves {possessive} result a lot.")
     return text
 
 
-def _against_local(run: Run, alone: Run | None) -> list[str]:
-    if alone is None:
-        local = run.result["method"] == "local"
-        return [] if local else ["No run of Local over the same clients is in this report, so it cannot say what they gained."]
-    gains = client_view.gains(run, alone)
+def _against_local(run: Run, baseline: Run | None) -> list[str]:
+    if baseline is None:
+        unknown = "This report has no run of Local over the same clients, so the gain over local training is unknown."
+        return [] if run.result["method"] == "local" else [unknown]
+    gains = client_view.gains(run, baseline)
     if not gains:
         return []
     up = sum(gain > 0 for gain in gains.values())
     down = sum(gain < 0 for gain in gains.values())
     measure = run.measures[0]
+    unit = "points" if measure.percent else measure.title if measure.higher else f"(reduction of {measure.title})"
     text = [
-        f"Beside training alone, {up} of {len(gains)} clients gained, {down} lost and {len(gains) - up - down} stayed; "
-        f"the mean is {_gained(measure, statistics.fmean(gains.values()))} {_unit(measure)}."
+        f"Compared with local training, {up} of {len(gains)} clients gained, {down} lost and {len(gains) - up - down} did not "
+        f"change; the mean gain is {_signed(measure, statistics.fmean(gains.values()))} {unit}."
     ]
     loser = min(gains, key=lambda client: gains[client])
     if gains[loser] < 0:
-        text.append(f"Client {loser} lost most ({_gained(measure, gains[loser])}).")
+        text.append(f"Client {loser} lost most ({_signed(measure, gains[loser])}).")
     return text
 
 
-def _exchanged(run: Run) -> list[str]:
+def _exchange(run: Run) -> list[str]:
     lent, adopted = exchange_view.totals(run)
     held = lineage_view.architectures(run)
     text = []
     if lent:
         text.append(f"{lent} models were lent and {adopted} of them ({100 * adopted / lent:.0f} %) adopted.")
         left = len(set(lineage_view.origins(run)[-1].values()))
-        text.append(f"The {len(run.clients)} personal models descend from {left} of the {len(run.clients)} first ones.")
+        text.append(f"The {len(run.clients)} personal models descend from {left} of the {len(run.clients)} initial ones.")
     first, last = (Counter(held[index].values()) for index in (0, -1))
     if len(first | last) > 1:
-        most = ", ".join(f"{name} ({count})" for name, count in last.most_common())
-        text.append(f"Architectures at the end: {most}.")
+        text.append(f"Architectures at the end: {', '.join(f'{name} ({count})' for name, count in last.most_common())}.")
         gone = [name for name in first if name not in last]
-        text += [f"Nobody holds {_listed(gone)} any more."] if gone else []
+        text += [f"No client holds {_listed(gone, 'or')} any more."] if gone else []
     return text
-
-
-def _sent(family: Family) -> str:
-    mega = statistics.fmean(sum(run.sent.values()) / 1e6 for run in family.runs)
-    return f"{mega:.1f} MB were sent in all, both ways." if mega else "Nothing was sent."
 
 
 def _table(families: Sequence[Family]) -> dict[str, Any]:
     rows, measure = [], families[0].runs[0].measures[0]
     for family in families:
-        kinds = dict.fromkeys(kind for kind in family.runs[0].scores if kind[2] == "test")
-        for kind in sorted(kinds, key=lambda kind: (kind[0] != "personal", kind[1] != "round")):
-            mean, std = _over_seeds(family, kind)
-            if mean is None:
+        keys = [key for key in family.runs[0].scores if key[2] == "test"]
+        for key in sorted(keys, key=lambda key: (key[0] != "personal", key[1] != "round")):
+            mean, std = _over_seeds(family, key)
+            if mean is None or (key[0] == "global" and all(run.last(key) == run.last(PERSONAL) for run in family.runs)):
                 continue
-            pooled, pooled_std = spread([_pooled(run, kind) for run in family.runs])
-            worst = statistics.fmean(
-                (min if measure.higher else max)(
-                    score[measure.key] for score in run.last(kind).values() if score[measure.key] is not None
-                )
-                for run in family.runs
-            )
-            if kind[0] == "global" and all(run.last(kind) == run.last(PERSONAL) for run in family.runs):
-                continue
-            model = kind[0] if kind[1] == "round" else f"{kind[0]}, fine-tuned"
-            mega = statistics.fmean(sum(run.sent.values()) / 1e6 for run in family.runs)
+            scores = [[s[measure.key] for s in run.last(key).values() if s[measure.key] is not None] for run in family.runs]
+            worst = statistics.fmean(min(values) if measure.higher else max(values) for values in scores)
             numbers = [
-                _shown(measure, mean, std),
-                _shown(measure, pooled, pooled_std),
-                _shown(measure, worst, None),
-                f"{mega:.1f}",
+                _number(measure, mean, std),
+                _number(measure, *_pooled(family, key)),
+                _number(measure, worst, None),
+                f"{_megabytes(family):.1f}",
             ]
+            model = key[0] if key[1] == "round" else f"{key[0]}, fine-tuned"
             rows.append([family.label, family.method, model, *numbers, str(len(family.runs))])
     header = ["run", "method", "model", f"test {measure.title}", "pooled", "worst client", "MB sent", "seeds"]
     return {"header": header, "rows": rows}
 
 
-def _over_seeds(family: Family, kind: Kind) -> tuple[float | None, float | None]:
-    """Mean and standard deviation over seeds of the client mean of what counts."""
-    means = [_mean(run.last(kind), run.measures[0].key) for run in family.runs]
-    known = [mean for mean in means if mean is not None]
-    return spread(known) if known and len(known) == len(means) else (None, None)
+def _over_seeds(family: Family, key: ScoreKey) -> tuple[float | None, float | None]:
+    """Mean and standard deviation over seeds of the client mean of the headline metric."""
+    return over_seeds([client_mean(run.last(key), run.measures[0].key) for run in family.runs])
 
 
-def _mean(scores: Mapping[ClientId, Mapping[str, Any]], key: str) -> float | None:
-    values = [score[key] for score in scores.values() if score[key] is not None]
-    return statistics.fmean(values) if values else None
+def _pooled(family: Family, key: ScoreKey) -> tuple[float, float | None]:
+    """Mean and standard deviation over seeds of the headline metric over all samples; NaN if a client's is undefined."""
+    pooled = [run.measures[0].pooled(list(run.last(key).values())) for run in family.runs]
+    return spread([float("nan") if value is None else value for value in pooled])
 
 
-def _pooled(run: Run, kind: Kind) -> float:
-    pooled = run.measures[0].pooled(list(run.last(kind).values()))
-    return float("nan") if pooled is None else pooled
+def _megabytes(family: Family) -> float:
+    return statistics.fmean(sum(run.sent.values()) / 1e6 for run in family.runs)
 
 
-def _shown(measure: Measure, mean: float, std: float | None) -> str:
+def _number(measure: Measure, mean: float, std: float | None) -> str:
     digits = 1 if measure.percent else None
-    spread = "" if std is None else f" ± {measure.text(std, digits)}"
-    return f"{measure.text(mean, digits)}{spread}{' %' if measure.percent else ''}"
+    deviation = "" if std is None else f" ± {measure.text(std, digits)}"
+    return f"{measure.text(mean, digits)}{deviation}{' %' if measure.percent else ''}"
 
 
 def _change(measure: Measure, now: float, before: float) -> str:
-    """What fine-tuning changed."""
     gain = measure.gain(now, before)
     if abs(gain) < (0.0005 if measure.percent else 1e-9):
         return "the same"
@@ -212,31 +186,14 @@ def _change(measure: Measure, now: float, before: float) -> str:
     return f"{100 * abs(gain):.1f} points {'more' if gain > 0 else 'less'}"
 
 
-def _gained(measure: Measure, gain: float) -> str:
+def _signed(measure: Measure, gain: float) -> str:
     return f"{'+' if gain >= 0 else ''}{measure.text(gain, 1 if measure.percent else None)}"
 
 
-def _unit(measure: Measure) -> str:
-    """Of a gain."""
-    return "points" if measure.percent else f"of {measure.title}, where less is better" if not measure.higher else measure.title
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def _clients(count: int) -> str:
-    return "1 client has" if count == 1 else f"{count} clients have"
-
-
-def _its(few: Sequence[str]) -> str:
-    return "its" if len(few) == 1 else "their"
+def _listed(words: Sequence[str], conjunction: str = "and") -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {conjunction} {words[-1]}"
 
 
 def _seeds(family: Family) -> str:
     seeds = [str(run.result["seed"]) for run in family.runs]
     return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {_listed(seeds)}"
-
-
-def _method(name: str) -> str:
-    return name.rpartition(":")[2] if ":" in name else name

@@ -1,18 +1,18 @@
-"""Curves in a terminal: every character is a field of two by four dots."""
+"""Curves in a terminal: every braille character holds two by four dots."""
 
 import itertools
 from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 
-DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille character, by row and column
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bits of a braille character, by row and column
 COLOURS = ("bright_blue", "orange3", "green3", "magenta")
 
 Points = Sequence[tuple[float, float]]
 
 
 def plot(series: Mapping[str, Points], width: int, height: int, last: float) -> Text:
-    """Lines over 0 to `last`, with the highest and the lowest value at the left and a legend above."""
+    """Lines over x from 0 to `last`, with the highest and the lowest value on the left and a legend above."""
     values = [y for points in series.values() for _, y in points]
     low, high = min(values), max(values)
     margin = max(6, len(_short(low)), len(_short(high)))
@@ -34,19 +34,19 @@ def plot(series: Mapping[str, Points], width: int, height: int, last: float) -> 
     return text.append("\n" + " " * (margin + 1) + "└" + "─" * inner, "dim")
 
 
-def _path(points: Points, wide: int, tall: int, last: float, low: float, high: float) -> list[tuple[int, int]]:
-    """The dots of a line, joined between its points."""
+def _path(points: Points, width: int, height: int, last: float, low: float, high: float) -> list[tuple[int, int]]:
+    """The dots of a line, with its points joined."""
 
-    def place(x: float, y: float) -> tuple[float, float]:
-        share = (y - low) / (high - low) if high > low else 0.5
-        return x / max(last, 1) * (wide - 1), (1 - share) * (tall - 1)
+    def scaled(x: float, y: float) -> tuple[float, float]:
+        fraction = (y - low) / (high - low) if high > low else 0.5
+        return x / max(last, 1) * (width - 1), (1 - fraction) * (height - 1)
 
-    ends = [place(x, y) for x, y in points]
-    found = [(round(x), round(y)) for x, y in ends]
+    ends = [scaled(x, y) for x, y in points]
+    dots = [(round(x), round(y)) for x, y in ends]
     for (a, b), (c, d) in itertools.pairwise(ends):
         steps = round(max(abs(c - a), abs(d - b), 1))
-        found += [(round(a + (c - a) * i / steps), round(b + (d - b) * i / steps)) for i in range(steps)]
-    return found
+        dots += [(round(a + (c - a) * i / steps), round(b + (d - b) * i / steps)) for i in range(steps)]
+    return dots
 
 
 def _short(number: float) -> str:

@@ -1,52 +1,52 @@
-// The exchange: who lent to whom over all rounds, and round by round.
+// The exchange of models: over all rounds, and round by round.
 
-const without = () => `${runName(run())} has no exchange of models: its method is ${story.families[run().family].method}.`;
+const noExchange = () => (run().exchange ? null : `${runName(run())} has no exchange of models: its method is ${story.families[run().family].method}.`);
 
-function lent() {
-  const size = someClients().length;
-  const times = Array.from({ length: size }, () => new Array(size).fill(0));
-  const kept = times.map((row) => row.slice());
+function countLoans() {
+  const size = shownClients().length;
+  const lent = Array.from({ length: size }, () => new Array(size).fill(0));
+  const adopted = lent.map((row) => row.slice());
   run().exchange.lenders.forEach((row, t) =>
     row.forEach((lender, borrower) => {
       if (lender < 0 || lender >= size || borrower >= size) return;
-      times[borrower][lender] += 1;
-      kept[borrower][lender] += run().exchange.adopted[t][borrower];
+      lent[borrower][lender] += 1;
+      adopted[borrower][lender] += run().exchange.adopted[t][borrower];
     }),
   );
-  return { times, kept };
+  return { lent, adopted };
 }
 
 views.push({
   id: "exchange",
-  title: "Who lent to whom",
-  about: () => `All rounds together. Each column lends, each row borrows; the darker a square, the more often. The dot inside grows with the share of the loans that the borrower kept.${ofHowMany()}`,
-  missing: () => (run().exchange ? null : without()),
+  title: "Loans between clients",
+  about: () => `All rounds together. Columns lend, rows borrow; the darker a square, the more loans. The dot grows with the fraction of loans that the borrower adopted.${truncationNote()}`,
+  missing: noExchange,
   draw: (figure) => {
-    const names = run().clients.slice(0, MOST);
-    const { times, kept } = lent();
-    const left = 16 + Math.min(110, Math.max(...names.map((name) => textWidth(name.slice(0, 16), 10))));
-    const whole = Math.max(280, figure.clientWidth);
-    const cell = Math.min(28, (whole - left - 14) / names.length);
+    const names = run().clients.slice(0, MAX_CLIENTS);
+    const { lent, adopted } = countLoans();
+    const left = 16 + labelWidth(names);
+    const width = Math.max(280, figure.clientWidth);
+    const cell = Math.min(28, (width - left - 14) / names.length);
     const side = cell * names.length;
-    const chart = frame(figure, { height: side, left, right: whole - left - side, top: 24, bottom: roomForNames(names, cell) + 4, label: "how often every client lent its model to every other" });
+    const chart = frame(figure, { height: side, left, right: width - left - side, top: 24, bottom: heightOfNames(names, cell) + 4, label: "number of loans between every two clients" });
     namesBelow(chart, names, (index) => (index + 0.5) * cell, cell);
     chart.plot.append(node("text", { class: "soft", x: -left, y: -10 }, "borrower ↓   lender →"));
-    const most = Math.max(1, ...times.flat());
+    const most = Math.max(1, ...lent.flat());
     names.forEach((name, row) => {
-      if (cell >= 9) chart.plot.append(node("text", { class: state.client === name ? "warn small" : "soft small", x: -6, y: (row + 0.5) * cell + 3.5, "text-anchor": "end" }, name.length > 16 ? `${name.slice(0, 15)}…` : name));
+      if (cell >= 9) chart.plot.append(node("text", { class: state.client === name ? "warn small" : "soft small", x: -6, y: (row + 0.5) * cell + 3.5, "text-anchor": "end" }, shorten(name)));
       names.forEach((_, column) => {
-        const count = times[row][column];
+        const count = lent[row][column];
         const chosen = state.client === null || name === state.client || names[column] === state.client;
         const gap = cell > 6 ? 1 : 0;
         const place = { x: column * cell, y: row * cell, width: cell - gap, height: cell - gap };
         if (row === column || count || cell > 6) chart.plot.append(node("rect", { class: `${count ? "loan" : "none"}${chosen ? "" : " dim"}`, ...place, fill: count ? color(0) : null, "fill-opacity": count ? 0.15 + 0.6 * (count / most) : row === column ? 1 : 0.45 }));
-        if (kept[row][column]) chart.plot.append(node("circle", { class: chosen ? null : "dim", cx: (column + 0.5) * cell - gap / 2, cy: (row + 0.5) * cell - gap / 2, r: Math.max(0.8, 0.42 * cell * Math.sqrt(kept[row][column] / count)), fill: color(1) }));
+        if (adopted[row][column]) chart.plot.append(node("circle", { class: chosen ? null : "dim", cx: (column + 0.5) * cell - gap / 2, cy: (row + 0.5) * cell - gap / 2, r: Math.max(0.8, 0.42 * cell * Math.sqrt(adopted[row][column] / count)), fill: color(1) }));
       });
     });
     hover(chart, (px, py) => {
       const [column, row] = [Math.floor(px / cell), Math.floor(py / cell)];
       if (!(column >= 0 && row >= 0 && column < names.length && row < names.length)) return null;
-      const tip = row === column ? `client ${names[row]} does not borrow from itself` : `${names[column]} lent to ${names[row]} ${times[row][column]} times\n${kept[row][column]} of them kept`;
+      const tip = row === column ? `client ${names[row]} does not borrow from itself` : `${names[column]} lent to ${names[row]} ${lent[row][column]} times\n${adopted[row][column]} of them adopted`;
       return { tip, client: names[row], outline: [node("rect", { x: column * cell, y: row * cell, width: cell, height: cell })] };
     });
   },
@@ -81,20 +81,20 @@ function roundControls() {
 
 views.push({
   id: "loans",
-  title: "The exchange of one round",
-  about: () => `An arc goes from a lender to a borrower: above to the right, below to the left. Thick arcs were adopted. Clients have the colour of the architecture they held, and stand by cluster where there are several.${ofHowMany()}`,
+  title: "Loans of one round",
+  about: () => `An arc goes from a lender to a borrower: above to the right, below to the left. Thick arcs mark adopted models. The colour of a client is its architecture; clients are sorted by cluster.${truncationNote()}`,
   controls: roundControls,
-  missing: () => (run().exchange ? null : without()),
+  missing: noExchange,
   draw: (figure) => {
     const t = shownRound();
     const { lenders, adopted } = run().exchange;
     const { names: archs, held } = run().lineage;
     const clusters = run().clusters?.of[t];
     const names = run().clients;
-    const order = someClients();
+    const order = shownClients();
     if (clusters) order.sort((a, b) => clusters[a] - clusters[b] || a - b);
     const before = held[t];
-    const present = [...new Set(before)].filter((each) => each >= 0).sort((a, b) => a - b);
+    const present = [...new Set(before)].filter((arch) => arch >= 0).sort((a, b) => a - b);
     const chart = frame(figure, {
       height: Math.min(300, Math.max(200, figure.clientWidth * 0.36)),
       left: 12,
@@ -102,7 +102,7 @@ views.push({
       top: 6,
       bottom: 6,
       label: `loans of round ${t}`,
-      legend: [...present.map((each) => ({ label: archs[each], color: color(each), shape: "dot" })), { label: "adopted", color: "var(--ink)", shape: "line" }, { label: "not adopted", color: "var(--soft)", dash: "3 3", shape: "line" }],
+      legend: [...present.map((arch) => ({ label: archs[arch], color: color(arch), shape: "dot" })), { label: "adopted", color: "var(--ink)", shape: "line" }, { label: "not adopted", color: "var(--soft)", dash: "3 3", shape: "line" }],
     });
     const step = chart.width / order.length;
     const middle = chart.height / 2;
@@ -126,9 +126,9 @@ views.push({
     }
     for (const index of order) {
       const x = at.get(index);
-      const away = lenders[t][index] < 0 && !run().exchange.lenders[t].includes(index);
-      chart.plot.append(node("circle", { class: `halo${dim(index)}`, cx: x, cy: middle, r: radius, fill: before[index] < 0 || away ? "var(--none)" : color(before[index]) }));
-      if (radius >= 7.5 && names[index].length <= 3) chart.plot.append(node("text", { class: `small${dim(index)}`, x, y: middle + 3.5, "text-anchor": "middle", style: away ? null : "fill: var(--card); font-weight: 600" }, names[index]));
+      const absent = lenders[t][index] < 0 && !run().exchange.lenders[t].includes(index);
+      chart.plot.append(node("circle", { class: `halo${dim(index)}`, cx: x, cy: middle, r: radius, fill: before[index] < 0 || absent ? "var(--none)" : color(before[index]) }));
+      if (radius >= 7.5 && names[index].length <= 3) chart.plot.append(node("text", { class: `small${dim(index)}`, x, y: middle + 3.5, "text-anchor": "middle", style: absent ? null : "fill: var(--card); font-weight: 600" }, names[index]));
       else if (step >= textWidth(names[index], 10) + 8) chart.plot.append(node("text", { class: `small soft${dim(index)}`, x, y: middle + radius + 12, "text-anchor": "middle", style: "paint-order: stroke; stroke: var(--card); stroke-width: 3px" }, names[index]));
     }
     hover(chart, (px) => {
@@ -136,9 +136,9 @@ views.push({
       const lender = lenders[t][index];
       const lendsTo = order.filter((other) => lenders[t][other] === index).map((other) => names[other]);
       const rows = [
-        `${clientName(index)}, round ${t}: ${archs[before[index]] ?? "architecture not known"}${clusters && clusters[index] >= 0 ? `, cluster ${clusters[index]}` : ""}`,
+        `${clientName(index)}, round ${t}: ${archs[before[index]] ?? "architecture unknown"}${clusters && clusters[index] >= 0 ? `, cluster ${clusters[index]}` : ""}`,
         lender < 0 ? "borrowed nothing" : `borrowed ${archs[before[lender]] ?? "the model"} from ${names[lender]} and ${adopted[t][index] ? "adopted it" : "kept its own"}`,
-        lendsTo.length ? `lent to ${lendsTo.join(", ")}` : "lent to nobody",
+        lendsTo.length ? `lent to ${lendsTo.join(", ")}` : "lent to no client",
       ];
       return { tip: rows.join("\n"), client: names[index], outline: [node("circle", { cx: at.get(index), cy: middle, r: radius + 3 })] };
     });

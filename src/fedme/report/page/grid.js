@@ -1,19 +1,19 @@
-// Clients by rounds: which architecture each holds, and which cluster it is in. And the shares of the architectures.
+// Clients by rounds: architectures and clusters. And the number of clients per architecture.
 
-// `value(row, column)` is a colour's number, or -1; equal neighbours are drawn as one.
+// `value(row, column)` is the number of a colour, or -1; equal neighbours are drawn as one.
 function drawGrid(figure, { order, columns, value, legend, label, tip, marked, write, title }) {
   const names = order.map((index) => run().clients[index]);
-  const left = 16 + Math.min(110, Math.max(...names.map((name) => textWidth(name.slice(0, 16), 10))));
+  const left = 16 + labelWidth(names);
   const row = Math.max(3, Math.min(20, 420 / order.length));
   const chart = frame(figure, { height: row * order.length, left, top: 8, label, legend });
   const wide = chart.width / columns;
   order.forEach((index, rank) => {
-    if (row >= 9) chart.plot.append(node("text", { class: state.client === names[rank] ? "warn small" : "soft small", x: -6, y: (rank + 0.5) * row + 3.5, "text-anchor": "end" }, names[rank].length > 16 ? `${names[rank].slice(0, 15)}…` : names[rank]));
+    if (row >= 9) chart.plot.append(node("text", { class: state.client === names[rank] ? "warn small" : "soft small", x: -6, y: (rank + 0.5) * row + 3.5, "text-anchor": "end" }, shorten(names[rank])));
     for (let from = 0; from < columns; ) {
       let to = from + 1;
       while (to < columns && value(index, to) === value(index, from)) to += 1;
-      const kind = value(index, from);
-      chart.plot.append(node("rect", { class: `cell${kind < 0 ? " none" : ""}${dim(index)}`, x: from * wide, y: rank * row, width: (to - from) * wide, height: row - (row > 5 ? 1 : 0), fill: kind < 0 ? null : color(kind) }));
+      const number = value(index, from);
+      chart.plot.append(node("rect", { class: `cell${number < 0 ? " none" : ""}${dim(index)}`, x: from * wide, y: rank * row, width: (to - from) * wide, height: row - (row > 5 ? 1 : 0), fill: number < 0 ? null : color(number) }));
       from = to;
     }
     if (marked && wide > 3) for (let column = 0; column < columns; column += 1)
@@ -29,16 +29,16 @@ function drawGrid(figure, { order, columns, value, legend, label, tip, marked, w
 }
 
 const moment = (column) => (column === 0 ? "at the start" : `after round ${column - 1}`);
-const oneArchitecture = () => (run().lineage.names.length > 1 ? null : `Every client of ${runName(run())} holds ${run().lineage.names[0]} all the time.`);
+const oneArchitecture = () => (run().lineage.names.length > 1 ? null : `Every client of ${runName(run())} holds ${run().lineage.names[0]} in all rounds.`);
 
 views.push({
   id: "lineage",
-  title: "Which architecture each client holds",
-  about: () => `One row a client, sorted by what it holds in the end; the first column is the start.${run().exchange ? " A dot marks a round in which the client adopted its guest." : ""}${ofHowMany()}`,
+  title: "Architecture per client",
+  about: () => `One row per client, sorted by the final architecture; the first column is the start.${run().exchange ? " A dot marks a round in which the client adopted the borrowed model." : ""}${truncationNote()}`,
   missing: oneArchitecture,
   draw: (figure) => {
     const { names, held, began } = run().lineage;
-    const order = someClients().sort((a, b) => held.at(-1)[a] - held.at(-1)[b] || began.at(-1)[a] - began.at(-1)[b] || a - b);
+    const order = shownClients().sort((a, b) => held.at(-1)[a] - held.at(-1)[b] || began.at(-1)[a] - began.at(-1)[b] || a - b);
     const exchange = run().exchange;
     drawGrid(figure, {
       order,
@@ -50,8 +50,8 @@ views.push({
       write: (column) => (column === 0 ? "start" : `${column - 1}`),
       title: "round",
       tip: (index, column) => {
-        const rows = [`${clientName(index)} ${moment(column)}: ${names[held[column][index]] ?? "not known"}`];
-        if (exchange) rows.push(began[column][index] === index ? "its own model, from the start" : `a model that began at ${run().clients[began[column][index]]}`);
+        const rows = [`${clientName(index)} ${moment(column)}: ${names[held[column][index]] ?? "unknown"}`];
+        if (exchange) rows.push(began[column][index] === index ? "descends from its own initial model" : `descends from the initial model of ${run().clients[began[column][index]]}`);
         if (exchange && column > 0 && exchange.adopted[column - 1][index]) rows.push(`adopted from ${run().clients[exchange.lenders[column - 1][index]]}`);
         return rows.join("\n");
       },
@@ -62,21 +62,21 @@ views.push({
 views.push({
   id: "shares",
   title: "Architectures over rounds",
-  about: () => "How many clients hold each architecture, and between rounds how many go from one to another. One that nobody holds any more cannot come back.",
+  about: () => "Number of clients per architecture, and how many change from one to another between rounds. An architecture that no client holds cannot come back.",
   missing: oneArchitecture,
   draw: (figure) => {
     const { names, held } = run().lineage;
-    const chart = frame(figure, { height: 190, label: "number of clients that hold each architecture", legend: names.map((name, k) => ({ label: name, color: color(k) })) });
+    const chart = frame(figure, { height: 190, label: "number of clients per architecture", legend: names.map((name, k) => ({ label: name, color: color(k) })) });
     const total = run().clients.length;
     const wide = chart.width / held.length;
     const y = linear([0, total], [chart.height, 0]);
-    const counts = held.map((row) => names.map((_, k) => row.filter((each) => each === k).length));
+    const counts = held.map((row) => names.map((_, k) => row.filter((arch) => arch === k).length));
     axisLeft(chart, y, ticks(0, total, 5, true), (value) => `${value}`, "clients");
-    const flowing = wide >= 12; // there is room for streams between the bars
+    const flowing = wide >= 12; // wide enough for streams between the bars
     const bar = flowing ? Math.min(26, wide * 0.45) : Math.max(0.5, wide - (wide > 5 ? 1 : 0));
     const from = (column) => column * wide + (flowing ? (wide - bar) / 2 : 0);
-    const flows = held.slice(1).map((row, column) => names.map((_, k) => names.map((_, m) => row.filter((each, index) => each === m && held[column][index] === k).length)));
-    const stacked = (values) => values.map((_, k) => values.slice(0, k).reduce((sum, each) => sum + each, 0));
+    const flows = held.slice(1).map((row, column) => names.map((_, k) => names.map((_, m) => row.filter((arch, index) => arch === m && held[column][index] === k).length)));
+    const stacked = (values) => values.map((_, k) => values.slice(0, k).reduce((sum, value) => sum + value, 0));
     counts.forEach((row, column) => {
       const below = stacked(row);
       row.forEach((count, k) => {
@@ -99,7 +99,7 @@ views.push({
     hover(chart, (px) => {
       const column = Math.min(held.length - 1, Math.max(0, Math.floor(px / wide)));
       const rows = names.map((name, k) => `${name}: ${counts[column][k]}`).filter((_, k) => counts[column][k]);
-      const moves = column === 0 ? [] : names.flatMap((before, k) => names.map((after, m) => (k !== m && flows[column - 1][k][m] ? `${flows[column - 1][k][m]} went from ${before} to ${after}` : "")).filter(Boolean));
+      const moves = column === 0 ? [] : names.flatMap((before, k) => names.map((after, m) => (k !== m && flows[column - 1][k][m] ? `${flows[column - 1][k][m]} changed from ${before} to ${after}` : "")).filter(Boolean));
       return { tip: [moment(column), ...rows, ...moves].join("\n"), outline: [node("rect", { x: column * wide, y: 0, width: wide, height: chart.height })] };
     });
   },
@@ -108,13 +108,13 @@ views.push({
 views.push({
   id: "clusters",
   title: "Clusters over rounds",
-  about: () => `Which cluster each client was in; pale where it took no part.${run().clusters?.renumbered ? " Clusters are found anew each round and numbered so that as many clients as possible keep their number." : ""}${ofHowMany()}`,
+  about: () => `The cluster of each client; pale where it did not take part.${run().clusters?.renumbered ? " Clients are clustered in every round; clusters are numbered so that as many clients as possible keep their number." : ""}${truncationNote()}`,
   missing: () => (run().clusters ? null : `${runName(run())} has no clusters, or only one.`),
   draw: (figure) => {
     const { of } = run().clusters;
     const last = (index) => of.findLast((row) => row[index] >= 0)?.[index] ?? -1;
-    const order = someClients().sort((a, b) => last(a) - last(b) || a - b);
-    const count = 1 + of.flat().reduce((most, each) => Math.max(most, each), 0);
+    const order = shownClients().sort((a, b) => last(a) - last(b) || a - b);
+    const count = 1 + of.flat().reduce((most, cluster) => Math.max(most, cluster), 0);
     drawGrid(figure, {
       order,
       columns: of.length,
@@ -123,7 +123,7 @@ views.push({
       label: "cluster of every client over rounds",
       write: (column) => `${column}`,
       title: "round",
-      tip: (index, column) => `${clientName(index)}, round ${column}: ${of[column][index] < 0 ? "took no part" : `cluster ${of[column][index]}`}`,
+      tip: (index, column) => `${clientName(index)}, round ${column}: ${of[column][index] < 0 ? "did not take part" : `cluster ${of[column][index]}`}`,
     });
   },
 });

@@ -1,21 +1,21 @@
-// Results against rounds and against megabytes: lines with bands.
+// Results against rounds and against traffic: lines with bands.
 
-const titles = () => Object.fromEntries(Object.entries(story.curves.metrics).map(([key, each]) => [key, each.title]));
+const titles = () => Object.fromEntries(Object.entries(story.curves.metrics).map(([key, metric]) => [key, metric.title]));
 
 function chosenLines() {
-  const found = [];
+  const lines = [];
   for (const line of story.curves.lines) {
     const values = line.values[state.split]?.[state.metric];
     if (!values) continue;
-    const owner = story.families[line.family];
-    const mine = found.filter((each) => each.family === line.family).length;
-    found.push({ ...line, label: several ? `${owner.label}: ${line.model}` : line.model, mean: values.mean, std: values.std, color: color(several ? line.family : found.length), dash: several ? ["", "6 4", "2 3"][mine % 3] : "" });
+    const siblings = lines.filter((other) => other.family === line.family).length;
+    const label = several ? `${story.families[line.family].label}: ${line.model}` : line.model;
+    lines.push({ ...line, label, mean: values.mean, std: values.std, color: color(several ? line.family : lines.length), dash: several ? ["", "6 4", "2 3"][siblings % 3] : "" });
   }
   const client = clientIndex();
   const history = run().history[state.split];
   if (client >= 0 && history && state.metric === headline)
-    found.push({ family: -1, label: `${clientName(client)} (${runName(run())})`, rounds: history.rounds, megabytes: null, mean: history.values[client], std: [], color: "var(--warn)", dash: "3 3" });
-  return state.late ? found.map(lateHalf) : found;
+    lines.push({ family: -1, label: `${clientName(client)} (${runName(run())})`, rounds: history.rounds, megabytes: null, mean: history.values[client], std: [], color: "var(--warn)", dash: "3 3" });
+  return state.late ? lines.map(lateHalf) : lines;
 }
 
 function lateHalf(line) {
@@ -37,15 +37,15 @@ function drawLines(figure, lines, { along, title, write, log = false }) {
   let [low, high] = [Math.min(...ys), Math.max(...ys)];
   const pad = (high - low || 0.02) * 0.06;
   [low, high] = [low - pad, high + pad];
-  if (share(state.metric)) [low, high] = [Math.max(0, low), Math.min(1, high)];
+  if (isPercent(state.metric)) [low, high] = [Math.max(0, low), Math.min(1, high)];
   const first = xs.length ? Math.min(...xs) : 0;
   const last = xs.length ? Math.max(...xs) : 1;
-  const bend = log ? Math.log10 : (x) => x;
-  const straight = linear([bend(first), first === last ? bend(first) + 1 : bend(last)], [0, chart.width]);
-  const x = (value) => straight(bend(value));
+  const transform = log ? Math.log10 : (x) => x;
+  const scale = linear([transform(first), first === last ? transform(first) + 1 : transform(last)], [0, chart.width]);
+  const x = (value) => scale(transform(value));
   const y = linear([low, high], [chart.height, 0]);
-  axisLeft(chart, y, ticks(low, high, 5), (value) => bare(value, state.metric), `${story.curves.splits[state.split]} ${story.curves.metrics[state.metric].title}${share(state.metric) ? ", %" : ""}`);
-  const marks = log ? ticks(Math.ceil(bend(first)), Math.floor(bend(last)), 6, true).map((each) => 10 ** each) : ticks(first, last, chart.width / 90, title === "round");
+  axisLeft(chart, y, ticks(low, high, 5), (value) => bare(value, state.metric), `${story.curves.splits[state.split]} ${story.curves.metrics[state.metric].title}${isPercent(state.metric) ? ", %" : ""}`);
+  const marks = log ? ticks(Math.ceil(transform(first)), Math.floor(transform(last)), 6, true).map((power) => 10 ** power) : ticks(first, last, chart.width / 90, title === "round");
   axisBelow(chart, x, marks, write, title);
   for (const line of shown) {
     const points = along(line).map((at, i) => [at, line.mean[i], line.std[i]]).filter(([at, mean]) => mean !== null && (flat(line) || !log || at > 0));
@@ -69,7 +69,7 @@ function drawLines(figure, lines, { along, title, write, log = false }) {
   const places = [...new Set(xs)].sort((a, b) => a - b);
   hover(chart, (px) => {
     if (!places.length) return null;
-    const at = places.reduce((best, each) => (Math.abs(x(each) - px) < Math.abs(x(best) - px) ? each : best));
+    const at = places.reduce((best, place) => (Math.abs(x(place) - px) < Math.abs(x(best) - px) ? place : best));
     const rows = [];
     const outline = [node("line", { x1: x(at), x2: x(at), y1: 0, y2: chart.height, "stroke-dasharray": "2 3" })];
     for (const line of shown) {
@@ -93,7 +93,7 @@ const curveControls = () => [
 views.push({
   id: "rounds",
   title: "Results over rounds",
-  about: () => `Mean over clients after each round${seeded() ? "; lines are means over seeds, bands their standard deviation (ddof = 1)" : "; one seed, so there is no band"}. Choosing a client adds its own line.`,
+  about: () => `Mean over clients after each round${seeded() ? "; lines are means over seeds, bands are standard deviations (ddof = 1)" : "; one seed, so there is no band"}. Select a client to add its line.`,
   controls: curveControls,
   draw: (figure) => drawLines(figure, chosenLines(), { along: (line) => line.rounds, title: "round", write: (value) => `${value}` }),
 });
@@ -101,8 +101,8 @@ views.push({
 views.push({
   id: "bytes",
   title: "Results over megabytes sent",
-  about: () => "What the method's messages cost, both ways and all clients together. A dotted level belongs to a run that sends nothing.",
+  about: () => "Results against the size of all messages, in both directions. A dotted line marks a run that sends no messages.",
   controls: () => [...curveControls(), checker("log", "logarithmic")],
-  missing: () => (story.curves.lines.every((line) => line.megabytes.every((each) => each === 0)) ? "These runs send nothing." : null),
+  missing: () => (story.curves.lines.every((line) => line.megabytes.every((sent) => sent === 0)) ? "These runs send no messages." : null),
   draw: (figure) => drawLines(figure, chosenLines(), { along: (line) => line.megabytes, title: "megabytes", write: (value) => `${+value.toPrecision(3)}`, log: state.log }),
 });

@@ -1,4 +1,4 @@
-// Hovering, tapping and choosing: one way for all charts. `locate(x, y)` says what is at a place of the plot:
+// Hovering, tapping and selecting, the same for all charts. `locate(x, y)` returns what is at a point of the plot:
 // {tip, outline: [elements], client}, or null.
 
 const bubble = document.getElementById("tip");
@@ -27,9 +27,9 @@ function hover(chart, locate) {
     return locate(((event.clientX - area.left) * chart.width) / area.width, ((event.clientY - area.top) * chart.height) / area.height);
   };
   const show = (event) => {
-    const found = at(event);
-    outline.replaceChildren(...(found?.outline ?? []));
-    if (found) showTip(found.tip, event);
+    const target = at(event);
+    outline.replaceChildren(...(target?.outline ?? []));
+    if (target) showTip(target.tip, event);
     else bubble.hidden = true;
   };
   box.addEventListener("pointermove", show);
