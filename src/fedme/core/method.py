@@ -83,7 +83,8 @@ class Task:
     schema: Schema
     members: Mapping[ClientId, Member]
     shared: Arch  # the architecture of a model that all clients have in common
-    resolve: Callable[[str, int], Arch] = field(compare=False)  # an architecture by name and number of classes
+    # An architecture by name and number of classes (None: as the name says). A resumed run finds it again by its name.
+    resolve: Callable[[str, int | None], Arch] = field(compare=False)
     unlabeled: Split | None = None  # the server's own
     public: int = 0  # how many labelled samples everybody has
     dtype: torch.dtype = torch.float32

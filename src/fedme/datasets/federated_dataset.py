@@ -62,6 +62,7 @@ class Federation:
     public: Split | None
     classes: Mapping[ClientId, int]  # size of each client's label space
     notes: tuple[str, ...] = ()  # what a reader of the results should know about the division
+    malicious: tuple[ClientId, ...] = ()  # of a simulated attack
 
     def table(self, first: int | None = None) -> Table:
         """Sizes and labels of the clients, for a terminal."""

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from fedme.core.metrics import MEASURES, Measure, kind_of_row
 from fedme.results import records, summary
+from fedme.results.run_directory import require_readable
 from fedme.results.tables import Format, render
 
 
@@ -86,6 +87,7 @@ def _distinct(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def clients(folder: Path, style: Format, out: Console, as_json: bool = False) -> None:
     """The personal model of every client after the last evaluated round."""
+    require_readable(folder)
     rows = [r for r in records.read(folder) if r["model"] == "personal"]
     last = max((r["round"] for r in rows), default=-1)
     measure = MEASURES[kind_of_row(rows[0] if rows else {})][0]

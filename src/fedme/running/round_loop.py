@@ -45,8 +45,9 @@ class Loop:
         store: Store,
         display: Display,
         logs: loggers.Logs,
+        malicious: tuple[ClientId, ...] = (),
     ) -> None:
-        self.folder, self.experiment = folder, experiment
+        self.folder, self.experiment, self.malicious = folder, experiment, malicious
         self.engine, self.store, self.display, self.logs = engine, store, display, logs
         self.method: AnyMethod = experiment.method
         self.root = Key(experiment.settings.seed)
@@ -68,7 +69,7 @@ class Loop:
                 header = checkpoint.Header(
                     t + 1, book.size, at.header.assigned, dict(self.engine.spent), self.offences, book.check
                 )
-                at = checkpoint.Checkpoint(header, server, dict(self.engine.states))
+                at = checkpoint.Checkpoint(header, server, dict(self.engine.states), at.archs)
                 if (t + 1) % settings.checkpoint_every == 0 or t + 1 == settings.rounds:
                     self.store.later(functools.partial(self.save, at, config, book))
                     saved_round = t + 1
@@ -93,13 +94,13 @@ class Loop:
     def _round(self, server: Any, t: int, book: records.Records) -> Any:
         settings = self.experiment.settings
         task = self.engine.current_task()
-        malicious = settings.attack.malicious(list(task.members), self.root)
-        engine = MaliciousClients(self.engine, self.method, settings.attack, malicious) if malicious else self.engine
+        attack = settings.attack
+        engine = MaliciousClients(self.engine, self.method, attack, self.malicious) if self.malicious else self.engine
         rules = settings.faults.needs, settings.defence
         played = run_round(self.method, task, engine, server, t, settings.rounds, self.root, *rules, self.offences)
         self.offences = played.offences
         traffic = dict(played.traffic)
-        for client in malicious:  # whether it had a part in this round or not
+        for client in self.malicious:  # whether it had a part in this round or not
             traffic.setdefault(client, Traffic()).note("malicious", settings.attack.kind)
         if played.short:
             self.display.note(f"round {t} does not count: {played.short}; the server goes on as it was", always=True)
