@@ -38,7 +38,7 @@ def sweep(
     """Try settings: every combination of the values of some keys, times seeds. The same command again goes on."""
     name, words = source(file, overrides)
     root = output if output is not None else Path("runs") / f"sweep-{Path(name or DEMO).stem}"
-    overs = [sweeps.over(word) for word in over or []]
+    overs = [sweeps.swept_key(word) for word in over or []]
     found = sweeps.points(name, words, overs, range(seeds), root, together)
     plans = [run for number in range(seeds) for run in (point.runs[number] for point in found)]
     with Display(err, quiet) as display:
