@@ -95,7 +95,7 @@ def test_short_names_of_tables(file):
         (["partition.alpha_label=-1"], "alpha_label"),
         (["method.clusters={0=0}"], "method.clusters"),
         (["method.clusters={a=1}"], "method.clusters.a: this key must be a whole number"),
-        (["method.adopt=speed"], "method.adopt: 'speed' is none of loss"),
+        (["method.adopt=speed"], "method.adopt: must be one of loss"),
         (["method.adopt=nowhere:cost"], "method.adopt: cannot import 'nowhere:cost'"),
         (["method.name=nowhere:Method"], "method.name: cannot import"),
         (["method.name=string:Template"], "is not a method"),

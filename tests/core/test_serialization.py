@@ -23,8 +23,8 @@ from fedme.federation.in_process import InProcessEngine
 from fedme.federation.round import run_round
 from fedme.learning.local_training import Training
 from fedme.methods import METHODS
-from fedme.methods.fedavg import Shared
 from fedme.methods.fedme.fedme import Server
+from fedme.methods.shared_model import SharedModel
 from fedme_test_support import ARCHS, DENSE, LINEAR, NORMALISED, WIDE, clients, federate, split, task
 
 TRAIN = Training(epochs=1, batch=4, lr=0.05, momentum=0.9)
@@ -122,9 +122,9 @@ def test_one_tensor_in_several_places_is_stored_once_and_named_by_its_first_plac
     assert back.models["a"].params["0.weight"] is back.models["b"].params["0.weight"]
     equal_but_another = Model.init(LINEAR, Key(0))
     assert len(tensors) == 2
-    pack(Shared(equal_but_another), tensors, "again")
+    pack(SharedModel(equal_but_another), tensors, "again")
     assert len(tensors) == 4
-    pack(Shared(model), tensors, "known")  # found in a table that was filled before
+    pack(SharedModel(model), tensors, "known")  # found in a table that was filled before
     assert len(tensors) == 4
 
 
@@ -138,13 +138,13 @@ def test_names_of_places_never_meet():
 
 def skeleton() -> tuple[Any, dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
-    return pack(Shared(Model.init(NORMALISED, Key(0))), tensors, "s"), tensors
+    return pack(SharedModel(Model.init(NORMALISED, Key(0))), tensors, "s"), tensors
 
 
 def test_an_unknown_architecture_is_refused_by_name():
     plain, tensors = skeleton()
     with pytest.raises(TypedError, match=r"^s\.model\.arch: unknown architecture 'normalised'; known: linear$"):
-        unpack(Shared, plain, tensors, {"linear": LINEAR}, "s")
+        unpack(SharedModel, plain, tensors, {"linear": LINEAR}, "s")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_what_is_no_name_is_no_architecture(wrong):
     plain, tensors = skeleton()
     plain["model"]["arch"] = wrong
     with pytest.raises(TypedError, match=r"^s\.model\.arch: "):
-        unpack(Shared, plain, tensors, ARCHS, "s")
+        unpack(SharedModel, plain, tensors, ARCHS, "s")
 
 
 @pytest.mark.parametrize("wrong", ["s/nothing", 5, None, ["s/model/params/0.weight"]])
@@ -169,11 +169,11 @@ def test_a_missing_tensor_is_refused_by_place(wrong):
     plain, tensors = skeleton()
     plain["model"]["params"]["0.weight"] = wrong
     with pytest.raises(TypedError, match=r"^s\.model\.params\.0\.weight: names a tensor that is not there"):
-        unpack(Shared, plain, tensors, ARCHS, "s")
+        unpack(SharedModel, plain, tensors, ARCHS, "s")
     plain, tensors = skeleton()
     del tensors["s/model/buffers/1.running_mean"]
     with pytest.raises(TypedError, match=r"^s\.model\.buffers\.1\.running_mean: .*'s/model/buffers/1.running_mean'"):
-        unpack(Shared, plain, tensors, ARCHS, "s")
+        unpack(SharedModel, plain, tensors, ARCHS, "s")
 
 
 def test_weights_of_another_network_are_refused_by_name():
@@ -182,33 +182,33 @@ def test_weights_of_another_network_are_refused_by_name():
     with pytest.raises(
         TypedError, match=r"^s\.model\.0\.weight: does not fit normalised: shape \(6, 3\) expected, shape \(6, 4\) given$"
     ):
-        unpack(Shared, plain, tensors, ARCHS, "s")
+        unpack(SharedModel, plain, tensors, ARCHS, "s")
     plain, tensors = skeleton()
     del plain["model"]["params"]["3.bias"]
     with pytest.raises(TypedError, match=r"^s\.model\.3\.bias: does not fit normalised: shape \(4,\) expected, nothing given$"):
-        unpack(Shared, plain, tensors, ARCHS, "s")
+        unpack(SharedModel, plain, tensors, ARCHS, "s")
     plain, tensors = skeleton()
     plain["model"]["buffers"]["more"] = "s/model/params/0.weight"
     with pytest.raises(TypedError, match=r"^s\.model\.more: does not fit normalised: nothing expected"):
-        unpack(Shared, plain, tensors, ARCHS, "s")
+        unpack(SharedModel, plain, tensors, ARCHS, "s")
     plain, tensors = skeleton()
     plain["model"]["arch"] = "linear"
     with pytest.raises(TypedError, match="does not fit linear"):
-        unpack(Shared, plain, tensors, ARCHS, "s")
+        unpack(SharedModel, plain, tensors, ARCHS, "s")
 
 
 def test_a_weight_among_the_buffers_is_refused():
     plain, tensors = skeleton()
     plain["model"]["buffers"]["0.weight"] = plain["model"]["params"].pop("0.weight")  # it would never be trained again
     with pytest.raises(TypedError, match=r"0\.weight"):
-        unpack(Shared, plain, tensors, ARCHS, "s")
+        unpack(SharedModel, plain, tensors, ARCHS, "s")
 
 
 def test_weights_that_are_no_numbers_with_a_fraction_are_refused():
     plain, tensors = skeleton()
     tensors["s/model/params/0.weight"] = torch.zeros(6, 3, dtype=torch.int64)
     with pytest.raises(TypedError, match=r"0\.weight"):
-        unpack(Shared, plain, tensors, ARCHS, "s")
+        unpack(SharedModel, plain, tensors, ARCHS, "s")
 
 
 def test_what_cannot_be_written_is_refused_by_place():

@@ -32,10 +32,10 @@ from fedme.deployment.site_state import PrivateState, claimed, exchanges
 from fedme.federation.flower.message_content import Envelope
 from fedme.federation.reply_validation import check_sent
 from fedme.learning.accountant import Ledger, PrivacyCost, epsilon
-from fedme.methods.fedavg import Shared, Up
 from fedme.methods.fedme.exchange import room_for
 from fedme.methods.fedme.fedme import Down
 from fedme.methods.local import State
+from fedme.methods.shared_model import SharedModel, TrainedCopy
 from fedme_test_support import DENSE, LINEAR, task
 
 
@@ -294,9 +294,9 @@ def test_a_private_site_never_answers_twice_with_the_same_noise(folder):
     model = Model.init(task.shared, Key(0))
 
     def ask():
-        down = Envelope.of(run="r", when=Round(0, 2), down=Shared(model))
+        down = Envelope.of(run="r", when=Round(0, 2), down=SharedModel(model))
         reply = site_app.train(down, {"site": str(path)})
-        return reply.read("up", Up, archs).model, reply.read("spent", Ledger)
+        return reply.read("up", TrainedCopy, archs).model, reply.read("spent", Ledger)
 
     (first, once), (second, twice) = ask(), ask()
     assert not torch.equal(first.params["1.weight"], second.params["1.weight"])  # or asking twice would take it off

@@ -25,7 +25,7 @@ from fedme.federation.round import NoReply, Reply, run_round
 from fedme.learning.local_training import Training
 from fedme.learning.partial_model import Part
 from fedme.learning.robust_aggregation import Defence
-from fedme.methods import METHODS, fedavg, fedmd, fml, hypcluster
+from fedme.methods import METHODS, fedavg, fedmd, fml, hypcluster, shared_model
 from fedme.methods.fedme import fedme
 from fedme_test_support import DENSE, LINEAR, NORMALISED, WIDE, clients, split, task
 
@@ -130,29 +130,35 @@ def changed(model, **params):
 @pytest.mark.parametrize(
     ("up", "words"),
     [
-        ("nonsense", "a Up was expected, not a str"),
-        (fedavg.Shared(MODEL), "a Up was expected, not a Shared"),
-        (fedavg.Up(OTHER, 7), "model.arch: architecture linear expected, dense given"),
-        (fedavg.Up(None, 7), "model: must be a table, not None"),
-        (fedavg.Up("weights", 7), "model: must be a table, not 'weights'"),
-        (fedavg.Up(MODEL, 8), "samples: 8 were claimed; the client has said it has 7"),
-        (fedavg.Up(MODEL, 0), "samples: 0 were claimed"),
-        (fedavg.Up(MODEL, -1), "samples: -1 were claimed"),
-        (fedavg.Up(MODEL, True), "samples: must be a whole number, not true"),
-        (fedavg.Up(MODEL, 3.5), "samples: must be a whole number, not 3.5"),
-        (fedavg.Up(MODEL, "7"), "samples: must be a whole number, not '7'"),
-        (fedavg.Up(replace(MODEL, params={}), 7), "model.params.0.bias: is missing"),
-        (fedavg.Up(changed(MODEL, extra=torch.zeros(1)), 7), "model.params.extra: was not sent"),
-        (fedavg.Up(changed(MODEL, **{"0.bias": torch.zeros(4)}), 7), "model.params.0.bias: float64 of shape (4,) expected"),
-        (fedavg.Up(changed(MODEL, **{"0.bias": 3.0}), 7), "model.params.0.bias: a Tensor expected, a float given"),
+        ("nonsense", "a TrainedCopy was expected, not a str"),
+        (shared_model.SharedModel(MODEL), "a TrainedCopy was expected, not a SharedModel"),
+        (shared_model.TrainedCopy(OTHER, 7), "model.arch: architecture linear expected, dense given"),
+        (shared_model.TrainedCopy(None, 7), "model: must be a table, not None"),
+        (shared_model.TrainedCopy("weights", 7), "model: must be a table, not 'weights'"),
+        (shared_model.TrainedCopy(MODEL, 8), "samples: 8 were claimed; the client has said it has 7"),
+        (shared_model.TrainedCopy(MODEL, 0), "samples: 0 were claimed"),
+        (shared_model.TrainedCopy(MODEL, -1), "samples: -1 were claimed"),
+        (shared_model.TrainedCopy(MODEL, True), "samples: must be a whole number, not true"),
+        (shared_model.TrainedCopy(MODEL, 3.5), "samples: must be a whole number, not 3.5"),
+        (shared_model.TrainedCopy(MODEL, "7"), "samples: must be a whole number, not '7'"),
+        (shared_model.TrainedCopy(replace(MODEL, params={}), 7), "model.params.0.bias: is missing"),
+        (shared_model.TrainedCopy(changed(MODEL, extra=torch.zeros(1)), 7), "model.params.extra: was not sent"),
         (
-            fedavg.Up(changed(MODEL, **{"0.bias": torch.full((4,), torch.inf).double()}), 7),
+            shared_model.TrainedCopy(changed(MODEL, **{"0.bias": torch.zeros(4)}), 7),
+            "model.params.0.bias: float64 of shape (4,) expected",
+        ),
+        (
+            shared_model.TrainedCopy(changed(MODEL, **{"0.bias": 3.0}), 7),
+            "model.params.0.bias: a Tensor expected, a float given",
+        ),
+        (
+            shared_model.TrainedCopy(changed(MODEL, **{"0.bias": torch.full((4,), torch.inf).double()}), 7),
             "model.params.0.bias: is not finite",
         ),
     ],
 )
 def test_what_fedavg_takes_back_is_what_it_sent(up, words):
-    assert refusal("fedavg", fedavg.Shared(MODEL), up).startswith(words)
+    assert refusal("fedavg", shared_model.SharedModel(MODEL), up).startswith(words)
 
 
 def test_what_only_a_method_knows():
@@ -165,7 +171,7 @@ def test_what_only_a_method_knows():
     assert refusal("fedme", down, fedme.Up(MODEL, OTHER, "1", 1)) == "adopts: must be true or false, not 1"
     two = hypcluster.Hypotheses((MODEL, MODEL))
     for number in (-1, 2):
-        assert refusal("hypcluster", two, hypcluster.Up(number, MODEL, 7)).startswith("cluster: there are 2")
+        assert refusal("hypcluster", two, hypcluster.Up(number, MODEL, 7)).startswith("cluster: must be from 0 to 1")
     part = Part(MODEL.params, {})
     other = Part({"0.weight": MODEL.params["0.weight"]}, {})
     assert refusal("fml", part, fml.Up(other, 7)) == "part.params.0.bias: is missing"
@@ -189,13 +195,13 @@ class Offer:
 
 class Offering(fedavg.FedAvg):
     def client_round(
-        self, state: Empty, down: fedavg.Shared, data: ClientData, when: Round, key: Key
+        self, state: Empty, down: shared_model.SharedModel, data: ClientData, when: Round, key: Key
     ) -> Computation[tuple[Empty, Offer, Report]]:
         raise NotImplementedError
 
 
 def test_a_method_of_ones_own_is_examined_by_its_types():
-    method, setting, down = Offering(TRAIN), task((LINEAR, DENSE)), fedavg.Shared(MODEL)
+    method, setting, down = Offering(TRAIN), task((LINEAR, DENSE)), shared_model.SharedModel(MODEL)
     check_reply(method, setting, down, Offer(OTHER, None, (1.0, 2.0)), WHEN, None)
     check_reply(method, setting, down, Offer(OTHER, Part({"a": torch.zeros(3)}, {}), ()), WHEN, None)
     for up, words in [
@@ -240,15 +246,15 @@ def test_reports_and_scores_must_be_possible():
 
 def test_a_client_looks_at_what_the_server_sends():
     method, setting = fedavg.FedAvg(TRAIN), task()
-    check_sent(method, setting, fedavg.Shared(MODEL), WHEN)
+    check_sent(method, setting, shared_model.SharedModel(MODEL), WHEN)
     single = Model.init(LINEAR, Key(1), torch.float32)
     broken = changed(MODEL, **{"0.bias": torch.full((4,), torch.nan).double()})
     for down, when in [
-        (fedavg.Shared(single), WHEN),
-        (fedavg.Shared(broken), WHEN),
-        (fedavg.Shared(MODEL), Round(2, 2)),
-        (fedavg.Shared(MODEL), Round(-1, 2)),
-        (fedavg.Shared(MODEL), Round(0, 2, "digest")),
+        (shared_model.SharedModel(single), WHEN),
+        (shared_model.SharedModel(broken), WHEN),
+        (shared_model.SharedModel(MODEL), Round(2, 2)),
+        (shared_model.SharedModel(MODEL), Round(-1, 2)),
+        (shared_model.SharedModel(MODEL), Round(0, 2, "digest")),
     ]:
         with pytest.raises(TypedError):
             check_sent(method, setting, down, when)
@@ -256,13 +262,13 @@ def test_a_client_looks_at_what_the_server_sends():
 
 def test_a_change_is_scaled_down_to_the_bound_by_hand():
     sent = {"model": replace(MODEL, params={"w": torch.tensor([1.0, 1.0])}, buffers={"n": torch.tensor(3)})}
-    far = fedavg.Up(replace(MODEL, params={"w": torch.tensor([4.0, 5.0])}, buffers={"n": torch.tensor(9)}), 7)
+    far = shared_model.TrainedCopy(replace(MODEL, params={"w": torch.tensor([4.0, 5.0])}, buffers={"n": torch.tensor(9)}), 7)
     near = bounded(far, sent, 2.5)  # the change (3, 4) has norm 5
     assert torch.allclose(near.model.params["w"], torch.tensor([2.5, 3.0]), atol=1e-5)
     assert near.model.buffers["n"] == 9
     assert near.samples == 7
     assert bounded(far, sent, 5.0).model is far.model  # within the bound not a bit changes
-    huge = fedavg.Up(replace(MODEL, params={"w": torch.tensor([3e38, 3e38])}, buffers={}), 7)
+    huge = shared_model.TrainedCopy(replace(MODEL, params={"w": torch.tensor([3e38, 3e38])}, buffers={}), 7)
     assert bounded(huge, sent, 2.5).model.params["w"].isfinite().all()
     part = bounded(fml.Up(Part({"w": torch.tensor([4.0, 5.0])}, {}), 1), {"part": Part(sent["model"].params, {})}, 2.5).part
     assert torch.equal(part.params["w"], near.model.params["w"])

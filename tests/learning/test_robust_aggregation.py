@@ -16,7 +16,7 @@ from fedme.execution.reference import one_by_one
 from fedme.learning.local_training import Training
 from fedme.learning.partial_model import Part, merge
 from fedme.learning.robust_aggregation import Defence
-from fedme.methods import METHODS, fedavg, fedmd, fml, hypcluster
+from fedme.methods import METHODS, fedmd, fml, hypcluster, shared_model
 from fedme.methods.fedme.exchange import merged, welcomed
 from fedme.methods.fedme.fedme import FedMe
 from fedme_test_support import LINEAR, clients, federate, split, task
@@ -80,12 +80,12 @@ def test_median_of_models_parts_and_copies_wherever_they_are_averaged():
 
 def test_every_method_that_averages_does_so_with_its_defence():
     median, when, key = Defence(average="median"), Round(0, 1), Key(0)
-    ups = {str(i): fedavg.Up(model(v), 1 + 100 * (v == 90)) for i, v in enumerate((1, 2, 90))}
-    server = fedavg.Shared(model(0))
+    ups = {str(i): shared_model.TrainedCopy(model(v), 1 + 100 * (v == 90)) for i, v in enumerate((1, 2, 90))}
+    server = shared_model.SharedModel(model(0))
     for name in ("fedavg", "fedprox", "mapper", "pfedme"):
         after = METHODS[name](defence=median).aggregate(server, ups, when, key)
         assert after.model.params["w"].item() == 2.0, name
-    shared = {client: fedavg.Shared(up.model) for client, up in ups.items()}
+    shared = {client: shared_model.SharedModel(up.model) for client, up in ups.items()}
     assert METHODS["pfml"](defence=median).aggregate(server, shared, when, key).model.params["w"].item() == 2.0
     chosen = {client: hypcluster.Up(0, up.model, up.samples) for client, up in ups.items()}
     two = hypcluster.Hypotheses((model(0), model(5)))

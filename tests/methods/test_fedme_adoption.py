@@ -60,6 +60,7 @@ def test_time_is_measured_only_for_those_who_look_at_it():
 def test_unknown_names_are_refused_by_setting():
     require_criteria({"adopt": "loss", "adopt_by.3": lambda c: 0.0})
     with pytest.raises(
-        ValueError, match=r"^adopt_by\.3: 'speed' is none of loss, accuracy, size, time, loss\+size, loss\+time"
+        ValueError,
+        match=r"^adopt_by\.3: must be one of loss, accuracy, size, time, loss\+size, loss\+time or a function, got 'speed'",
     ):
         require_criteria({"adopt": "loss", "adopt_by.3": "speed"})

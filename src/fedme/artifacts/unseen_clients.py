@@ -1,22 +1,23 @@
-"""A client that was not there during training: what the federation offers it, which of that fits it best, and fine-tuning.
+"""Clients that were not there during training: what the federation offers them, which offer fits best, and fine-tuning.
 
-FedMe offers every personal model (or one a cluster); the newcomer takes the one with the smallest loss on its validation part.
-HypCluster offers its cluster models, chosen by the training loss as in training; methods with a global model offer that.
-Only saved models are read, so a newcomer needs neither the others' samples nor a checkpoint.
+A method says which models it offers (`Method.offers`): a global model, cluster models, or the personal models of its clients.
+The unseen client takes the one with the smallest loss on its own samples. Only saved models are read, so it needs neither the
+samples of the others nor a checkpoint.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedme import networks
 from fedme.artifacts import model_cards, saved_models
 from fedme.config.experiment import Experiment
-from fedme.core.atomic_files import RunError
+from fedme.core.atomic_files import RunError, write_json
 from fedme.core.data import ClientData, ClientId, Schema
 from fedme.core.key import Key
-from fedme.core.method import Round, Task
+from fedme.core.method import Method, Round, Task
 from fedme.core.metrics import measure
 from fedme.core.model import Model
 from fedme.core.operations import BatchSchedule, Computation, evaluate, in_parallel, predict, train
@@ -29,20 +30,16 @@ from fedme.execution.lockstep import Executor, run_in_lockstep
 from fedme.execution.reference import one_by_one
 from fedme.federation.client_work import ModelScore
 from fedme.learning.objectives import CrossEntropy
-from fedme.learning.partial_model import Part, fork
 from fedme.results.lineage import Adoption, Lineage
 
-SHARED = "shared"  # where the models of the server are in a run
+SHARED = "shared"  # the directory with the server's models in a run
+OFFERS = "offers.json"  # in it: the names of all models that are offered
 EPOCHS = 2  # of fine-tuning, where the run had none
-NOTHING = {
-    "local": "its clients share nothing, so there is nothing to start from; train alone with method 'local'",
-    "fedmd": "its clients share outputs on public data, not models; run it again with the newcomer among the clients",
-}
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A model that a newcomer may start from: the server's, or a client's."""
+    """A model that an unseen client may start from: the server's, or a client's."""
 
     name: str
     model: Model
@@ -51,67 +48,74 @@ class Offer:
     @property
     def lineage(self) -> Lineage | None:
         """Where it comes from, if it is a client's."""
-        found = self.about.get("lineage")
-        return None if found is None else Lineage(found["origin"], tuple(Adoption(**a) for a in found["adoptions"]))
+        plain = self.about.get("lineage")
+        return None if plain is None else Lineage(plain["origin"], tuple(Adoption(**step) for step in plain["adoptions"]))
 
 
 @dataclass(frozen=True)
 class Joined:
-    """What a newcomer has: which offer it took, its models ("model", "finetuned"), and how they do."""
+    """What an unseen client has got: the offer it took, and how its models do before and after fine-tuning."""
 
     folder: Path
     client: ClientId
     taken: str
     offers: int
     scores: tuple[ModelScore, ...]
-    kind: TaskType
+    task_type: TaskType
 
 
-def offered(server: Any, task: Task, key: Key) -> dict[str, Model]:
-    """What the server itself has for newcomers: a global model, or several; FedMe's server has the personal models only."""
-    model, models = getattr(server, "model", None), getattr(server, "models", None)
-    if isinstance(model, Model):
-        return {"global": model}
-    if isinstance(models, tuple) and all(isinstance(each, Model) for each in models):
-        return {f"cluster {k}": each for k, each in enumerate(models)}
-    if isinstance(server, Part):  # of FML: what is not shared begins afresh
-        fresh = Model.init(task.shared, key.at("newcomer"), task.dtype)
-        return {"global": fork(task.shared, Part(fresh.params, fresh.buffers), server)}
-    return {}
+def save_offers(
+    run: Path,
+    offers: Mapping[str, Model],
+    task: Task,
+    experiment: Experiment,
+    ancestry: Mapping[ClientId, Lineage],
+    saved: Collection[ClientId],
+) -> None:
+    """Write what the method offers unseen clients. Models of the clients in `saved` are written with those clients' own."""
+    for name, model in offers.items():
+        if name not in saved:
+            about: dict[str, Any] = {"model": name, "stage": "round", "method": experiment.method_name}
+            about |= {"rounds": experiment.settings.rounds}
+            about |= {"lineage": asdict(ancestry[name])} if name in ancestry else {}
+            classes = task.members[name].labels if name in task.members else task.schema.classes
+            folder = saved_models.folder_of(run, name, SHARED)
+            saved_models.save(folder, "model", model, task.schema, list(classes), about)
+    if offers:
+        (run / SHARED).mkdir(exist_ok=True)
+        write_json(run / SHARED / OFFERS, list(offers))
 
 
-def save_offers(run: Path, server: Any, task: Task, method: str, rounds: int, key: Key) -> None:
-    """Keep what the server has for newcomers."""
-    for name, model in offered(server, task, key).items():
-        about = {"model": name, "stage": "round", "method": method, "rounds": rounds}
-        saved_models.save(
-            saved_models.folder_of(run, name, SHARED), "model", model, task.schema, list(task.schema.classes), about
-        )
-
-
-def offers(
-    run: Path, method: str, per_cluster: bool = False, imports: bool = False, more: Mapping[str, networks.Entry] | None = None
+def load_offers(
+    run: Path,
+    experiment: Experiment,
+    per_cluster: bool = False,
+    imports: bool = False,
+    more: Mapping[str, networks.Entry] | None = None,
 ) -> list[Offer]:
-    """Everything a newcomer may start from."""
-    if method in NOTHING:
-        raise RunError(f"{run}: method '{method}' has nothing for newcomers: {NOTHING[method]}")
-    folders = sorted((run / SHARED).glob("*/model.json"))
-    if not folders and method == "fedme":
-        folders = sorted((run / saved_models.CLIENTS).glob("*/model.json"))
-    if not folders:
-        raise RunError(f"{run}: there are no saved models to start from; a run saves them at its end")
-    abouts = {path.parent: saved_models.describe(path.parent) for path in folders}
+    """Every model that an unseen client may start from."""
+    method = experiment.method
+    if method.nothing_to_offer:
+        raise RunError(f"{run}: method '{experiment.method_name}' has nothing for unseen clients: {method.nothing_to_offer}")
+    path = run / SHARED / OFFERS
+    if not path.exists():
+        what = "a run writes them at its end" if type(method).offers is not Method.offers else "its `offers` is not defined"
+        raise RunError(f"{run}: method '{experiment.method_name}' offers no saved models to start from; {what}")
+    abouts: dict[Path, Any] = {}
+    for name in json.loads(path.read_text()):
+        at_server = saved_models.folder_of(run, name, SHARED)
+        folder = at_server if at_server.exists() else saved_models.folder_of(run, name)
+        abouts[folder] = saved_models.describe(folder)
     if per_cluster:
         abouts = _best_of_clusters(abouts)
-    found = []
-    for folder, about in abouts.items():
-        model, _ = saved_models.read_model(folder, imports=imports, more=more)
-        found.append(Offer(about.get("client", about["model"]), model, about))
-    return found
+    models = [saved_models.read_model(folder, imports=imports, more=more)[0] for folder in abouts]
+    return [
+        Offer(about.get("client", about["model"]), model, about) for model, about in zip(models, abouts.values(), strict=True)
+    ]
 
 
 def _best_of_clusters(abouts: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Any]:
-    """Of every cluster of the last round, the model that does best on its client's validation part; and all of the server's."""
+    """The best model of every cluster of the last round by validation loss, and all of the server's."""
     best: dict[Any, tuple[float, Path]] = {}
     for folder, about in abouts.items():
         lineage = about.get("lineage")
@@ -134,17 +138,16 @@ def join(
     more: Mapping[str, networks.Entry] | None = None,
     execute: Executor | None = None,
 ) -> Joined:
-    """Give the newcomer the model that fits it best, fine-tune it, and save both under ``newcomers`` in the run."""
-    there = offers(run, experiment.method_name, per_cluster, imports, more)
+    """Give an unseen client the offer that fits it best, fine-tune it, and save both models under ``unseen`` in the run."""
+    offers = load_offers(run, experiment, per_cluster, imports, more)
     if saved_models.folder_of(run, client).exists():
-        raise RunError(f"{run}: a client of the run is called '{client}' already; give the newcomer another name")
-    about = there[0].about
-    schema = saved_models.schema_of(about)
+        raise RunError(f"{run}: the run already has a client called '{client}'; give the new one another name")
+    schema = saved_models.schema_of(offers[0].about)
     data = _data(schema, client, piece, experiment)
     tuning = epochs if epochs is not None else experiment.settings.finetune.epochs or EPOCHS
     key = Key(experiment.settings.seed).at("newcomer", client)
-    steps = _steps(experiment, there, data, tuning, key, schema.unit)
-    taken, models, scores = run_in_lockstep({client: steps}, execute or one_by_one())[client].value
+    work = _choose_and_tune(experiment, offers, data, tuning, key, schema.unit)
+    taken, models, scores = run_in_lockstep({client: work}, execute or one_by_one())[client].value
     folder = saved_models.folder_of(run, client, saved_models.NEWCOMERS)
     rounds = experiment.settings.rounds
     lineage = taken.lineage
@@ -154,23 +157,24 @@ def join(
         description = model_cards.about(data, stage, experiment.method_name, rounds, scores, lineage, schema.task_type)
         description |= {"started_from": taken.name}
         saved_models.save(folder, name, models[name], schema, list(schema.classes), description)
-    return Joined(folder, client, taken.name, len(there), tuple(scores), schema.task_type)
+    return Joined(folder, client, taken.name, len(offers), tuple(scores), schema.task_type)
 
 
 def _data(schema: Schema, client: ClientId, piece: Piece, experiment: Experiment) -> ClientData:
-    """The newcomer's samples, prepared and cut as those of the clients."""
+    """The samples of the unseen client, preprocessed and split like those of the clients."""
     dataset = newcomer(schema, Preparation.read(schema.preprocessing), client, piece)
     options = replace(experiment.data, unlabeled=0, public=0, limit=None, groups={})
     return federate(dataset, Natural(), options, Key(experiment.settings.seed).at("partition")).clients[client]
 
 
-def _steps(
-    experiment: Experiment, there: Sequence[Offer], data: ClientData, epochs: int, key: Key, unit: Sequence[float]
+def _choose_and_tune(
+    experiment: Experiment, offers: Sequence[Offer], data: ClientData, epochs: int, key: Key, unit: Sequence[float]
 ) -> Computation[tuple[Offer, dict[str, Model], list[ModelScore]]]:
-    look = data.train if experiment.method_name == "hypcluster" or not len(data.val) else data.val
-    fits = yield from in_parallel([evaluate(offer.model, look) for offer in there])
-    best = min(range(len(there)), key=lambda i: (fits[i].loss != fits[i].loss, fits[i].loss, i))
-    start = there[best].model
+    split = data.train if experiment.method.offer_chosen_on == "train" or not len(data.val) else data.val
+    scores_of_offers = yield from in_parallel([evaluate(offer.model, split) for offer in offers])
+    losses = [score.loss for score in scores_of_offers]
+    best = min(range(len(offers)), key=lambda i: (losses[i] != losses[i], losses[i], i))
+    start = offers[best].model
     when = Round(experiment.settings.rounds - 1, experiment.settings.rounds)
     training = experiment.settings.train
     tuned = start
@@ -187,4 +191,4 @@ def _steps(
             if len(split):
                 logits = yield from predict(models[name], split)
                 scores.append(ModelScore("personal", start.arch.name, stage, part, measure(logits, split.y, unit)))
-    return there[best], models, scores
+    return offers[best], models, scores

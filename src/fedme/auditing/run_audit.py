@@ -8,7 +8,7 @@ nobody trained on.
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from fedme.core.atomic_files import RunError, locked, write_json
 from fedme.core.data import ClientData, ClientId, Split
 from fedme.core.key import Key
 from fedme.core.method import Plan, Round, Task
-from fedme.core.model import Model, models_in
+from fedme.core.model import Model
 from fedme.core.operations import Computation, in_parallel, predict
 from fedme.federation.in_process import InProcessEngine
-from fedme.learning.partial_model import Part, fork, rest
+from fedme.federation.round import ClientStates
 from fedme.results import summary
 from fedme.running import assembly, checkpoint, privacy_budget
 from fedme.running.progress import Display
@@ -33,15 +33,10 @@ from fedme.running.weight_store import Store
 
 NAME = "audit.json"
 EVERYBODY = "all clients"
-SILENT = {
-    "local": "its clients share nothing, so nobody has anything to attack",
-    "fedmd": "its clients share outputs on public samples, and no model that could be asked about others",
-    "centralized": "its clients give away the samples themselves; there is nothing left to infer",
-}
 
 
 @dataclass(frozen=True)
-class Seen:
+class ExposedModel:
     """A model of a client in others' hands."""
 
     client: ClientId
@@ -54,8 +49,8 @@ def audit(folder: Path, display: Display, shadows: int) -> dict[str, Any]:
     """Attack what a finished run shares; the result is also kept in the run directory."""
     summary.read(folder)  # finished
     experiment, _ = load(folder / summary.CONFIG)
-    if experiment.method_name in SILENT:
-        raise RunError(f"{folder}: {SILENT[experiment.method_name]}")
+    if experiment.method.nothing_to_audit:
+        raise RunError(f"{folder}: {experiment.method.nothing_to_audit}")
     if experiment.data_name in ("sites", "given"):
         raise RunError(f"{folder}: the samples are not here; only runs whose data can be loaded again are audited")
     with locked(folder), ExitStack() as cleanup:
@@ -70,51 +65,47 @@ def audit(folder: Path, display: Display, shadows: int) -> dict[str, Any]:
         prepared = assembly.prepare(experiment, assembly.gather(experiment), execute, found.header.assigned)
         at = checkpoint.states(folder, store, found, experiment.method, prepared.archs, prepared.task.resolve)
         clients = {c: data for c, data in prepared.federation.clients.items() if len(data.train) and len(data.test)}
-        guards = privacy_budget.guards(experiment)
-        private = None if guards is None else (lambda data: replace(guards(data), limit=None))
+        policies = privacy_budget.policies(experiment, limited=False)
         key = Key(experiment.settings.seed).at("audit")
-        engine = InProcessEngine(experiment.method, prepared.task, prepared.federation.clients, key, execute, private)
-        engine.states, engine.spent = dict(at.clients), dict(at.header.spent)
+        engine = InProcessEngine(experiment.method, prepared.task, prepared.federation.clients, key, execute, policies)
+        engine.states = ClientStates(at.clients, at.header.spent)
         display.start("one more round, and attacks: tasks", 0)
-        seen = [each for each in _seen(experiment, engine, at.server, key) if each.client in clients]
-        if not seen:
+        exposed = [each for each in _exposed_models(experiment, engine, at.server, key) if each.client in clients]
+        if not exposed:
             raise RunError(f"{folder}: its clients share no whole model, so there is none that could be asked about samples")
         result = {
             "shadows": shadows,
-            "rows": engine.run_on_server(_rows(seen, clients, prepared.task, experiment, shadows, key)).value,
+            "rows": engine.run_on_server(_rows(exposed, clients, prepared.task, experiment, shadows, key)).value,
         }
     write_json(folder / NAME, result)
     return result
 
 
-def _seen(experiment: Experiment, engine: InProcessEngine, server: Any, key: Key) -> Iterator[Seen]:
+def _exposed_models(experiment: Experiment, engine: InProcessEngine, server: Any, key: Key) -> Iterator[ExposedModel]:
     method, task, rounds = experiment.method, engine.task, experiment.settings.rounds
     when = Round(rounds - 1, rounds, method.phases[0])
     downs = engine.run_on_server(method.dispatch(task, server, Plan.all(list(task.members)), when, key)).value
     for client, answer in engine.exchange(downs, when).items():
-        for name, model in _models(answer.up, task):
-            yield Seen(client, "server", name, model)
+        for name, model in method.visible_models(answer.up, task):
+            yield ExposedModel(client, "server", name, model)
     for client in task.members:
-        for name, model in _models(method.deliver(task, server, client), task):
-            yield Seen(client, "clients", name, model)
-
-
-def _models(message: Any, task: Task) -> Iterator[tuple[str, Model]]:
-    """The whole models in a message. FML sends weights without a name; a part of them only cannot be asked anything."""
-    yield from models_in(message)
-    for name, part in [("", message), *(vars(message).items() if hasattr(message, "__dict__") else ())]:
-        if isinstance(part, Part):
-            fresh = Model.init(task.shared, Key(0), task.dtype)
-            if part.params.keys() == fresh.params.keys():
-                yield name or "part", fork(task.shared, rest(fresh, ""), part)
+        for name, model in method.visible_models(method.deliver(task, server, client), task):
+            yield ExposedModel(client, "clients", name, model)
 
 
 def _rows(
-    seen: list[Seen], clients: Mapping[ClientId, ClientData], task: Task, experiment: Experiment, shadows: int, key: Key
+    exposed: list[ExposedModel],
+    clients: Mapping[ClientId, ClientData],
+    task: Task,
+    experiment: Experiment,
+    shadows: int,
+    key: Key,
 ) -> Computation[list[dict[str, Any]]]:
     pool, places = _pool(clients)
-    models = {id(each.model): each.model for each in seen}
-    wanted = [(each, client) for client in clients for each in dict.fromkeys(id(s.model) for s in seen if s.client == client)]
+    models = {id(each.model): each.model for each in exposed}
+    wanted = [
+        (each, client) for client in clients for each in dict.fromkeys(id(s.model) for s in exposed if s.client == client)
+    ]
 
     def scores(model: Model, client: ClientId) -> Computation[tuple[Scores, Scores]]:
         train, test = clients[client].train, clients[client].test
@@ -130,19 +121,19 @@ def _rows(
         difficulty = dict(zip(archs, (yield from in_parallel(work)), strict=True))
     rows = []
     groups: dict[tuple[str, str, str], list[tuple[Scores, Scores]]] = {}
-    for each in seen:
+    for each in exposed:
         raw = answers[id(each.model), each.client]
         attacks = {"loss": raw}
         if pool is not None:
             hard = difficulty[each.model.arch.name]
             attacks["calibrated"] = (raw[0] - hard[places[each.client][0]], raw[1] - hard[places[each.client][1]])
         for attack, pair in attacks.items():
-            about = {"client": each.client, "seen by": each.by, "model": each.name, "arch": each.model.arch.name}
+            about = {"client": each.client, "exposed by": each.by, "model": each.name, "arch": each.model.arch.name}
             rows.append(about | {"attack": attack} | asdict(measured(*pair)))
             groups.setdefault((each.by, each.name, attack), []).append(pair)
     for (by, name, attack), pairs in groups.items():
         members, others = (np.concatenate(part) for part in zip(*pairs, strict=True))
-        about = {"client": EVERYBODY, "seen by": by, "model": name, "arch": "", "attack": attack}
+        about = {"client": EVERYBODY, "exposed by": by, "model": name, "arch": "", "attack": attack}
         rows.append(about | asdict(measured(members, others)))
     return rows
 

@@ -172,7 +172,7 @@ def join(
         joined = unseen_clients.join(run, experiment, name, piece, epochs=epochs, per_cluster=per_cluster, imports=imports)
     if as_json:
         scores: list[dict[str, Any]] = [
-            asdict(score) | {"metrics": score.metrics.plain(joined.kind)} for score in joined.scores
+            asdict(score) | {"metrics": score.metrics.plain(joined.task_type)} for score in joined.scores
         ]
         about = {"client": name, "started_from": joined.taken, "offers": joined.offers, "folder": str(joined.folder)}
         print(json.dumps(finite(about | {"scores": scores}), indent=2))
@@ -180,4 +180,4 @@ def join(
     words = {"round": "as it came", "finetuned": "fine-tuned"}
     rows = [(f"{words[score.stage]}, {score.split}", score.metrics) for score in joined.scores]
     title = f"{name} starts from {joined.taken} (of {joined.offers}), in {joined.folder}"
-    render(title, *_metrics(rows, joined.kind), "table", out)
+    render(title, *_metrics(rows, joined.task_type), "table", out)

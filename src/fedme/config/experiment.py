@@ -20,7 +20,6 @@ import tomli_w
 from fedme.config.settings import Settings, Spec
 from fedme.core.data import ClientId
 from fedme.core.method import Method
-from fedme.core.operations import Score
 from fedme.core.typed import TypedError, build, nearest
 from fedme.datasets import DATASETS
 from fedme.datasets.dataset import Dataset
@@ -31,7 +30,6 @@ from fedme.federation.client_work import AnyMethod
 from fedme.federation.malicious_clients import Attack
 from fedme.learning.local_training import Training
 from fedme.methods import METHODS
-from fedme.methods.fedme.adoption import Candidate, Criterion
 from fedme.networks import Entry
 
 PRESETS = importlib.resources.files("fedme") / "presets"
@@ -150,17 +148,21 @@ def _pick(
     table: str, known: Mapping[str, type[Any]], given: Mapping[str, Any], default: str
 ) -> tuple[str, type[Any], dict[str, Any]]:
     name = given.get("name", default)
-    if table == "method" and isinstance(name, str) and ":" in name:  # a method of one's own, in this local file
-        found = imported(name, "method.name")
-        wanted = [each for each in vars(Method) if not each.startswith("_")]
-        lacking = [each for each in wanted if not hasattr(found, each)]
-        if not dataclasses.is_dataclass(found) or lacking:
-            what = f"it lacks {', '.join(lacking)}" if len(lacking) < len(wanted) else "it is something else"
-            raise TypedError("method.name", f"'{name}' is not a method, a frozen dataclass as in fedme.methods: {what}")
-        known = {**known, name: found}
+    if table == "method" and isinstance(name, str) and ":" in name:  # a user's method, in this local file
+        known = {**known, name: user_method(name)}
     if not isinstance(name, str) or name not in known:
         raise TypedError(f"{table}.name", f"unknown {table} '{name}'{nearest(str(name), known)}")
     return name, known[name], {key: value for key, value in given.items() if key != "name"}
+
+
+def user_method(name: str) -> type[Any]:
+    """The method class that local configuration names as "module:Class"."""
+    found = imported(name, "method.name")
+    if not (isinstance(found, type) and issubclass(found, Method) and dataclasses.is_dataclass(found)):
+        raise TypedError("method.name", f"'{name}' is not a method: a frozen dataclass that inherits from fedme.Method")
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise TypedError("method.name", f"'{name}' does not define {', '.join(missing)}")
+    return found
 
 
 def _named(table: str, known: Mapping[str, type[Any]], given: Mapping[str, Any], default: str, **fixed: Any) -> tuple[str, Any]:
@@ -182,21 +184,7 @@ def _function(kind: Any, value: Any, at: str) -> Any:
     wants = any(get_origin(option) is collections.abc.Callable for option in options)
     if not wants or not isinstance(value, str) or ":" not in value:
         return NotImplemented
-    function = imported(value, at)
-    if Criterion in options:
-        _try_criterion(function, value, at)
-    return function
-
-
-def _try_criterion(function: Callable[..., Any], name: str, at: str) -> None:
-    """A criterion that cannot work is refused before anything is trained."""
-    try:
-        cost = function(Candidate(Score(10, 0.5, 0.5, 0.001), 1000))
-    except Exception as error:  # whatever a user's function raises
-        wanted = "it must take one fedme.methods.fedme.adoption.Candidate and return a cost, where smaller is better"
-        raise TypedError(at, f"'{name}' fails ({type(error).__name__}: {error}); {wanted}") from error
-    if not isinstance(cost, int | float):
-        raise TypedError(at, f"'{name}' returns a {type(cost).__name__}; it must return a number, where smaller is better")
+    return imported(value, at)
 
 
 def imported(path: str, at: str) -> Callable[..., Any]:

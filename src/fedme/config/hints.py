@@ -1,27 +1,29 @@
-"""What a reader of the results should know about settings that are there but not used."""
+"""Notes about settings that are given but have no effect with the chosen method."""
 
 from fedme.config.experiment import Experiment
-from fedme.learning.schedules import most
-from fedme.methods.fedme.fedme import FedMe
+from fedme.config.settings import Settings
 
 
 def hints(experiment: Experiment) -> list[str]:
-    """One line each."""
-    found = []
-    settings, own = experiment.settings, experiment.own_models
-    if experiment.method_name in ("pfedme", "pfml") and (settings.train.momentum or settings.train.clip):
-        found.append(f"{experiment.method_name} takes plain gradient steps: train.momentum and train.clip are not used")
-    if isinstance(experiment.method, FedMe) and most(experiment.method.clusters) > 1 and not experiment.has_unlabeled:
-        found.append("without unlabeled data all models are in one cluster, whatever method.clusters says; set data.unlabeled")
-    shares = experiment.method_name not in ("local", "fedme", "fedmd")
-    if shares and settings.models.shared is None:
-        specs = list(own.values()) or list(settings.models.pool)
+    """One line per setting without effect."""
+    settings, method, name = experiment.settings, experiment.method, experiment.method_name
+    notes = [
+        f"{name} does not use {setting}"
+        for setting in method.unused_settings
+        if _value(settings, setting) != _value(Settings(), setting)
+    ]
+    notes += method.hints(experiment.has_unlabeled)
+    if method.uses_shared_model and settings.models.shared is None:
+        specs = list(experiment.own_models.values()) or list(settings.models.pool)
         if any(spec != specs[0] for spec in specs):
-            found.append(f"the shared model is {specs[0]}, the first; models.shared chooses another")
-    if settings.defence.average != "mean" and not hasattr(experiment.method, "defence"):
-        found.append(f"{experiment.method_name} averages nothing: defence.average is not used")
-    if settings.defence.guest is not None and not isinstance(experiment.method, FedMe):
-        found.append(f"{experiment.method_name} lends no models: defence.guest is not used")
-    if not experiment.method.own_architectures and settings.models.assign != "round-robin":
-        found.append(f"all clients of {experiment.method_name} have the shared model: models.assign is not used")
-    return found
+            notes.append(f"the shared model is {specs[0]}, the first; models.shared chooses another")
+    if settings.defence.average != "mean" and not hasattr(method, "defence"):
+        notes.append(f"{name} averages nothing: defence.average is not used")
+    if not method.own_architectures and settings.models.assign != "round-robin":
+        notes.append(f"all clients of {name} have the shared model: models.assign is not used")
+    return notes
+
+
+def _value(settings: Settings, dotted: str) -> object:
+    table, _, field = dotted.partition(".")
+    return getattr(getattr(settings, table), field)

@@ -1,4 +1,4 @@
-"""What a method is: a few pure functions over typed values. It does not know where it runs.
+"""The protocol of a method: a few pure functions over typed values. A method does not know where it runs.
 
 One round of any method, as every engine runs it::
 
@@ -10,16 +10,17 @@ One round of any method, as every engine runs it::
 and, whenever models are wanted, ``method.models(state, method.deliver(task, server, client), data, when, key)`` at the client.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 import torch
 
 from fedme.core.data import ClientData, ClientId, Schema, Split
 from fedme.core.key import Key
-from fedme.core.model import Arch
-from fedme.core.operations import Computation, Models, Role, Score
+from fedme.core.model import Arch, Model, models_in
+from fedme.core.operations import BatchSchedule, Computation, Models, Role, Score, immediately
 
 POOL: ClientId = "(pool)"  # the one trainer of methods that pool all data
 
@@ -30,7 +31,7 @@ class TaskError(ValueError):
 
 @dataclass(frozen=True)
 class Round:
-    """Which round it is, from 0, of how many; `phase` names the exchange within the round."""
+    """The round `t` (from 0) of `total`; `phase` names the exchange within the round."""
 
     t: int
     total: int
@@ -46,7 +47,7 @@ class Plan:
 
     @classmethod
     def all(cls, clients: Sequence[ClientId]) -> "Plan":
-        """Everybody who trains counts."""
+        """Every client trains and every reply counts."""
         return cls(tuple(clients), frozenset(clients))
 
 
@@ -57,7 +58,7 @@ class Empty:
 
 @dataclass(frozen=True)
 class Report:
-    """What a client tells the records about its round. It is no part of the method, and its bytes are not counted."""
+    """What a client writes to the records about its round. The method does not use it, and its bytes are not counted."""
 
     losses: Mapping[Role, float]  # mean training loss
     scores: Mapping[Role, Score] = field(default_factory=dict)  # validation scores the method asked for
@@ -66,32 +67,32 @@ class Report:
 
 @dataclass(frozen=True)
 class Member:
-    """What the federation knows of a client before it starts."""
+    """What the federation knows about a client before training starts."""
 
     id: ClientId
     arch: Arch  # the architecture of its own model
     labels: tuple[str, ...]  # its label space
-    max_parameters: int | None = None  # larger guests are never sent to it
-    accepts: tuple[str, ...] | None = None  # the architectures of guests it takes; any by default
-    lends_to: tuple[ClientId, ...] | None = None  # who may have its model as a guest; anybody by default
+    max_parameters: int | None = None  # larger guest models are never sent to it
+    accepts: tuple[str, ...] | None = None  # architectures of guest models it accepts; None: any
+    lends_to: tuple[ClientId, ...] | None = None  # clients that may receive its model as a guest; None: any
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the federation has agreed on. No client's data is in here."""
+    """What all clients and the server know. It holds no client's data."""
 
     schema: Schema
     members: Mapping[ClientId, Member]
-    shared: Arch  # the architecture of a model that all clients have in common
+    shared: Arch  # the architecture of the model that all clients share
     # An architecture by name and number of classes (None: as the name says). A resumed run finds it again by its name.
     resolve: Callable[[str, int | None], Arch] = field(compare=False)
-    unlabeled: Split | None = None  # the server's own
-    public: int = 0  # how many labelled samples everybody has
+    unlabeled: Split | None = None  # held by the server
+    public: int = 0  # number of labelled samples that every client has
     dtype: torch.dtype = torch.float32
-    open: bool = False  # more members may come
+    open: bool = False  # more members may join
 
     def require_common_classes(self, method: str) -> None:
-        """Refuse clients whose label spaces differ, by name."""
+        """Raise a TaskError that names the clients whose label spaces differ."""
         classes = self.schema.classes
         odd = [f"{m.id} ({len(m.labels)})" for m in self.members.values() if m.labels != classes]
         if odd:
@@ -102,7 +103,7 @@ class Task:
 
 
 def require_members(task: Task, setting: str, clients: Iterable[ClientId]) -> None:
-    """Refuse a setting that names somebody who is not there."""
+    """Raise a TaskError if a setting names a client that does not exist."""
     if not task.open and (unknown := sorted(set(clients) - task.members.keys())):
         raise TaskError(f"{setting} names {', '.join(unknown)}, but there is no such client")
 
@@ -113,77 +114,114 @@ D = TypeVar("D")
 U = TypeVar("U")
 
 
-class Method(Protocol[S, C, D, U]):
+@dataclass(frozen=True)
+class PlannedTraining:
+    """A training on a client's own samples, announced to the privacy accountant before the first one runs."""
+
+    schedule: BatchSchedule
+    samples: int  # how many of the client's training samples it draws its batches from
+    gradients: int = 1  # gradients per batch
+    when: Literal["start", "round", "evaluation"] = "round"  # once per run, in every round, or at every evaluation
+    times: int = 1  # so often at each of these occasions
+
+
+class Method(ABC, Generic[S, C, D, U]):
     """A federated method over server state S, client state C, message down D and message up U.
 
-    All four are frozen dataclasses of models, tensors and plain scalars.
+    A subclass is a frozen dataclass of hyper-parameters. All four types are frozen dataclasses of models, tensors and plain
+    scalars. What a method must define is abstract here; the rest has defaults. In the second half a method describes itself:
+    privacy accounting, audits, unseen clients, hints and documentation read it. No code outside `methods/` knows a method by
+    its name.
     """
 
-    @property
-    def phases(self) -> tuple[str, ...]:
-        """The exchanges of a round, in order."""
-        ...
+    train: Any  # the settings of local training (`learning.local_training.Training`), a field of every method
 
-    @property
-    def pooled(self) -> bool:
-        """Whether all data is brought to one place."""
-        ...
+    phases: ClassVar[tuple[str, ...]] = ("round",)  # the exchanges of a round, in order
+    pooled: ClassVar[bool] = False  # whether all data is brought to one place
+    own_architectures: ClassVar[bool] = False  # whether clients may have their own architecture, else all have `task.shared`
 
-    @property
-    def own_architectures(self) -> bool:
-        """Whether clients have models of their own architecture; otherwise `task.shared` is everybody's."""
-        ...
+    @classmethod
+    def name(cls) -> str:
+        """The name in configuration files and messages."""
+        return cls.__name__.lower()
+
+    # The algorithm.
 
     def check(self, task: Task) -> None:
         """Refuse, with a TaskError, a task that the method cannot do. Called before anything expensive is done."""
-        ...
+        task.require_common_classes(self.name())
 
+    @abstractmethod
     def init_server(self, task: Task, key: Key) -> S:
         """The server's state before the first round."""
-        ...
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[C]:
-        """A client's state at its first participation. It may train."""
-        ...
+        """A client's state at its first participation: nothing by default. It may train."""
+        return immediately(cast(C, Empty()))
 
     def plan(self, server: S, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
-        """Who trains and whose reply counts."""
-        ...
+        """Who trains and whose reply counts: by default a random cohort."""
+        return self.train.plan(present, key)  # type: ignore[no-any-return]
 
+    @abstractmethod
     def dispatch(self, task: Task, server: S, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, D]]:
         """A message for every client that trains."""
-        ...
 
+    @abstractmethod
     def client_round(
         self, state: C, down: D, data: ClientData, when: Round, key: Key
     ) -> Computation[tuple[C, U | None, Report]]:
         """The client's work: its new state, its reply (None if it does not count), and what it tells the records."""
-        ...
 
+    def expects(self, task: Task, down: D, up: U, when: Round) -> Mapping[str, Any]:
+        """Values that fields of a reply must resemble: the same architecture, names, shapes and types.
+
+        By default a field of the reply is compared with the field of the same name in the message sent down. An override adds
+        to that, and raises a TypedError naming the field for an impossible reply. `defence.norm` bounds changes from these.
+        """
+        return {}
+
+    @abstractmethod
     def aggregate(self, server: S, replies: Mapping[ClientId, U], when: Round, key: Key) -> S:
         """The server's new state. Replies come in the order of the members; any may be missing, even all."""
-        ...
 
+    @abstractmethod
     def deliver(self, task: Task, server: S, client: ClientId) -> D:
         """What the client is handed when its models are wanted."""
-        ...
 
+    @abstractmethod
     def models(self, state: C, delivery: D, data: ClientData, when: Round, key: Key) -> Computation[Models]:
         """The models the client has: "personal", which it would deploy, and "global" where there is one."""
-        ...
 
+    # What the method says about itself.
 
-@runtime_checkable
-class ReplyExpectations(Protocol):
-    """A method that knows more about its replies than their types say.
+    travels: ClassVar[str] = "see its source"  # what clients send, in a few words
+    unused_settings: ClassVar[tuple[str, ...]] = ("defence.guest",)  # settings outside [method] that have no effect
+    uses_shared_model: ClassVar[bool] = True  # whether `models.shared` has an effect
+    reads_training_scores: ClassVar[bool] = False  # whether clients evaluate models on training samples; see `disclosures`
+    offer_chosen_on: ClassVar[Literal["train", "val"]] = "val"  # the part on which an unseen client compares `offers`
+    nothing_to_offer: ClassVar[str] = ""  # why there is nothing for unseen clients, if so
+    nothing_to_audit: ClassVar[str] = ""  # why a membership-inference audit makes no sense, if so
 
-    Without it, a field of a reply that has the name of a field of the message sent down must look like that one: the same
-    architecture, names, shapes and types.
-    """
+    def hints(self, has_unlabeled: bool) -> list[str]:
+        """What a user should know about the method's own settings that have no effect."""
+        return []
 
-    def expects(self, task: Task, down: Any, up: Any, when: Round) -> Mapping[str, Any]:
-        """What fields of a reply must look like; of models, the one that was sent, by which a change is measured.
+    def planned_trainings(self, samples: int) -> list[PlannedTraining]:
+        """Every training of a client with `samples` training samples, for the privacy accountant.
 
-        Raises a TypedError for a reply that cannot be, naming the field. The types of plain numbers and texts are right.
+        Under [privacy] the noise is calibrated for these, and a training beyond them is refused.
         """
-        ...
+        return [PlannedTraining(self.train.batch_schedule(), samples)]
+
+    def disclosures(self) -> list[str]:
+        """What a client gives away about its samples beyond the trained models that epsilon bounds."""
+        return []
+
+    def offers(self, server: S, task: Task, key: Key) -> Mapping[str, Model]:
+        """The models of the server that an unseen client may start from. A personal model has the name of its client."""
+        return {}
+
+    def visible_models(self, message: Any, task: Task) -> Iterator[tuple[str, Model]]:
+        """Every whole model in a message, with its place: what an audit attacks."""
+        return models_in(message)

@@ -5,19 +5,16 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from fedme.artifacts import saved_models, unseen_clients
-from fedme.config.experiment import Experiment
 from fedme.core.atomic_files import RunError, locked
 from fedme.core.data import ClientId
 from fedme.core.key import Key
-from fedme.core.method import Task
 from fedme.deployment import submitted_runs
 from fedme.deployment.operator_folder import FOLDER, Federation
 from fedme.deployment.site_data import fingerprint, public_samples, with_own_data
@@ -27,7 +24,6 @@ from fedme.deployment.submitted_runs import FAILED, LOG, SITES
 from fedme.federation.flower.flower_apps import server_app
 from fedme.federation.flower.requests import Link
 from fedme.results import loggers, records, summary
-from fedme.results.lineage import Lineage
 from fedme.running import checkpoint
 from fedme.running.progress import Display
 from fedme.running.round_loop import Loop
@@ -106,14 +102,9 @@ def play(federation: Federation, folder: Path, grid: Any, display: Display) -> N
         with loggers.opened(settings.log, folder, config, at.header.round) as logs:
             loop = Loop(folder, experiment, engine, store, display, logs)
             if owed:
-                hand_over(loop, at, owed, config)
+                hand_over(loop, engine, at, owed, config)
             else:
                 loop.run(at, config)
-        if not done:
-            last = checkpoint.load(folder, config)
-            assert last is not None
-            server = checkpoint.states(folder, store, last, experiment.method, archs).server
-            save_lent(folder, experiment, engine.task, server, loop.ancestry)
     finally:
         store.close()
     summary.write(folder, config)
@@ -123,9 +114,11 @@ def play(federation: Federation, folder: Path, grid: Any, display: Display) -> N
         )
 
 
-def hand_over(loop: Loop, at: checkpoint.Checkpoint, owed: list[ClientId], config: Mapping[str, Any]) -> None:
+def hand_over(
+    loop: Loop, engine: SiteEngine, at: checkpoint.Checkpoint, owed: list[ClientId], config: Mapping[str, Any]
+) -> None:
     """Let sites that were away at the end score and keep their models now; the records of the last round get their rows."""
-    engine, t = loop.engine, loop.experiment.settings.rounds - 1
+    t = loop.experiment.settings.rounds - 1
     task = with_members(engine.task, {client: engine.task.members[client] for client in owed})
     before = list(records.read(loop.folder))
     scores = loop.evaluate_models(task, at.server, t, last=True)
@@ -135,23 +128,6 @@ def hand_over(loop: Loop, at: checkpoint.Checkpoint, owed: list[ClientId], confi
         loop.save(replace(at, header=replace(at.header, metrics_bytes=book.size)), config, book)
     finally:
         book.close()
-
-
-def save_lent(folder: Path, experiment: Experiment, task: Task, server: Any, ancestry: Mapping[ClientId, Lineage]) -> None:
-    """The models that sites sent to be lent (FedMe's), beside what every run keeps of its server for newcomers."""
-    models = getattr(server, "models", None)
-    for client, model in models.items() if isinstance(models, Mapping) else ():
-        about: dict[str, Any] = {
-            "model": client,
-            "stage": "round",
-            "method": experiment.method_name,
-            "rounds": experiment.settings.rounds,
-        }
-        about |= {"lineage": asdict(ancestry[client])} if client in ancestry else {}
-        classes = list(task.members[client].labels)
-        saved_models.save(
-            saved_models.folder_of(folder, client, unseen_clients.SHARED), "model", model, task.schema, classes, about
-        )
 
 
 app = server_app(main)

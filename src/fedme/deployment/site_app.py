@@ -116,20 +116,20 @@ class Desk:
         data: ClientData = client_data(site)
         root = Key(site.experiment.settings.seed)
         # The server knows the seed of the experiment, and may ask twice: noise is drawn anew for every message.
-        private = privacy_budget.guards(site.experiment, privacy_budget.drawn_secret())
-        self.engine = InProcessEngine(site.experiment.method, self.task, {self.me: data}, root, private=private)
-        self.engine.spent = {self.me: self.private.spent()}
+        policies = privacy_budget.policies(site.experiment, privacy_budget.drawn_secret())
+        self.engine = InProcessEngine(site.experiment.method, self.task, {self.me: data}, root, policies=policies)
+        self.engine.states.ledgers[self.me] = self.private.spent()
         self.kinds = Kinds.of(site.experiment.method)
 
     def take_state(self, until: int) -> int:
         """Go on from the newest private state that has seen at most `until` exchanges; its version."""
         version, state = self.private.read(self.kinds.state, self.archs, until)
-        self.engine.states = {} if state is None else {self.me: state}
+        self.engine.states.update({} if state is None else {self.me: state})
         return version
 
     def spend(self) -> Ledger:
         """Write down what the message has cost of the site's privacy; all that the run has used."""
-        ledger = self.engine.spent[self.me]
+        ledger = self.engine.states.ledgers[self.me]
         self.private.spend(ledger)
         return ledger
 

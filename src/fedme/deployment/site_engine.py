@@ -28,7 +28,7 @@ from fedme.federation.flower import EngineError
 from fedme.federation.flower.message_content import Envelope
 from fedme.federation.flower.requests import Failure, Link, Node
 from fedme.federation.reply_validation import Kinds, check_scores
-from fedme.federation.round import NoReply, RejectedReply, Reply
+from fedme.federation.round import ClientStates, NoReply, RejectedReply, Reply
 from fedme.learning.accountant import Ledger
 
 ROOM = 1 << 26  # bytes that a site may send beside twice what it was sent: outputs, reports
@@ -61,8 +61,7 @@ class SiteEngine:
     names: Callable[[], Mapping[Node, ClientId]] | None  # whose key a node has; None without authentication
     say: Callable[[str], None]
     public: str = ""  # what tells the server's public samples from others
-    states: dict[ClientId, Any] = field(default_factory=dict)  # they are at the sites
-    spent: dict[ClientId, Ledger] = field(default_factory=dict)  # of their privacy, as the sites say
+    states: ClientStates = field(default_factory=ClientStates)  # only ledgers, as the sites tell them; states stay there
     known: dict[ClientId, Known] = field(default_factory=dict)
     nodes: dict[ClientId, Node] = field(default_factory=dict)  # who is connected
     refused: dict[Node, float] = field(default_factory=dict)  # when they may be asked again
@@ -162,7 +161,7 @@ class SiteEngine:
             report, seconds = reply.read("report", Report), reply.read("seconds", float)
             before, after = reply.read("before", int), reply.read("after", int)
             about = reply.read("when", Round)
-            self.spent[client] = claimed(reply.read("spent", Ledger))
+            self.states.ledgers[client] = claimed(reply.read("spent", Ledger))
         except TypedError as error:
             return RejectedReply(f"refused: {error}")
         transfer_log.note(self.folder, "received", client, self.run, when.t, up)
@@ -195,7 +194,7 @@ class SiteEngine:
                     raise TypedError("", _said(reply))
                 scores, seconds = reply.read("scores", list[ModelScore]), reply.read("seconds", float)
                 check_scores(scores)
-                self.spent[client] = claimed(reply.read("spent", Ledger))
+                self.states.ledgers[client] = claimed(reply.read("spent", Ledger))
                 done[client] = Timed(Evaluation(None, {}, scores), seconds)
                 self.known[client] = replace(self.known[client], has_model=when.t + 1 == when.total)
             except TypedError as error:

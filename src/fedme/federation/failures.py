@@ -9,14 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedme.core.data import ClientData, ClientId
+from fedme.core.data import ClientId
 from fedme.core.key import Key
 from fedme.core.method import POOL, Round, Task, TaskError
-from fedme.core.operations import Computation
-from fedme.execution.lockstep import T, Timed
-from fedme.federation.client_work import Evaluation, Finetune
-from fedme.federation.round import NoReply, Quorum, Reply
-from fedme.learning.accountant import Ledger
+from fedme.federation.round import Engine, EngineWrapper, NoReply, Quorum, Reply
 from fedme.learning.local_training import require
 
 Rounds = Mapping[ClientId, tuple[int, ...]]  # a plan: in which rounds it happens to a client
@@ -116,51 +112,20 @@ def _happens(chance: float | Mapping[ClientId, float], client: ClientId, key: Ke
     return probability > 0 and bool(key.numpy().random() < probability)
 
 
-class FailingClients:
+class FailingClients(EngineWrapper):
     """An engine whose clients fail. What is drawn depends on the seed, the round, the attempt and the client only."""
 
-    def __init__(self, engine: Any, faults: Faults, root: Key) -> None:
-        self.engine, self.faults, self.key = engine, faults, root.at("faults")
+    def __init__(self, engine: Engine, faults: Faults, root: Key) -> None:
+        super().__init__(engine)
+        self.faults, self.key = faults, root.at("faults")
         self.when: Round | None = None
-        self.attempt = 0  # within the round: whoever is asked again has another chance
+        self.attempt = 0  # within the round: a client that is asked again may succeed
         self.held: dict[ClientId, Reply] = {}  # replies that did not arrive; asked again, a client would make the same ones
 
-    @property
-    def states(self) -> dict[ClientId, Any]:
-        """The clients' states."""
-        return self.engine.states  # type: ignore[no-any-return]
-
-    @states.setter
-    def states(self, states: dict[ClientId, Any]) -> None:
-        self.engine.states = states
-
-    @property
-    def spent(self) -> dict[ClientId, Ledger]:
-        """Of the clients' privacy: whoever trained has, also if its reply was lost."""
-        return self.engine.spent  # type: ignore[no-any-return]
-
-    @spent.setter
-    def spent(self, spent: dict[ClientId, Ledger]) -> None:
-        self.engine.spent = spent
-
-    @property
-    def clients(self) -> Mapping[ClientId, ClientData]:
-        """The clients' data."""
-        return self.engine.clients  # type: ignore[no-any-return]
-
-    @property
-    def samples(self) -> Mapping[ClientId, int]:
-        """How much every client trains on."""
-        return self.engine.samples  # type: ignore[no-any-return]
-
-    def current_task(self) -> Task:
-        """The federation, whoever is away."""
-        return self.engine.current_task()  # type: ignore[no-any-return]
-
     def unavailable(self, when: Round) -> dict[ClientId, str]:
-        """Who has not joined yet, or has left."""
-        mine = {client: self.faults.unavailable(client, when.t) for client in self.engine.current_task().members}
-        return {**{client: why for client, why in mine.items() if why}, **self.engine.unavailable(when)}
+        """Clients that have not joined yet or have left."""
+        absent = {client: self.faults.unavailable(client, when.t) for client in self.current_task().members}
+        return {**{client: reason for client, reason in absent.items() if reason}, **self.engine.unavailable(when)}
 
     def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply | NoReply]:
         """Hand messages to those who do not drop out, and hold back the replies that do not arrive."""
@@ -188,13 +153,3 @@ class FailingClients:
         if self.when is None or self.when.t != when.t:
             self.attempt = 0
         self.when, self.held = when, {}
-
-    def evaluate_models(
-        self, deliveries: Mapping[ClientId, Any], when: Round, finetune: Finetune | None = None
-    ) -> dict[ClientId, Timed[Evaluation]]:
-        """Everybody shows how its models do: whoever is away still has them, and a simulation sees them."""
-        return self.engine.evaluate_models(deliveries, when, finetune)  # type: ignore[no-any-return]
-
-    def run_on_server(self, steps: Computation[T]) -> Timed[T]:
-        """Run work of the server."""
-        return self.engine.run_on_server(steps)  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """All clients in this process: their data in memory, their states in a dictionary, their work in lockstep."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from fedme.core.data import ClientData, ClientId, join
 from fedme.core.key import Key
@@ -10,13 +10,16 @@ from fedme.core.operations import Computation
 from fedme.execution.lockstep import Executor, T, Timed, run_in_lockstep
 from fedme.execution.reference import one_by_one
 from fedme.federation.client_work import AnyMethod, Evaluation, Finetune, evaluate_models, participate
-from fedme.federation.round import Reply
-from fedme.learning.accountant import Ledger
-from fedme.learning.differential_privacy import PrivacyPolicy, with_privacy
+from fedme.federation.round import ClientStates, Reply
+from fedme.learning.accountant import Ledger, added
+from fedme.learning.differential_privacy import PrivacyPolicy, guarded, with_privacy
+
+Occasion = Literal["start", "round", "evaluation"]
+Policies = Callable[[ClientData, frozenset[Occasion]], PrivacyPolicy]  # how a client's work at these occasions is made private
 
 
 class InProcessEngine:
-    """Runs clients' work where they all are: here."""
+    """Runs clients' work in this process. `policies` makes their trainings private."""
 
     def __init__(
         self,
@@ -25,71 +28,81 @@ class InProcessEngine:
         clients: Mapping[ClientId, ClientData],
         root: Key,
         execute: Executor | None = None,
-        private: Callable[[ClientData], PrivacyPolicy] | None = None,
+        policies: Policies | None = None,
+        states: ClientStates | None = None,
     ) -> None:
-        self.method, self.task, self.root, self.private = method, task, root, private
-        self.spent: dict[ClientId, Ledger] = {}  # of every client's privacy, if trainings are private
+        self.method, self.task, self.root, self.policies = method, task, root, policies
         self.execute = execute or one_by_one()
         self.clients = dict(clients)
-        self.states: dict[ClientId, Any] = {}
+        self.states = states if states is not None else ClientStates()
+        self._round_costs: dict[ClientId, tuple[int, Ledger]] = {}  # what a client spent in the round it is in
         if method.pooled:
             parts = list(clients.values())
             pooled = [join([getattr(part, name) for part in parts]) for name in ("train", "val", "test")]
             self.clients[POOL] = ClientData(POOL, *pooled)
 
-    def current_task(self) -> Task:
-        """The federation, always the same."""
-        return self.task
-
     @property
     def samples(self) -> dict[ClientId, int]:
-        """How much every client trains on."""
+        """The number of training samples of every client."""
         return {client: len(data.train) for client, data in self.clients.items()}
 
+    def current_task(self) -> Task:
+        """The federation, which does not change."""
+        return self.task
+
     def unavailable(self, when: Round) -> dict[ClientId, str]:
-        """Nobody."""
+        """No client is ever unavailable."""
         return {}
 
     def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply]:
-        """Hand every client its message and collect the replies."""
+        """Let every client do its part of the round, and collect the replies."""
         work = {
-            client: participate(self.method, self.task, self.states.get(client), down, self.clients[client], when, self.root)
+            client: participate(self.method, self.task, self.states.get(client), down, self._data(client), when, self.root)
             for client, down in downs.items()
         }
-        done = self._drive(work)
-        answers = {}
-        for client, result in done.items():
-            state, up, report = result.value
-            self.states[client] = state
-            answers[client] = Reply(up, report, result.seconds)
-        return answers
+        replies = {}
+        for client, result in self._run(work, "round", when.t).items():
+            self.states[client], up, report = result.value
+            replies[client] = Reply(up, report, result.seconds)
+        return replies
 
     def evaluate_models(
         self, deliveries: Mapping[ClientId, Any], when: Round, finetune: Finetune | None = None
     ) -> dict[ClientId, Timed[Evaluation]]:
-        """Let every client show how its models do."""
+        """Let every client evaluate its models."""
         work = {
             client: evaluate_models(
-                self.method, self.task, self.states.get(client), delivery, self.clients[client], when, self.root, finetune
+                self.method, self.task, self.states.get(client), delivery, self._data(client), when, self.root, finetune
             )
             for client, delivery in deliveries.items()
         }
-        done = self._drive(work)
-        self.states.update({client: result.value.state for client, result in done.items()})
-        return done
+        results = self._run(work, "evaluation", when.t)
+        self.states.update({client: result.value.state for client, result in results.items()})
+        return results
 
-    def _drive(self, work: Mapping[ClientId, Computation[T]]) -> dict[ClientId, Timed[T]]:
-        """Do clients' work, their trainings private if they are to be."""
-        if self.private is None:
-            return run_in_lockstep(work, self.execute)
-        guarded = {}
-        for client, steps in work.items():
-            data = self.clients[client]
-            guarded[client] = with_privacy(steps, data, self.private(data), self.spent.get(client, ()))
-        done = run_in_lockstep(guarded, self.execute)
-        self.spent |= {client: each.value[1] for client, each in done.items()}
-        return {client: Timed(each.value[0], each.seconds) for client, each in done.items()}
-
-    def run_on_server(self, steps: Computation[T]) -> Timed[T]:
+    def run_on_server(self, work: Computation[T]) -> Timed[T]:
         """Run work of the server."""
-        return run_in_lockstep({"server": steps}, self.execute)["server"]
+        return run_in_lockstep({"server": work}, self.execute)["server"]
+
+    def _data(self, client: ClientId) -> ClientData:
+        return self.clients[client] if self.policies is None else guarded(self.clients[client])
+
+    def _run(self, work: Mapping[ClientId, Computation[T]], occasion: Occasion, t: int) -> dict[ClientId, Timed[T]]:
+        """Run clients' work; under a privacy policy, with private trainings."""
+        if self.policies is None:
+            return run_in_lockstep(work, self.execute)
+        private, used = {}, {}
+        for client, steps in work.items():
+            occasions: set[Occasion] = {occasion} if client in self.states else {occasion, "start"}
+            policy = self.policies(self.clients[client], frozenset(occasions))
+            last, costs = self._round_costs.get(client, (t, ()))
+            used[client] = costs if last == t and occasion == "round" else ()
+            private[client] = with_privacy(steps, client, policy, self.states.ledgers.get(client, ()), used[client])
+        results = {}
+        for client, result in run_in_lockstep(private, self.execute).items():
+            value, costs = result.value
+            self.states.ledgers[client] = added(self.states.ledgers.get(client, ()), costs)
+            if occasion == "round":
+                self._round_costs[client] = t, added(used[client], costs)
+            results[client] = Timed(value, result.seconds)
+        return results

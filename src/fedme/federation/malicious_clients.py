@@ -12,11 +12,9 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Round, Task
 from fedme.core.model import Arch, Model
-from fedme.core.operations import Computation
-from fedme.execution.lockstep import T, Timed
 from fedme.federation.client_work import AnyMethod
 from fedme.federation.reply_validation import check_reply
-from fedme.federation.round import Engine, NoReply, Reply
+from fedme.federation.round import Engine, EngineWrapper, NoReply, Reply
 from fedme.learning.local_training import require
 
 Kind = Literal["sign-flip", "huge-norm", "label-flip", "non-finite", "shape", "architecture", "replay"]
@@ -55,28 +53,12 @@ class Attack:
         return replace(data, **flipped)
 
 
-class MaliciousClients:
-    """An engine some of whose clients are hostile, as far as a round is concerned."""
+class MaliciousClients(EngineWrapper):
+    """An engine some of whose clients send spoilt replies. Their evaluation is honest."""
 
     def __init__(self, engine: Engine, method: AnyMethod, attack: Attack, malicious: Sequence[ClientId]) -> None:
-        self.engine, self.method, self.attack, self.malicious = engine, method, attack, malicious
-        self.samples = engine.samples
-
-    def current_task(self) -> Task:
-        """The same federation."""
-        return self.engine.current_task()
-
-    def unavailable(self, when: Round) -> Mapping[ClientId, str]:
-        """The same members."""
-        return self.engine.unavailable(when)
-
-    def evaluate_models(self, *given: Any) -> Any:
-        """Evaluation is honest."""
-        return self.engine.evaluate_models(*given)
-
-    def run_on_server(self, steps: Computation[T]) -> Timed[T]:
-        """The server is honest."""
-        return self.engine.run_on_server(steps)
+        super().__init__(engine)
+        self.method, self.attack, self.malicious = method, attack, malicious
 
     def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply | NoReply]:
         """Collect the replies and spoil those of hostile clients."""

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from fedme.core import tree
-from fedme.core.method import ReplyExpectations, Report, Round, Task
+from fedme.core.method import Report, Round, Task
 from fedme.core.metrics import Metrics
 from fedme.core.model import Arch, Model, not_finite
 from fedme.core.operations import Score
@@ -74,8 +74,7 @@ def check_reply(method: AnyMethod, task: Task, down: Any, up: Any, when: Round, 
     if "samples" in plain and not 1 <= up.samples <= (samples if samples is not None else up.samples):
         raise TypedError("samples", f"{up.samples} were claimed; the client has said it has {samples}")
     wanted = {name: getattr(down, name) for name in fields if hasattr(down, name) and name not in plain}
-    if isinstance(method, ReplyExpectations):
-        wanted |= method.expects(task, down, up, when)
+    wanted |= method.expects(task, down, up, when)
     for name, hint in fields.items():
         value = getattr(up, name)
         if name in plain:

@@ -21,6 +21,7 @@ from fedme.execution.lockstep import Timed
 from fedme.federation.client_work import AnyMethod, Evaluation, Finetune
 from fedme.federation.offences import OffenceRecord, quarantined, record_offences
 from fedme.federation.reply_validation import bounded, check_reply, check_report
+from fedme.learning.accountant import Ledger
 from fedme.learning.robust_aggregation import OPEN, Defence
 
 T = TypeVar("T")
@@ -60,35 +61,87 @@ class Quorum:
         return self.replies if isinstance(self.replies, int) else max(1, math.ceil(self.replies * asked - 1e-9))
 
 
+class ClientStates(dict[ClientId, Any]):
+    """The state of every client that has one, and the privacy ledger of every client that trained privately."""
+
+    def __init__(self, states: Mapping[ClientId, Any] | None = None, ledgers: Mapping[ClientId, Ledger] | None = None) -> None:
+        super().__init__(states or {})
+        self.ledgers: dict[ClientId, Ledger] = dict(ledgers or {})
+
+
 class Engine(Protocol):
     """Where clients and server do their work."""
 
     @property
+    def states(self) -> ClientStates:
+        """What clients keep between rounds, as far as it is not at the clients themselves."""
+        ...
+
+    @property
     def samples(self) -> Mapping[ClientId, int]:
-        """How many samples every client has said it trains on."""
+        """The number of training samples that every client has announced."""
         ...
 
     def current_task(self) -> Task:
-        """The federation as it is now, looked at before every round: members may have joined."""
+        """The federation as it is now. Read before every round: members may have joined."""
         ...
 
     def unavailable(self, when: Round) -> Mapping[ClientId, str]:
-        """The members that cannot be asked in this round, and why."""
+        """The members that cannot take part in this round, and why."""
         ...
 
-    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> Mapping[ClientId, Reply | NoReply]:
-        """Hand clients their messages and collect the replies that come back."""
+    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> Mapping[ClientId, "Reply | NoReply"]:
+        """Send clients their messages and collect the replies that come back."""
         ...
 
     def evaluate_models(
         self, deliveries: Mapping[ClientId, Any], when: Round, finetune: Finetune | None = None
     ) -> dict[ClientId, Timed[Evaluation]]:
-        """Let clients show how their models do."""
+        """Let clients evaluate their models."""
         ...
 
-    def run_on_server(self, steps: Computation[T]) -> Timed[T]:
+    def run_on_server(self, work: Computation[T]) -> Timed[T]:
         """Run work of the server."""
         ...
+
+
+class EngineWrapper:
+    """An engine that forwards everything to another one. Subclasses change what happens to messages."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @property
+    def states(self) -> ClientStates:
+        """What clients keep between rounds."""
+        return self.engine.states
+
+    @property
+    def samples(self) -> Mapping[ClientId, int]:
+        """The number of training samples of every client."""
+        return self.engine.samples
+
+    def current_task(self) -> Task:
+        """The federation as it is now."""
+        return self.engine.current_task()
+
+    def unavailable(self, when: Round) -> Mapping[ClientId, str]:
+        """The members that cannot take part in this round, and why."""
+        return self.engine.unavailable(when)
+
+    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> Mapping[ClientId, "Reply | NoReply"]:
+        """Send clients their messages and collect the replies."""
+        return self.engine.exchange(downs, when)
+
+    def evaluate_models(
+        self, deliveries: Mapping[ClientId, Any], when: Round, finetune: Finetune | None = None
+    ) -> dict[ClientId, Timed[Evaluation]]:
+        """Let clients evaluate their models."""
+        return self.engine.evaluate_models(deliveries, when, finetune)
+
+    def run_on_server(self, work: Computation[T]) -> Timed[T]:
+        """Run work of the server."""
+        return self.engine.run_on_server(work)
 
 
 @dataclass

@@ -5,7 +5,7 @@ from typing import Any
 from fedme.methods.centralized import Centralized
 from fedme.methods.fedavg import FedAvg
 from fedme.methods.fedmd import FedMD
-from fedme.methods.fedme.fedme import FedMe
+from fedme.methods.fedme import FedMe
 from fedme.methods.fedprox import FedProx
 from fedme.methods.fml import FML
 from fedme.methods.hypcluster import HypCluster
@@ -14,16 +14,5 @@ from fedme.methods.mapper import Mapper
 from fedme.methods.pfedme import PFedMe
 from fedme.methods.pfml import PFML
 
-METHODS: dict[str, type[Any]] = {
-    "local": Local,
-    "centralized": Centralized,
-    "fedavg": FedAvg,
-    "fedprox": FedProx,
-    "hypcluster": HypCluster,
-    "mapper": Mapper,
-    "fedmd": FedMD,
-    "fml": FML,
-    "pfedme": PFedMe,
-    "pfml": PFML,
-    "fedme": FedMe,
-}
+BUILT_IN = (Local, Centralized, FedAvg, FedProx, HypCluster, Mapper, FedMD, FML, PFedMe, PFML, FedMe)
+METHODS: dict[str, type[Any]] = {method.name(): method for method in BUILT_IN}

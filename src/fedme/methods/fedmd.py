@@ -8,7 +8,7 @@ Deviations: digest and revisit use the common SGD of the experiment instead of A
 `public_epochs`. Only the clients of the round's cohort contribute to the average and receive it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedme.core.data import ClientData, ClientId, Split
 from fedme.core.key import Key
-from fedme.core.method import Plan, Report, Round, Task, TaskError
+from fedme.core.method import Method, Plan, PlannedTraining, Report, Round, Task, TaskError
 from fedme.core.model import Model
 from fedme.core.operations import BatchSchedule, Computation, Models, immediately, predict, train
 from fedme.learning.local_training import Training, require
@@ -55,7 +55,7 @@ class Up:
 
 
 @dataclass(frozen=True)
-class FedMD:
+class FedMD(Method[Server, State, Down, Up]):
     """Clients of any architecture agree on their outputs for public data."""
 
     train: Training = field(default_factory=Training)
@@ -68,15 +68,18 @@ class FedMD:
     defence: Defence = OPEN
 
     phases = ("outputs", "digest")
-    pooled = False
     own_architectures = True
+    uses_shared_model = False
+    travels = "outputs on public data"
+    nothing_to_offer = "its clients share outputs on public data, not models; run it again with the new client among them"
+    nothing_to_audit = "its clients share outputs on public samples, not models that could be evaluated on other samples"
 
     def __post_init__(self) -> None:
         for name in ("public_samples", "public_epochs", "private_epochs", "digest_epochs", "digest_batch"):
-            require(getattr(self, name) >= 1, name, f"must be at least 1, not {getattr(self, name)}")
+            require(getattr(self, name) >= 1, name, f"must be >= 1, got {getattr(self, name)}")
 
     def check(self, task: Task) -> None:
-        task.require_common_classes("fedmd")
+        super().check(task)
         if self.digest_loss == "kl" and task.schema.task_type != "classification":
             raise TaskError(
                 f"method 'fedmd': digest_loss = 'kl' compares probabilities of classes, and this is "
@@ -98,9 +101,6 @@ class FedMD:
             trained = yield from train({"own": model}, optimizer, split, local, key.at(part, me))
             model = trained.models["own"]
         return State(model)
-
-    def plan(self, server: Server, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
-        return self.train.plan(present, key)
 
     def dispatch(self, task: Task, server: Server, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, Down]]:
         order = torch.randperm(task.public, generator=key.at("public").torch())  # the same in both exchanges
@@ -135,6 +135,10 @@ class FedMD:
 
     def models(self, state: State, delivery: Down, data: ClientData, when: Round, key: Key) -> Computation[Models]:
         return immediately({"personal": state.model})
+
+    def planned_trainings(self, samples: int) -> list[PlannedTraining]:
+        first = PlannedTraining(BatchSchedule(self.private_epochs, self.train.batch), samples, when="start")
+        return [first, *super().planned_trainings(samples)]
 
 
 def _public(data: ClientData) -> Split:

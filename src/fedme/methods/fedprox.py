@@ -16,10 +16,11 @@ from fedme.methods.fedavg import FedAvg
 class FedProx(FedAvg):
     """FedAvg whose clients are pulled back to the model they received."""
 
-    mu: float = 0.01  # strength of the pull
+    mu: float = 0.01  # weight of the pull
 
     def __post_init__(self) -> None:
-        require(self.mu >= 0, "mu", f"must not be negative, not {self.mu}")
+        require(self.mu >= 0, "mu", f"must be >= 0, got {self.mu}")
 
-    def proximal(self) -> float:
+    @property
+    def proximal(self) -> float:  # type: ignore[override]
         return self.mu

@@ -11,13 +11,13 @@ Deviations: clients fork the newest global model every round (line 8 of Algorith
 at thirds of the rounds). FedMe's comparison runs it otherwise: loss = "sum", weighting = "samples", momentum = "reset".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
-from fedme.core.method import Plan, Report, Round, Task
+from fedme.core.method import Method, Plan, PlannedTraining, Report, Round, Task
 from fedme.core.model import Arch, Model
 from fedme.core.operations import Computation, Models, OptState, immediately, train
 from fedme.learning.local_training import Training, require
@@ -46,7 +46,7 @@ class Up:
 
 
 @dataclass(frozen=True)
-class FML:
+class FML(Method[Part, State, Part, Up]):
     """A shared and a private model, of any architecture, learn from each other; only the shared one travels."""
 
     train: Training = field(default_factory=Training)
@@ -60,19 +60,18 @@ class FML:
     order: Literal["simultaneous", "alternating"] = "simultaneous"
     defence: Defence = OPEN
 
-    phases = ("round",)
-    pooled = False
     own_architectures = True
+    travels = 'a "meme" model, or a part of it'
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
             value = getattr(self, name)
             ends = value if isinstance(value, tuple) else (value, value)
-            require(all(0 <= end <= 1 for end in ends), name, f"must lie in [0, 1], not {value}")
+            require(all(0 <= end <= 1 for end in ends), name, f"must be in [0, 1], got {value}")
 
     def check(self, task: Task) -> None:
         if not self.shared:
-            task.require_common_classes("fml")
+            super().check(task)
         memes = {m.id: self._meme(task, m.id) for m in task.members.values()}
         require_same_part(memes, task.shared, self.shared)
 
@@ -89,9 +88,6 @@ class FML:
         """The shared architecture with as many outputs as the client has classes."""
         labels = task.members[me].labels
         return task.shared if labels == task.schema.classes else task.resolve(task.shared.name, len(labels))
-
-    def plan(self, server: Part, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
-        return self.train.plan(present, key)
 
     def dispatch(self, task: Task, server: Part, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, Part]]:
         return immediately(dict.fromkeys(plan.train, server))
@@ -130,3 +126,19 @@ class FML:
 
     def models(self, state: State, delivery: Part, data: ClientData, when: Round, key: Key) -> Computation[Models]:
         return immediately({"personal": state.own, "global": fork(state.meme, state.adaptor, delivery)})
+
+    def planned_trainings(self, samples: int) -> list[PlannedTraining]:
+        return [PlannedTraining(self.train.batch_schedule(), samples, gradients=2 if self.order == "alternating" else 1)]
+
+    def disclosures(self) -> list[str]:
+        return ["the weight of a client in the mean (its number of samples)"] if self.weighting == "samples" else []
+
+    def offers(self, server: Part, task: Task, key: Key) -> dict[str, Model]:
+        fresh = Model.init(task.shared, key.at("newcomer"), task.dtype)  # what is not shared starts from random weights
+        return {"global": fork(task.shared, Part(fresh.params, fresh.buffers), server)}
+
+    def visible_models(self, message: Part | Up, task: Task) -> Iterator[tuple[str, Model]]:
+        part = message.part if isinstance(message, Up) else message
+        fresh = Model.init(task.shared, Key(0), task.dtype)
+        if part.params.keys() == fresh.params.keys():  # a part of the weights cannot be evaluated
+            yield "part", fork(task.shared, rest(fresh, ""), part)

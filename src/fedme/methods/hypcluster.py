@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
-from fedme.core.method import Empty, Plan, Report, Round, Task
+from fedme.core.method import Empty, Method, Plan, Report, Round, Task
 from fedme.core.model import Model, average
 from fedme.core.operations import Computation, Models, Score, evaluate, immediately, in_parallel, train
 from fedme.core.typed import TypedError
@@ -37,33 +37,24 @@ class Up:
 
 
 @dataclass(frozen=True)
-class HypCluster:
+class HypCluster(Method[Hypotheses, Empty, Hypotheses, Up]):
     """Several global models; each client trains the one that fits it best."""
 
     train: Training = field(default_factory=Training)
     clusters: int = 2  # global models
     defence: Defence = OPEN
 
-    phases = ("round",)
-    pooled = False
-    own_architectures = False
+    travels = "copies of one of several models"
+    reads_training_scores = True
+    offer_chosen_on = "train"
 
     def __post_init__(self) -> None:
-        require(self.clusters >= 1, "clusters", f"must be at least 1, not {self.clusters}")
-
-    def check(self, task: Task) -> None:
-        task.require_common_classes("hypcluster")
+        require(self.clusters >= 1, "clusters", f"must be >= 1, got {self.clusters}")
 
     def init_server(self, task: Task, key: Key) -> Hypotheses:
         # The first model starts as FedAvg's does, so that one cluster is FedAvg.
         keys = [key.at("shared")] + [key.at("shared", k) for k in range(1, self.clusters)]
         return Hypotheses(tuple(Model.init(task.shared, each, task.dtype) for each in keys))
-
-    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[Empty]:
-        return immediately(Empty())
-
-    def plan(self, server: Hypotheses, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
-        return self.train.plan(present, key)
 
     def dispatch(
         self, task: Task, server: Hypotheses, plan: Plan, when: Round, key: Key
@@ -85,7 +76,7 @@ class HypCluster:
 
     def expects(self, task: Task, down: Hypotheses, up: Up, when: Round) -> dict[str, Model]:
         if not 0 <= up.cluster < len(down.models):
-            raise TypedError("cluster", f"there are {len(down.models)}, from 0 on; {up.cluster} is none of them")
+            raise TypedError("cluster", f"must be from 0 to {len(down.models) - 1}, got {up.cluster}")
         return {"model": down.models[up.cluster]}
 
     def aggregate(self, server: Hypotheses, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Hypotheses:
@@ -103,8 +94,14 @@ class HypCluster:
         k = yield from best(delivery.models, data)
         return {"personal": delivery.models[k]}
 
+    def disclosures(self) -> list[str]:
+        return ["which cluster a client chooses (decided on its training samples, without noise)"]
+
+    def offers(self, server: Hypotheses, task: Task, key: Key) -> dict[str, Model]:
+        return {f"cluster {k}": model for k, model in enumerate(server.models)}
+
 
 def best(models: Sequence[Model], data: ClientData) -> Computation[int]:
-    """The model with the smallest training loss; a loss that is not a number never wins."""
+    """The index of the model with the smallest training loss; NaN never wins."""
     scores: list[Score] = yield from in_parallel([evaluate(model, data.train) for model in models])
     return min(range(len(models)), key=lambda k: (scores[k].loss != scores[k].loss, scores[k].loss, k))

@@ -1,20 +1,20 @@
 """Local: every client trains its own model on its own data, and nobody sends anything.
 
 The baseline of all papers ("Local Data Only"; FedMe section 5.1.3). One round is E epochs, so rounds x E is the largest
-number of epochs; `patience` stops a client whose validation loss has not improved for so many rounds.
+number of epochs; `patience` stops a client whose validation loss has not improved for that many rounds.
 
-Deviations: the validation loss is looked at once a round, not once an epoch. The last weights are kept, not the best
+Deviations: the validation loss is computed once per round, not once per epoch. The last weights are kept, not the best
 ones, as in the FedMe authors' code.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
-from fedme.core.method import Empty, Plan, Report, Round, Task, TaskError
+from fedme.core.method import Empty, Method, Plan, Report, Round, Task, TaskError
 from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, OptState, evaluate, immediately, train
 from fedme.learning.local_training import Training, require
@@ -32,22 +32,24 @@ class State:
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(Method[Empty, State, Empty, Empty]):
     """Every client trains its own model on its own data."""
 
     train: Training = field(default_factory=Training)
     momentum: Literal["keep", "reset"] = "keep"  # the momentum buffer between rounds
     patience: int | None = None  # rounds without a better validation loss before a client stops
 
-    phases = ("round",)
-    pooled = False
     own_architectures = True
+    uses_shared_model = False
+    travels = "nothing"
+    nothing_to_offer = "its clients share nothing; train the new client alone with method 'local'"
+    nothing_to_audit = "its clients share nothing, so there is nothing to attack"
 
     def __post_init__(self) -> None:
-        require(self.patience is None or self.patience >= 1, "patience", f"must be at least 1, not {self.patience}")
+        require(self.patience is None or self.patience >= 1, "patience", f"must be >= 1, got {self.patience}")
 
     def check(self, task: Task) -> None:
-        """Any task will do."""
+        """Every task is possible: label spaces may differ."""
 
     def init_server(self, task: Task, key: Key) -> Empty:
         return Empty()
@@ -55,9 +57,6 @@ class Local:
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
         require_validation(self.patience, data)
         return immediately(State(Model.init(task.members[me].arch, key.at("client", me), task.dtype), {}))
-
-    def plan(self, server: Empty, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
-        return self.train.plan(present, key)
 
     def dispatch(self, task: Task, server: Empty, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, Empty]]:
         return immediately({client: Empty() for client in plan.train})
@@ -79,11 +78,14 @@ class Local:
     def models(self, state: State, delivery: Empty, data: ClientData, when: Round, key: Key) -> Computation[Models]:
         return immediately({"personal": state.model})
 
+    def disclosures(self) -> list[str]:
+        return [] if self.patience is None else ["when a client stops (decided on its validation samples)"]
+
 
 def require_validation(patience: int | None, data: ClientData) -> None:
-    """Patience needs something to look at."""
+    """Raise a TaskError for a client that has no validation data for `patience`."""
     if patience is not None and not len(data.val):
-        raise TaskError(f"client {data.id} has no validation data for `patience` to look at: set `val` in [data]")
+        raise TaskError(f"client {data.id} has no validation data, which `patience` needs: set `val` in [data]")
 
 
 def local_round(
@@ -95,7 +97,7 @@ def local_round(
     momentum: Literal["keep", "reset"],
     patience: int | None,
 ) -> Computation[tuple[State, Report]]:
-    """E epochs of SGD on the training part, then a look at the validation loss if patience asks for it."""
+    """E epochs of SGD on the training part, then the validation loss if `patience` needs it."""
     trained = yield from train(
         {"own": state.model},
         training.sgd(CrossEntropy(), when),

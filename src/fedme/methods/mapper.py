@@ -8,7 +8,7 @@ Deviations: the step of the global model is the full difference, as in the FedMe
 1 - lambda, the true gradient of Mansour et al. Buffers such as running statistics are the global model's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,13 +17,13 @@ from torch import Tensor
 from fedme.core import tree
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
-from fedme.core.method import Plan, Report, Round, Task
-from fedme.core.model import Model, average
+from fedme.core.method import PlannedTraining, Report, Round, Task
+from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, Score, evaluate, immediately, in_parallel, train
 from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.robust_aggregation import OPEN, Defence
-from fedme.methods.fedavg import Shared, Up
+from fedme.methods.shared_model import SharedModel, SharedModelMethod, TrainedCopy, averaged, sample_counts
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Mapper:
+class Mapper(SharedModelMethod[State, SharedModel, TrainedCopy]):
     """Every client mixes a local and a global model in its own proportion."""
 
     train: Training = field(default_factory=Training)
@@ -43,32 +43,18 @@ class Mapper:
     scale_global: bool = False  # multiply the step of the global model by 1 - lambda
     defence: Defence = OPEN
 
-    phases = ("round",)
-    pooled = False
-    own_architectures = False
+    reads_training_scores = True
 
     def __post_init__(self) -> None:
         require(bool(self.lambdas) and all(0 <= each <= 1 for each in self.lambdas), "lambdas", "must lie in [0, 1]")
-
-    def check(self, task: Task) -> None:
-        task.require_common_classes("mapper")
-
-    def init_server(self, task: Task, key: Key) -> Shared:
-        return Shared(Model.init(task.shared, key.at("shared"), task.dtype))
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
         local = Model.init(task.shared, key.at("client", me), task.dtype)
         return immediately(State(local, thirds(len(data.train), key.at("thirds", me))))
 
-    def plan(self, server: Shared, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
-        return self.train.plan(present, key)
-
-    def dispatch(self, task: Task, server: Shared, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, Shared]]:
-        return immediately(dict.fromkeys(plan.train, server))
-
     def client_round(
-        self, state: State, down: Shared, data: ClientData, when: Round, key: Key
-    ) -> Computation[tuple[State, Up, Report]]:
+        self, state: State, down: SharedModel, data: ClientData, when: Round, key: Key
+    ) -> Computation[tuple[State, TrainedCopy, Report]]:
         lam, mixture = yield from self.best_mixture(state, down.model, data, when, key)
         after = state
         if lam > 0:  # u = lam h_local + (1 - lam) h_global, solved for h_local
@@ -80,7 +66,7 @@ class Mapper:
         moved = tree.sub(trained.models["mixture"].params, mixture.params)
         share = 1.0 - lam if self.scale_global else 1.0
         new = Model(down.model.arch, tree.add(down.model.params, moved, share), trained.models["mixture"].buffers)
-        return after, Up(new, len(data.train)), Report(trained.losses, notes={"lambda": lam})
+        return after, TrainedCopy(new, len(data.train)), Report(trained.losses, notes={"lambda": lam})
 
     def best_mixture(
         self, state: State, shared: Model, data: ClientData, when: Round, key: Key
@@ -101,22 +87,26 @@ class Mapper:
         best = min(range(len(losses)), key=lambda i: (losses[i] != losses[i], losses[i], i))
         return self.lambdas[best], attempts[best][1]
 
-    def aggregate(self, server: Shared, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Shared:
-        if not replies:
-            return server
-        weights = [up.samples for up in replies.values()]
-        return Shared(average([up.model for up in replies.values()], weights, self.defence.combine))
+    def aggregate(self, server: SharedModel, replies: Mapping[ClientId, TrainedCopy], when: Round, key: Key) -> SharedModel:
+        return averaged(server, replies, sample_counts(replies), self.defence)
 
-    def deliver(self, task: Task, server: Shared, client: ClientId) -> Shared:
-        return server
-
-    def models(self, state: State, delivery: Shared, data: ClientData, when: Round, key: Key) -> Computation[Models]:
+    def models(self, state: State, delivery: SharedModel, data: ClientData, when: Round, key: Key) -> Computation[Models]:
         _, mixture = yield from self.best_mixture(state, delivery.model, data, when, key)
         return {"personal": mixture, "global": delivery.model}
 
+    def planned_trainings(self, samples: int) -> list[PlannedTraining]:
+        """Every mixture with a local share on part A, in rounds and at evaluations; the best one on part C."""
+        schedule, attempts = self.train.batch_schedule(), sum(share > 0 for share in self.lambdas)
+        a, _, c = thirds(samples, Key(0))
+        mixtures = PlannedTraining(schedule, len(a), times=attempts)
+        return [mixtures, replace(mixtures, when="evaluation"), PlannedTraining(schedule, len(c))]
+
+    def disclosures(self) -> list[str]:
+        return ["which mixture a client chooses (decided on a third of its training samples, without noise)"]
+
 
 def thirds(samples: int, key: Key) -> tuple[Tensor, Tensor, Tensor]:
-    """Three random parts of nearly equal size; one or two samples are used for all three purposes."""
+    """Three random parts of nearly equal size. With one or two samples, all three parts hold all of them."""
     everything = torch.arange(samples)
     if samples <= 2:
         return everything, everything, everything

@@ -5,46 +5,38 @@ personal model is theta, the last inner copy of the auxiliary model, which may h
 
 Deviations: the sign of Eq. 8 is printed wrong: the gradient of lam/2 |m_prev - m|^2 is lam (m - m_prev). The auxiliary model
 persists between rounds (Eq. 6) where Algorithm 1 resets it: ``aux = "reset"`` is Algorithm 1 as printed, "anchored" starts
-from the global model but is pulled to the last auxiliary model. All clients train, the cohort's models are averaged
-(`train_all`), as in the code base the paper builds on. The inner rate is `train.lr` unless `inner_lr` is given; `l2` is 0
-unless given (the paper's logistic regression has some, without saying how much). Momentum,
+from the global model but is pulled to the last auxiliary model. At a client's first participation the papers give no auxiliary
+model: it is the received global model, or a fresh random one if the client has its own architecture. All clients train, the
+cohort's models are averaged (`train_all`), as in the code base the paper builds on. The inner rate is `train.lr` unless
+`inner_lr` is given; `l2` is 0 unless given (the paper's logistic regression has some, without saying how much). Momentum,
 weight decay and clipping of [train] are not used.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fedme.core import tree
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
-from fedme.core.method import Plan, Report, Round, Task, TaskError
-from fedme.core.model import Model, average
+from fedme.core.method import PlannedTraining, Report, Round, Task, TaskError
+from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, immediately, train
 from fedme.learning.local_training import Training, require
 from fedme.learning.optimizers import MutualMoreau
 from fedme.learning.robust_aggregation import OPEN, Defence
-from fedme.methods.fedavg import Shared
-
-
-@dataclass(frozen=True)
-class Down:
-    """The global model, and whether the client's reply counts: otherwise it trains for its own sake and sends nothing."""
-
-    model: Model
-    counts: bool = False
+from fedme.methods.shared_model import SharedModel, TrainAllMethod, TrainRequest, averaged
 
 
 @dataclass(frozen=True)
 class State:
-    """What never leaves a client: the auxiliary model (None: not yet started) and the personal model theta."""
+    """What never leaves a client: the auxiliary model (None: not started yet) and the personal model theta."""
 
     aux: Model | None
     theta: Model | None
 
 
 @dataclass(frozen=True)
-class PFML:
+class PFML(TrainAllMethod[State, SharedModel]):
     """Regularised mutual learning of a shared local model and a private auxiliary one."""
 
     train: Training = field(default_factory=Training)
@@ -53,22 +45,21 @@ class PFML:
     inner_lr: float | None = None  # train.lr by default
     beta: float = 1.0  # the server's step towards the mean
     l2: float = 0.0  # the l2 regularisation of the paper's logistic regression
-    aux: Literal["persistent", "anchored", "reset"] = "persistent"
-    train_all: bool = True  # clients outside the cohort train too, for their own sake
+    aux: Literal["persistent", "anchored", "reset"] = "persistent"  # what the auxiliary model starts from in a round
+    train_all: bool = True  # clients outside the cohort train too, without sending anything
     defence: Defence = OPEN
 
-    phases = ("round",)
-    pooled = False
     own_architectures = True
+    unused_settings = ("train.momentum", "train.weight_decay", "train.clip", "defence.guest")
 
     def __post_init__(self) -> None:
-        require(self.lam >= 0, "lam", f"must not be negative, not {self.lam}")
-        require(self.inner_steps >= 1, "inner_steps", f"must be at least 1, not {self.inner_steps}")
-        require(self.inner_lr is None or self.inner_lr > 0, "inner_lr", f"must be positive, not {self.inner_lr}")
-        require(self.beta > 0, "beta", f"must be positive, not {self.beta}")
+        require(self.lam >= 0, "lam", f"must be >= 0, got {self.lam}")
+        require(self.inner_steps >= 1, "inner_steps", f"must be >= 1, got {self.inner_steps}")
+        require(self.inner_lr is None or self.inner_lr > 0, "inner_lr", f"must be > 0, got {self.inner_lr}")
+        require(self.beta > 0, "beta", f"must be > 0, got {self.beta}")
 
     def check(self, task: Task) -> None:
-        task.require_common_classes("pfml")
+        super().check(task)
         odd = sorted(m.id for m in task.members.values() if m.arch != task.shared)
         if odd and self.aux != "persistent":
             raise TaskError(
@@ -76,26 +67,17 @@ class PFML:
                 f"but these clients have another architecture: {', '.join(odd)}. Use aux = 'persistent'."
             )
 
-    def init_server(self, task: Task, key: Key) -> Shared:
-        return Shared(Model.init(task.shared, key.at("shared"), task.dtype))
-
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
         arch = task.members[me].arch
         own = Model.init(arch, key.at("client", me), task.dtype) if arch != task.shared else None
         return immediately(State(own, own))
 
-    def plan(self, server: Shared, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
-        return self.train.plan(present, key, self.train_all)
-
-    def dispatch(self, task: Task, server: Shared, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, Down]]:
-        return immediately({client: Down(server.model, client in plan.count) for client in plan.train})
-
     def client_round(
-        self, state: State, down: Down, data: ClientData, when: Round, key: Key
-    ) -> Computation[tuple[State, Shared | None, Report]]:
-        known = state.aux or down.model  # at the first participation the auxiliary model is the global one
-        previous = down.model if self.aux == "reset" else known
-        start = known if self.aux == "persistent" else down.model
+        self, state: State, down: TrainRequest, data: ClientData, when: Round, key: Key
+    ) -> Computation[tuple[State, SharedModel | None, Report]]:
+        last = state.aux or down.model
+        anchor = down.model if self.aux == "reset" else last
+        start = last if self.aux == "persistent" else down.model
         lr = self.train.lr_at(when)
         trained = yield from train(
             {"aux": start, "local": down.model, "theta": start},
@@ -103,19 +85,16 @@ class PFML:
             data.train,
             self.train.batch_schedule(when),
             key.at("train"),
-            frozen={"aux": previous, "local": down.model},
+            frozen={"aux": anchor, "local": down.model},
         )
-        up = Shared(trained.models["local"]) if down.counts else None
+        up = SharedModel(trained.models["local"]) if down.counts else None
         return State(trained.models["aux"], trained.models["theta"]), up, Report(trained.losses)
 
-    def aggregate(self, server: Shared, replies: Mapping[ClientId, Shared], when: Round, key: Key) -> Shared:
-        if not replies:
-            return server
-        mean = average([up.model for up in replies.values()], None, self.defence.combine)
-        return Shared(mean.with_params(tree.mix(mean.params, server.model.params, self.beta)))
+    def aggregate(self, server: SharedModel, replies: Mapping[ClientId, SharedModel], when: Round, key: Key) -> SharedModel:
+        return averaged(server, replies, None, self.defence, self.beta)
 
-    def deliver(self, task: Task, server: Shared, client: ClientId) -> Down:
-        return Down(server.model)
-
-    def models(self, state: State, delivery: Down, data: ClientData, when: Round, key: Key) -> Computation[Models]:
+    def models(self, state: State, delivery: TrainRequest, data: ClientData, when: Round, key: Key) -> Computation[Models]:
         return immediately({"personal": state.theta or delivery.model, "global": delivery.model})
+
+    def planned_trainings(self, samples: int) -> list[PlannedTraining]:
+        return [PlannedTraining(self.train.batch_schedule(), samples, gradients=self.inner_steps + 1)]

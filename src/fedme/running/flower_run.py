@@ -11,7 +11,7 @@ from fedme.core.processors import processors
 from fedme.federation import flower
 from fedme.federation.in_process import InProcessEngine
 from fedme.running import assembly
-from fedme.running.privacy_budget import guards
+from fedme.running.privacy_budget import policies
 
 
 def require_flower(experiment: Experiment) -> None:
@@ -52,5 +52,5 @@ def _opened(config: str, assigned: str) -> Any:
 
 def _room(experiment: Experiment, prepared: assembly.Prepared) -> Any:
     clients, key = prepared.federation.clients, Key(experiment.settings.seed)
-    engine = InProcessEngine(experiment.method, prepared.task, clients, key, private=guards(experiment))
+    engine = InProcessEngine(experiment.method, prepared.task, clients, key, policies=policies(experiment))
     return flower.part("simulation").Room(engine, prepared.archs)

@@ -1,9 +1,9 @@
-"""The `[privacy]` table at work: every client's noise, what its epsilon covers, and what lies outside."""
+"""The `[privacy]` table in a run: the noise of every client, what epsilon covers, and what lies outside of it."""
 
 import functools
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -11,30 +11,19 @@ import torch
 from fedme.config.experiment import ConfigError, Experiment
 from fedme.config.settings import PrivacyOptions
 from fedme.core.data import ClientData, ClientId
-from fedme.core.method import POOL
+from fedme.core.method import POOL, PlannedTraining
 from fedme.core.model import Arch
 from fedme.core.operations import BatchSchedule, GaussianMechanism
 from fedme.execution.sample_independence import require_separate
-from fedme.learning.accountant import Ledger, epsilon, noise_for, require_accountant
+from fedme.federation.in_process import Occasion, Policies
+from fedme.learning.accountant import Ledger, PrivacyCost, added, epsilon, noise_for, one_step, require_accountant
 from fedme.learning.differential_privacy import PrivacyPolicy
-from fedme.methods.centralized import Centralized
-from fedme.methods.fedavg import FedAvg
-from fedme.methods.fedmd import FedMD
-from fedme.methods.fedme.fedme import FedMe
-from fedme.methods.fml import FML
-from fedme.methods.hypcluster import HypCluster
-from fedme.methods.mapper import Mapper
-from fedme.methods.pfedme import PFedMe
-from fedme.methods.pfml import PFML
 
-SECRET = "noise.secret"  # the seed of the noise, while a run with privacy.secret goes on
-
-Part = tuple[float, int, int]  # of a plan: the chance of a sample, steps, gradients a step
-Guards = Callable[[ClientData], PrivacyPolicy]
+SECRET = "noise.secret"  # the file with the seed of the noise, while a run with privacy.secret goes on
 
 
 def require_private(experiment: Experiment) -> None:
-    """Refuse what cannot be private before anything is loaded or trained."""
+    """Raise a ConfigError for what cannot be private, before anything is loaded or trained."""
     settings = experiment.settings
     if settings.privacy is None:
         return
@@ -46,22 +35,24 @@ def require_private(experiment: Experiment) -> None:
         )
     if experiment.method.pooled and settings.finetune.epochs:
         raise ConfigError(
-            "finetune.epochs: a client's samples would be spent twice, in the pool and at home, and counted apart; "
+            "finetune.epochs: a client's samples would be used twice, in the pool and at the client, and counted separately; "
             f"it must be 0 with [privacy] and method '{experiment.method_name}'"
         )
     if settings.privacy.secret and settings.engine.name == "flower":
-        raise ConfigError("privacy.secret: processes of Flower's simulation would need it sent; use engine=inprocess")
+        raise ConfigError(
+            "privacy.secret: it would have to be sent to the processes of Flower's simulation; use engine=inprocess"
+        )
 
 
 def require_private_training(experiment: Experiment, archs: Iterable[Arch], clients: Iterable[ClientData]) -> None:
-    """Refuse to begin what is to be private and cannot be."""
+    """Raise an error if the experiment asks for privacy and cannot be private."""
     if experiment.settings.privacy is not None:
         require_private(experiment)
         require_separate_samples(archs, clients)
 
 
 def require_separate_samples(archs: Iterable[Arch], clients: Iterable[ClientData]) -> None:
-    """Refuse networks whose gradients cannot be told apart by sample."""
+    """Raise an error for networks whose gradient is not a sum over samples."""
     largest = max((data.train for data in clients), key=len)
     if len(largest):
         three = largest.inputs(torch.arange(3) % len(largest))
@@ -69,8 +60,8 @@ def require_separate_samples(archs: Iterable[Arch], clients: Iterable[ClientData
             require_separate(arch, three)
 
 
-def guards(experiment: Experiment, secret: int | None = None) -> Guards | None:
-    """How the trainings of every client are made private; None if they are not."""
+def policies(experiment: Experiment, secret: int | None = None, limited: bool = True) -> Policies | None:
+    """How the trainings of every client are made private; None if they are not. `limited` enforces epsilon and the plan."""
     options = experiment.settings.privacy
     if options is None:
         return None
@@ -80,87 +71,84 @@ def guards(experiment: Experiment, secret: int | None = None) -> Guards | None:
         if options.noise_multiplier is not None:
             return options.noise_multiplier
         assert options.epsilon is not None
-        return noise_for(options.epsilon, options.delta, plan(experiment, samples)) if samples else 0.0
+        planned = [
+            (training.schedule.rate(training.samples), times * training.schedule.count(training.samples), training.gradients)
+            for training, times in whole_run(experiment, samples)
+            if training.schedule.count(training.samples)
+        ]
+        return noise_for(options.epsilon, options.delta, planned) if planned else 0.0
 
-    def guard(data: ClientData) -> PrivacyPolicy:
-        return PrivacyPolicy(GaussianMechanism(options.clip, noise(len(data.train))), options.delta, options.epsilon, secret)
+    @functools.cache
+    def planned(samples: int, occasions: frozenset[Occasion]) -> Ledger:
+        """What the trainings at these occasions cost."""
+        costs: Ledger = ()
+        for training in trainings(experiment, samples):
+            steps = training.times * training.schedule.count(training.samples)
+            if training.when in occasions and steps:
+                each = one_step(noise(samples), training.gradients)
+                costs = added(costs, (PrivacyCost(training.schedule.rate(training.samples), each, steps),))
+        return costs
 
-    return guard
+    def policy(data: ClientData, occasions: frozenset[Occasion]) -> PrivacyPolicy:
+        mechanism = GaussianMechanism(options.clip, noise(len(data.train)))
+        limit, plan = (options.epsilon, planned(len(data.train), occasions)) if limited else (None, None)
+        return PrivacyPolicy(mechanism, options.delta, limit, secret, plan, experiment.method.reads_training_scores)
+
+    return policy
 
 
-def plan(experiment: Experiment, samples: int) -> list[Part]:
-    """The trainings of a client that takes part in every round: what its noise must be enough for."""
-    settings, method, local = experiment.settings, experiment.method, experiment.settings.train.batch_schedule()
-    evaluations = settings.rounds // settings.evaluate_every + bool(settings.rounds % settings.evaluate_every)
-
-    def part(count: int, how: BatchSchedule, times: int, gradients: int = 1) -> Part:
-        return how.rate(max(1, count)), times * how.count(count), gradients
-
-    if isinstance(method, Mapper):
-        mixed, last = (samples // 3, (samples + 2) // 3) if samples > 2 else (samples, samples)
-        attempts = sum(share > 0 for share in method.lambdas)
-        found = [part(mixed, local, attempts * (settings.rounds + evaluations)), part(last, local, settings.rounds)]
-    else:
-        found = [part(samples, local, settings.rounds, _gradients(method))]
-    if isinstance(method, FedMD):
-        found.append(part(samples, BatchSchedule(method.private_epochs, settings.train.batch), 1))
+def trainings(experiment: Experiment, samples: int) -> list[PlannedTraining]:
+    """The trainings that the method announces, and fine-tuning."""
+    planned, settings = list(experiment.method.planned_trainings(samples)), experiment.settings
     if settings.finetune.epochs:
-        tuned = evaluations if settings.finetune.when == "always" else 1
-        found.append(part(samples, BatchSchedule(settings.finetune.epochs, settings.train.batch), tuned))
-    return [each for each in found if each[1]]
+        schedule = BatchSchedule(settings.finetune.epochs, settings.train.batch)
+        planned.append(PlannedTraining(schedule, samples, when="evaluation"))
+    return planned
 
 
-def _gradients(method: object) -> int:
-    """How many gradients a step takes on its batch."""
-    if isinstance(method, PFedMe):
-        return max(1, method.inner_steps)
-    if isinstance(method, PFML):
-        return method.inner_steps + 1
-    return 2 if isinstance(method, FedMe | FML) and method.order == "alternating" else 1
+def whole_run(experiment: Experiment, samples: int) -> Iterator[tuple[PlannedTraining, int]]:
+    """Every training of a client that takes part in every round, and how often: the noise must be enough for these."""
+    settings = experiment.settings
+    evaluations = -(-settings.rounds // settings.evaluate_every)
+    occasions = {"start": 1, "round": settings.rounds, "evaluation": evaluations}
+    for training in experiment.method.planned_trainings(samples):
+        yield training, training.times * occasions[training.when]
+    if settings.finetune.epochs:
+        tuned = trainings(experiment, samples)[-1]
+        yield tuned, evaluations if settings.finetune.when == "always" else 1
 
 
-def costs(options: PrivacyOptions, spent: Mapping[ClientId, Ledger]) -> dict[ClientId, float]:
-    """Every client's epsilon until now; where data is pooled, that of the pool is everybody's."""
-    found = {client: epsilon(ledger, options.delta) for client, ledger in spent.items() if ledger}
-    return defaultdict(lambda: found.get(POOL, 0.0), found)
+def costs(options: PrivacyOptions, ledgers: Mapping[ClientId, Ledger]) -> dict[ClientId, float]:
+    """Every client's epsilon so far; where data is pooled, the pool's epsilon is every client's."""
+    spent = {client: epsilon(ledger, options.delta) for client, ledger in ledgers.items() if ledger}
+    return defaultdict(lambda: spent.get(POOL, 0.0), spent)
 
 
 def outside(experiment: Experiment) -> list[str]:
-    """What a client gives away, or uses, beyond what its epsilon bounds."""
-    method, settings = experiment.method, experiment.settings
-    found = ["the validation and test parts", "losses, scores and sample counts in records and replies"]
-    if isinstance(method, FedMe) and method.tuning:
-        found.append("which model a client adopts (decided on its validation part)")
-    if isinstance(method, HypCluster):
-        found.append("which cluster a client chooses (decided on its training part, without noise)")
-    if isinstance(method, Mapper):
-        found.append("which mixture a client chooses (decided on a third of its training part, without noise)")
-    if getattr(method, "patience", None) is not None:
-        found.append("when a client stops (decided on its validation part)")
-    if isinstance(method, FedAvg) and method.weighting == "samples":
-        found.append("the weight of a client in the average (its number of samples)")
-    if settings.privacy is not None and not settings.privacy.secret:
-        found.append("noise that can be taken off by who knows the seed in config.toml")
-    return found
+    """What a client discloses, or uses, beyond what its epsilon bounds."""
+    disclosed = ["the validation and test parts", "losses, scores and sample counts in records and replies"]
+    disclosed += experiment.method.disclosures()
+    if experiment.settings.privacy is not None and not experiment.settings.privacy.secret:
+        disclosed.append("noise that anyone who knows the seed in config.toml can subtract")
+    return disclosed
 
 
 def cautions(experiment: Experiment, clients: Mapping[ClientId, ClientData]) -> list[str]:
-    """What a reader of the epsilons should know."""
+    """Notes that a reader of the epsilons needs."""
     options = experiment.settings.privacy
     if options is None:
         return []
     few = [client for client, data in clients.items() if len(data.train) and options.delta * len(data.train) >= 1]
-    notes = [f"privacy.delta is not below 1 / samples for client {each}: it allows for a whole sample" for each in few[:1]]
+    notes = [f"privacy.delta is not below 1 / samples for client {client}: it allows for a whole sample" for client in few[:1]]
     if experiment.settings.train.cohort and options.epsilon is not None:
         notes.append("the noise is enough for clients that take part in every round; with train.cohort most spend less")
-    whole = isinstance(experiment.method, Centralized)
-    what = "all pooled training samples" if whole else "every client's training samples"
-    notes.append(f"epsilon bounds what trained models tell of {what}; outside it: {'; '.join(outside(experiment))}")
+    what = "all pooled training samples" if experiment.method.pooled else "every client's training samples"
+    notes.append(f"epsilon bounds what trained models tell about {what}; outside it: {'; '.join(outside(experiment))}")
     return notes
 
 
 def secret_of(folder: Path, options: PrivacyOptions | None, begun: bool) -> int | None:
-    """The seed of the noise of this run, drawn from the operating system; None if it is the experiment's."""
+    """The seed of the noise of this run, drawn from the operating system; None: the seed of the experiment."""
     if options is None or not options.secret:
         return None
     path = folder / SECRET
@@ -172,14 +160,14 @@ def secret_of(folder: Path, options: PrivacyOptions | None, begun: bool) -> int 
     try:
         return int(path.read_text(), 16)
     except (OSError, ValueError):
-        raise ConfigError(f"{path}: gone or damaged, and with other noise the run cannot go on: start a new one") from None
+        raise ConfigError(f"{path}: missing or damaged; the run cannot continue with other noise: start a new one") from None
 
 
 def drawn_secret() -> int:
-    """A seed that nobody knows."""
+    """A seed from the operating system."""
     return int.from_bytes(os.urandom(32))
 
 
 def forget_secret(folder: Path) -> None:
-    """Once a run is finished nobody needs the seed of its noise."""
+    """Delete the seed of the noise of a finished run."""
     (folder / SECRET).unlink(missing_ok=True)

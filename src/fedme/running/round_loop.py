@@ -19,7 +19,7 @@ from fedme.core.metrics import MEASURES, Measure
 from fedme.federation.client_work import AnyMethod, Evaluation, Finetune, ModelScore
 from fedme.federation.malicious_clients import MaliciousClients
 from fedme.federation.offences import OffenceRecord
-from fedme.federation.round import Traffic, run_round
+from fedme.federation.round import Engine, Traffic, run_round
 from fedme.results import loggers, records
 from fedme.results.lineage import Lineage, lineages
 from fedme.running import checkpoint, privacy_budget
@@ -41,14 +41,16 @@ class Loop:
         self,
         folder: Path,
         experiment: Experiment,
-        engine: Any,
+        engine: Engine,
         store: Store,
         display: Display,
         logs: loggers.Logs,
+        clients: Mapping[ClientId, ClientData] | None = None,  # those whose models are saved here
         malicious: tuple[ClientId, ...] = (),
     ) -> None:
         self.folder, self.experiment, self.malicious = folder, experiment, malicious
         self.engine, self.store, self.display, self.logs = engine, store, display, logs
+        self.clients = clients or {}
         self.method: AnyMethod = experiment.method
         self.root = Key(experiment.settings.seed)
         self.shown = ""
@@ -58,7 +60,8 @@ class Loop:
     def run(self, at: checkpoint.Checkpoint, config: Mapping[str, Any]) -> None:
         """Go on from `at` to the last round."""
         settings = self.experiment.settings
-        self.engine.states, self.engine.spent = dict(at.clients), dict(at.header.spent)
+        self.engine.states.update(at.clients)
+        self.engine.states.ledgers.update(at.header.spent)
         self.offences = at.header.offences
         book = records.Records(self.folder, at.header.metrics_bytes, at.header.metrics_check)
         self.display.start("round", settings.rounds, at.header.round)
@@ -67,7 +70,7 @@ class Loop:
             for t in range(at.header.round, settings.rounds):
                 server = self._round(at.server, t, book)
                 header = checkpoint.Header(
-                    t + 1, book.size, at.header.assigned, dict(self.engine.spent), self.offences, book.check
+                    t + 1, book.size, at.header.assigned, dict(self.engine.states.ledgers), self.offences, book.check
                 )
                 at = checkpoint.Checkpoint(header, server, dict(self.engine.states), at.archs)
                 if (t + 1) % settings.checkpoint_every == 0 or t + 1 == settings.rounds:
@@ -115,11 +118,11 @@ class Loop:
             scores = self.evaluate_models(task, server, t, last)
             self.shown = _headline(scores, MEASURES[task.schema.task_type][0])
         if last:
-            method, key = self.experiment.method_name, self.root.at("init")
-            unseen_clients.save_offers(self.folder, server, task, method, settings.rounds, key)
+            offers = self.method.offers(server, task, self.root.at("init"))
+            unseen_clients.save_offers(self.folder, offers, task, self.experiment, self.ancestry, saved=self.clients)
         rows = records.rows(t, traffic, scores, self.engine.samples, played.server_seconds, task.schema.task_type)
         if settings.privacy is not None:
-            cost = privacy_budget.costs(settings.privacy, self.engine.spent)
+            cost = privacy_budget.costs(settings.privacy, self.engine.states.ledgers)
             rows = [row | {"epsilon": cost[row["client"]]} for row in rows]
         book.write(rows)
         self.logs.write(t, rows)
@@ -164,7 +167,7 @@ class Loop:
         notes: dict[str, bool] = {}
         for client, assessment in assessed.items():
             if assessment.models:  # those of sites stay there
-                folder, data = saved_models.folder_of(self.folder, client), self.engine.clients[client]
+                folder, data = saved_models.folder_of(self.folder, client), self.clients[client]
                 said = save_models(folder, self.experiment, task, data, assessment, self.ancestry.get(client))
                 notes |= dict.fromkeys(said, True)
         for note in notes:

@@ -25,6 +25,7 @@ from fedme.datasets.federated_dataset import Federation
 from fedme.federation.client_work import AnyMethod
 from fedme.federation.failures import FailingClients
 from fedme.federation.in_process import InProcessEngine
+from fedme.federation.round import Engine
 from fedme.results import loggers, records, run_directory, summary
 from fedme.results.summary import CONFIG
 from fedme.running import assembly, checkpoint, privacy_budget
@@ -52,7 +53,8 @@ def start(experiment: Experiment, display: Display, notes: Sequence[str] = ()) -
             write_text(folder / CONFIG, to_toml(config))
             _run(folder, display, experiment)
         except Exception as error:  # no round was finished: once the cause is mended, the same command must work
-            if not isinstance(error, Interrupted) and not (folder / records.NAME).exists():
+            metrics = folder / records.NAME
+            if not isinstance(error, Interrupted) and not (metrics.exists() and metrics.stat().st_size):
                 shutil.rmtree(folder)
             raise
     return folder
@@ -187,15 +189,16 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
             checkpoint.save(folder, store, at, config)
         logs = cleanup.enter_context(loggers.opened(settings.log, folder, config, at.header.round))
 
-        def work(engine: Any) -> None:
+        def work(engine: Engine) -> None:
             engine = FailingClients(engine, settings.faults, root) if settings.faults.simulates else engine
-            Loop(folder, experiment, engine, store, display, logs, federation.malicious).run(at, config)
+            loop = Loop(folder, experiment, engine, store, display, logs, federation.clients, federation.malicious)
+            loop.run(at, config)
 
         if settings.engine.name == "flower":
             display.note("starting Flower ...")
             on_flower(experiment, prepared, work, tick, stop)
         else:
-            private = privacy_budget.guards(experiment, secret)
+            private = privacy_budget.policies(experiment, secret)
             work(InProcessEngine(method, prepared.task, federation.clients, root, execute, private))
         write_text(folder / ENGINE, "".join(f"{line}\n" for line in execute.explain()))
     summary.write(folder, config)

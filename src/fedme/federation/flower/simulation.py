@@ -28,7 +28,7 @@ from fedme.federation.flower.message_content import Envelope
 from fedme.federation.flower.requests import Failure, Link
 from fedme.federation.in_process import InProcessEngine
 from fedme.federation.reply_validation import Kinds, check_sent
-from fedme.federation.round import NoReply, RejectedReply, Reply
+from fedme.federation.round import ClientStates, NoReply, RejectedReply, Reply
 from fedme.learning.accountant import Ledger
 
 PAUSE = 0.02  # seconds between two looks for replies
@@ -49,8 +49,7 @@ class FlowerSimulation:
         self.room, self.link, self.tick = room, link, tick
         self.kinds = Kinds.of(room.engine.method)
         self.clients, self.samples = room.engine.clients, room.engine.samples
-        self.states: dict[ClientId, Any] = {}
-        self.spent: dict[ClientId, Ledger] = {}
+        self.states = ClientStates()
 
     def current_task(self) -> Task:
         """The federation, always the same."""
@@ -102,12 +101,12 @@ class FlowerSimulation:
             if isinstance(reply, Failure):  # in a simulation nobody is away: something is wrong with the experiment
                 raise EngineError(f"client {client}, round {when.t}: {reply.reason}")
             replies[client] = reply
-            self.spent |= {client: ledger} if (ledger := reply.read("spent", Ledger)) else {}
+            self.states.ledgers |= {client: ledger} if (ledger := reply.read("spent", Ledger)) else {}
         return replies
 
     def _own(self, client: ClientId) -> dict[str, Any]:
         """What travels with a client, as it has no place of its own."""
-        return {"state": self.states.get(client), "spent": self.spent.get(client, ())}
+        return {"state": self.states.get(client), "spent": self.states.ledgers.get(client, ())}
 
 
 def played(room: Room, kind: str, ask: Envelope) -> Envelope:
@@ -115,17 +114,16 @@ def played(room: Room, kind: str, ask: Envelope) -> Envelope:
     engine, kinds = room.engine, Kinds.of(room.engine.method)
     client, when = ask.read("client", str), ask.read("when", Round)
     state = ask.read("state", kinds.state | None, room.archs)
-    engine.states = {} if state is None else {client: state}
-    engine.spent = {client: ask.read("spent", Ledger)}
+    engine.states = ClientStates({} if state is None else {client: state}, {client: ask.read("spent", Ledger)})
     if kind == "train":
         down = ask.read("down", kinds.down, room.archs)
         check_sent(engine.method, engine.task, down, when)
         answer = engine.exchange({client: down}, when)[client]
-        own = {"state": engine.states[client], "spent": engine.spent[client], "when": when}
+        own = {"state": engine.states[client], "spent": engine.states.ledgers[client], "when": when}
         return Envelope.of(up=answer.up, report=answer.report, seconds=answer.seconds, **own)
     delivery = ask.read("delivery", kinds.down, room.archs)
     done = engine.evaluate_models({client: delivery}, when, ask.read("finetune", Finetune | None))[client]  # type: ignore[arg-type]
-    own = {"state": done.value.state, "spent": engine.spent[client]}
+    own = {"state": done.value.state, "spent": engine.states.ledgers[client]}
     return Envelope.of(models=done.value.models, scores=done.value.scores, seconds=done.seconds, **own)
 
 

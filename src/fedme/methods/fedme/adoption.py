@@ -33,11 +33,19 @@ CRITERIA: dict[str, Criterion] = {
 }
 
 
-def require_criteria(chosen: Mapping[str, str | Criterion]) -> None:
-    """Refuse a name that is no criterion; `chosen` maps the setting to its value."""
-    for setting, value in chosen.items():
-        known = not isinstance(value, str) or value in CRITERIA
-        require(known, setting, f"'{value}' is none of {', '.join(CRITERIA)}, nor a function")
+def require_criteria(criteria: Mapping[str, str | Criterion]) -> None:
+    """Raise a ValueError for a criterion that cannot work; `criteria` maps the name of the setting to its value."""
+    wanted = "it must take one fedme.methods.fedme.adoption.Candidate and return a cost, where smaller is better"
+    for setting, criterion in criteria.items():
+        if isinstance(criterion, str):
+            require(criterion in CRITERIA, setting, f"must be one of {', '.join(CRITERIA)} or a function, got '{criterion}'")
+            continue
+        try:
+            cost: object = criterion(Candidate(Score(10, 0.5, 0.5, 0.001), 1000))
+        except Exception as error:  # a user's function may raise anything
+            name = getattr(criterion, "__qualname__", criterion)
+            raise ValueError(f"{setting}: {name} fails ({type(error).__name__}: {error}); {wanted}") from error
+        require(isinstance(cost, int | float), setting, f"returns a {type(cost).__name__}; {wanted}")
 
 
 def require_meaning(task: Task, adopt: str | Criterion, adopt_by: Mapping[ClientId, str | Criterion]) -> None:

@@ -11,19 +11,19 @@ measured time (`adopt`) cannot be repeated exactly. Without unlabeled data all m
 = false`` and fixed clusters is the first version of the paper. The server keeps personal models: each is uploaded once a round.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
-from fedme.core.method import Empty, Plan, Report, Round, Task, TaskError
+from fedme.core.method import Empty, Method, Plan, PlannedTraining, Report, Round, Task, TaskError
 from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, evaluate, immediately, in_parallel, train
 from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import CrossEntropy, Mutual
 from fedme.learning.robust_aggregation import OPEN, Defence
-from fedme.learning.schedules import since
+from fedme.learning.schedules import most, since
 from fedme.methods.fedme.adoption import Candidate, Criterion, needs_time, prefers_guest, require_criteria, require_meaning
 from fedme.methods.fedme.clustering import clustered
 from fedme.methods.fedme.exchange import lenders, merged, require_lender, room_for, sound, welcomed
@@ -63,7 +63,7 @@ class Up:
 
 
 @dataclass(frozen=True)
-class FedMe:
+class FedMe(Method[Server, Empty, Down, Up]):
     """Clients of any architecture exchange models, learn mutually and keep the better model."""
 
     train: Training = field(default_factory=Training)
@@ -77,9 +77,10 @@ class FedMe:
     order: Literal["simultaneous", "alternating"] = "simultaneous"
     defence: Defence = OPEN
 
-    phases = ("round",)
-    pooled = False
     own_architectures = True
+    uses_shared_model = False
+    unused_settings = ()
+    travels = "their personal models, with each other"
 
     def __post_init__(self) -> None:
         table = self.clusters if isinstance(self.clusters, Mapping) else {0: self.clusters}
@@ -87,7 +88,7 @@ class FedMe:
         require_criteria({"adopt": self.adopt} | {f"adopt_by.{client}": each for client, each in self.adopt_by.items()})
 
     def check(self, task: Task) -> None:
-        task.require_common_classes("fedme")
+        super().check(task)
         require_meaning(task, self.adopt, self.adopt_by)
 
     def init_server(self, task: Task, key: Key) -> Server:
@@ -97,9 +98,6 @@ class FedMe:
         if self.tuning and not len(data.val):
             raise TaskError(f"client {me} has no validation data to compare models on: set `val` in [data], or tuning = false")
         return immediately(Empty())
-
-    def plan(self, server: Server, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
-        return self.train.plan(present, key)
 
     def dispatch(self, task: Task, server: Server, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, Down]]:
         count = since(self.clusters, when.t) if self.clustering else 1  # K^t
@@ -141,3 +139,17 @@ class FedMe:
 
     def models(self, state: Empty, delivery: Down, data: ClientData, when: Round, key: Key) -> Computation[Models]:
         return immediately({"personal": delivery.own})
+
+    def hints(self, has_unlabeled: bool) -> list[str]:
+        if most(self.clusters) == 1 or has_unlabeled:
+            return []
+        return ["without unlabeled data all models are in one cluster, whatever method.clusters says; set data.unlabeled"]
+
+    def planned_trainings(self, samples: int) -> list[PlannedTraining]:
+        return [PlannedTraining(self.train.batch_schedule(), samples, gradients=2 if self.order == "alternating" else 1)]
+
+    def disclosures(self) -> list[str]:
+        return ["which model a client adopts (decided on its validation samples)"] if self.tuning else []
+
+    def offers(self, server: Server, task: Task, key: Key) -> Mapping[str, Model]:
+        return server.models
