@@ -316,12 +316,12 @@ def test_saved_models_are_used_from_the_command_line(fedme, models):
 
 def test_what_is_wrong_with_a_model_or_its_samples_is_one_line(fedme, models):
     for words, message in [
-        (("predict", models, "a.npz"), "whose model? Say --client; there are a, b"),
+        (("predict", models, "a.npz"), "give the name of a client (--client); there are a, b"),
         (("predict", models, "no.npz", "-c", "a"), "there is no such file"),
-        (("evaluate", models, "new.npz", "-c", "z"), "there is no client 'z'"),
+        (("evaluate", models, "new.npz", "-c", "z"), "unknown client 'z'"),
         (("join", models, "--data", "new.npz", "--name", "a"), "is called 'a' already"),
         (("join", ".", "--data", "new.npz"), "not a run directory"),
-        (("predict", ".", "new.npz", "-c", "a"), "there are no saved models"),
+        (("predict", ".", "new.npz", "-c", "a"), "no saved models"),
     ]:
         code, _, err = fedme(*words)
         assert code == 2
