@@ -48,7 +48,7 @@ def main() -> None:
     `startup` is the part before the first round: reading data and dividing it. `beside` is the training of the same rounds.
     """
     job, clock = json.loads(sys.argv[1]), Clock()
-    round_loop.play = clock.play
+    round_loop.run_round = clock.run_round
     with tempfile.TemporaryDirectory() as folder:
         experiment = parse(job["config"] | {"output": str(Path(folder) / "run")})
         with Watch(Console(stderr=True), quiet=True) as display:

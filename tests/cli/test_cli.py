@@ -199,7 +199,7 @@ def test_resume_of_a_finished_run_says_so(fedme, runs):
         (("run", "digits-fedavg", "partition.clients=5000"), "5000"),
         (("run", "digits-fedme", "data.val=0"), "data.val"),
         (("run", "digits-fedavg", "method.name=fedmd"), "needs labelled public data"),
-        (("run", "digits-fedavg", "models.max_parameters={77=5}"), "there is no such client"),
+        (("run", "digits-fedavg", "models.max_parameters={77=5}"), "unknown client"),
         (("show", "nowhere"), "not a run directory"),
         (("resume", "nowhere"), "not a run directory"),
         (("compare", "nowhere"), "not a run directory"),

@@ -1,10 +1,11 @@
 """Every method as an object with ``fit``: it makes an ordinary run, which can be shown, compared and resumed like any other."""
 
 import dataclasses
+import inspect
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from rich.console import Console
 
@@ -13,6 +14,7 @@ from fedme.api.result import Result
 from fedme.config.experiment import ConfigError, Experiment, Supplied, parse
 from fedme.config.hints import hints
 from fedme.config.identity import digest
+from fedme.config.setting_help import settings_of
 from fedme.config.settings import Settings, Spec
 from fedme.core.atomic_files import RunError
 from fedme.core.typed import TypedError, nearest
@@ -23,8 +25,12 @@ from fedme.results import summary
 from fedme.running import run
 from fedme.running.progress import Display
 
-ELSEWHERE = ("method", "clients", "output", "partition")  # parts of an experiment that are no keywords here
-TOP = {field.name for field in dataclasses.fields(Settings)} - set(ELSEWHERE)
+# Experiment settings that are keywords of every learner. The others are arguments of `fit`, or come from the method.
+EXPERIMENT = {
+    field.name: field
+    for field in dataclasses.fields(Settings)
+    if field.name not in ("method", "clients", "output", "partition")
+}
 
 
 class Learner:
@@ -34,23 +40,33 @@ class Learner:
     (``train={"lr": 0.05}``, ``finetune={"epochs": 2}``), and the settings of the method itself (``clusters=2``).
     """
 
-    method: ClassVar[str]
+    method: ClassVar[type[Any]]
 
-    def __init__(self, **settings: Any) -> None:
-        self.networks = Networks()
-        self.settings = {key: value for key, value in settings.items() if key in TOP}
-        mine = {field.name for field in dataclasses.fields(METHODS[self.method])}
+    def __init__(self, *positional: Any, **settings: Any) -> None:
+        called, own = type(self).__name__, _own_fields(self.method)
+        if positional:
+            raise ConfigError(f"{called}({positional[0]!r}, ...): settings are keywords, for example {called}(rounds=30)")
         for key in settings:
-            if key not in TOP and key not in mine:
-                known = sorted({*TOP, *mine} - {"name", "data"})
-                raise ConfigError(
-                    f"{type(self).__name__}({key}=...): no such setting{nearest(key, known)}; there are {', '.join(known)}"
-                )
-        self.settings["method"] = {"name": self.method} | {k: v for k, v in settings.items() if k not in TOP}
-        self.settings.setdefault("name", self.method)
+            if key not in EXPERIMENT and key not in own:
+                known = sorted({*EXPERIMENT, *own} - {"name", "data"})
+                tables = [table for table in ("train", "models", "engine") if key in _keys(EXPERIMENT[table])]
+                where = f"; it is in a table: {tables[0]}={{{key!r}: ...}}" if tables else nearest(key, known)
+                raise ConfigError(f"{called}({key}=...): no such setting{where}")
+        self.networks = Networks()
+        self.settings = {key: value for key, value in settings.items() if key in EXPERIMENT}
+        self.settings["method"] = {"name": path_of(self.method)} | {k: v for k, v in settings.items() if k in own}
+        self.settings.setdefault("name", self.method.name())
         if "models" in self.settings:
             self.settings["models"] = self._named(self.settings["models"])
-        parse({key: value for key, value in self.settings.items() if key != "data"})  # wrong settings are refused here
+        self._parsed({key: value for key, value in self.settings.items() if key != "data"})  # wrong settings are refused here
+
+    def __repr__(self) -> str:
+        given = {**self.settings, **self.settings["method"]}
+        shown = [f"{key}={value!r}" for key, value in given.items() if key not in ("method", "name")]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _parsed(self, plain: Mapping[str, Any]) -> Experiment:
+        return parse(plain, methods={path_of(self.method): self.method})
 
     def _spec(self, client: Client) -> Spec:
         """What the experiment says for a client's network; the error names the client."""
@@ -109,12 +125,46 @@ class Learner:
             models[client.id] = {} if client.model is None else {"model": self._spec(client)}
         counts = {name: value for name, value in (("unlabeled", unlabeled), ("public", public)) if isinstance(value, int)}
         data = {**self.settings.get("data", {}), **counts, "name": "given"}
-        experiment = parse(self.settings | {"data": data, "clients": models})
+        experiment = self._parsed(self.settings | {"data": data, "clients": models})
         dataset = experiment.dataset.combine(
             "given", pieces, _extra(unlabeled, clients, "unlabeled", False), _extra(public, clients, "public", True)
         )
         marked = dataclasses.replace(experiment.dataset, fingerprint=fingerprint(dataset))
         return dataclasses.replace(experiment, dataset=marked, supplied=Supplied(dataset, self.networks.entries))
+
+
+def learner(method: type[Any]) -> type[Learner]:
+    """The learner of a method class: ``learner(MyMethod)(rounds=30, step=0.5).fit(clients)``."""
+    own, keyword = _own_fields(method), inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter(name, keyword, default=_default(field), annotation=field.type)
+        for name, field in {**own, **EXPERIMENT}.items()
+    ]
+    about = [f"    {s.name}: {s.about}" for s in settings_of(method)]
+    doc = "\n".join(
+        [method.__doc__ or "", "", "Settings of the method:", *about, "", *(Learner.__doc__ or "").splitlines()[2:]]
+    )
+    home = "fedme" if path_of(method) in METHODS else method.__module__
+    body = {"method": method, "__doc__": doc, "__module__": home, "__signature__": inspect.Signature(parameters)}
+    return type(method.__name__, (Learner,), body)
+
+
+def path_of(method: type[Any]) -> str:
+    """The name of a method in an experiment: of a built-in one, or the import path of a user's."""
+    return method.name() if METHODS.get(method.name()) is method else f"{method.__module__}:{method.__qualname__}"
+
+
+def _own_fields(method: type[Any]) -> dict[str, Any]:
+    return {field.name: field for field in dataclasses.fields(method) if field.name not in EXPERIMENT}
+
+
+def _keys(table: Any) -> set[str]:
+    options = [kind for kind in (table.type, *get_args(table.type)) if dataclasses.is_dataclass(kind)]
+    return {field.name for kind in options for field in dataclasses.fields(kind)}
+
+
+def _default(field: Any) -> Any:
+    return field.default if field.default is not dataclasses.MISSING else field.default_factory()
 
 
 def _extra(given: Any, clients: Sequence[Client], name: str, labelled: bool) -> Any:

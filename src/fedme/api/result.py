@@ -94,7 +94,7 @@ class Result(Mapping[ClientId, Personal]):
         """
         measure = self.measure
         mine = _tested(self.folder, measure)
-        alone = mine if self.experiment.method_name == "local" else _tested(self.local(quiet).folder, measure)
+        alone = mine if self.experiment.method.isolated else _tested(self.local(quiet).folder, measure)
         found = []
         for client, row in mine.items():
             other = alone[client]["round"]

@@ -92,17 +92,17 @@ class Experiment:
         return whole
 
 
-def parse(raw: Mapping[str, Any], origin: str = "") -> Experiment:
-    """The experiment that plain data describes."""
+def parse(raw: Mapping[str, Any], origin: str = "", methods: Mapping[str, type[Any]] | None = None) -> Experiment:
+    """The experiment that plain data describes. `methods` are classes that a program supplies, by name."""
     try:
-        return _parse(raw)
+        return _parse(raw, METHODS | dict(methods or {}))
     except TypedError as error:
         raise ConfigError(f"{origin}: {error}" if origin else str(error)) from error
 
 
-def _parse(raw: Mapping[str, Any]) -> Experiment:
+def _parse(raw: Mapping[str, Any], methods: Mapping[str, type[Any]]) -> Experiment:
     settings: Settings = build(Settings, raw)
-    method_name, method = _named("method", METHODS, settings.method, "fedme", train=settings.train, defence=settings.defence)
+    method_name, method = _named("method", methods, settings.method, "fedme", train=settings.train, defence=settings.defence)
     data_name, kind, table = _pick("data", DATASETS, settings.data, "clients" if settings.clients else "digits")
     options = {f.name for f in dataclasses.fields(DataOptions)}
     own = {f.name for f in dataclasses.fields(kind) if f.init and f.name != "clients"}
@@ -148,7 +148,7 @@ def _pick(
     table: str, known: Mapping[str, type[Any]], given: Mapping[str, Any], default: str
 ) -> tuple[str, type[Any], dict[str, Any]]:
     name = given.get("name", default)
-    if table == "method" and isinstance(name, str) and ":" in name:  # a user's method, in this local file
+    if table == "method" and isinstance(name, str) and ":" in name and name not in known:  # a user's, in this local file
         known = {**known, name: user_method(name)}
     if not isinstance(name, str) or name not in known:
         raise TypedError(f"{table}.name", f"unknown {table} '{name}'{nearest(str(name), known)}")
@@ -182,6 +182,8 @@ def _function(kind: Any, value: Any, at: str) -> Any:
     """A setting that may be a function can name it, as "module:function", in this local file."""
     options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     wants = any(get_origin(option) is collections.abc.Callable for option in options)
+    if wants and callable(value):  # given by a program
+        return value
     if not wants or not isinstance(value, str) or ":" not in value:
         return NotImplemented
     return imported(value, at)

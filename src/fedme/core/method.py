@@ -197,6 +197,7 @@ class Method(ABC, Generic[S, C, D, U]):
 
     travels: ClassVar[str] = "see its source"  # what clients send, in a few words
     unused_settings: ClassVar[tuple[str, ...]] = ("defence.guest",)  # settings outside [method] that have no effect
+    isolated: ClassVar[bool] = False  # whether every client trains alone: the baseline that gains are measured against
     uses_shared_model: ClassVar[bool] = True  # whether `models.shared` has an effect
     reads_training_scores: ClassVar[bool] = False  # whether clients evaluate models on training samples; see `disclosures`
     offer_chosen_on: ClassVar[Literal["train", "val"]] = "val"  # the part on which an unseen client compares `offers`

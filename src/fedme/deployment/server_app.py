@@ -26,7 +26,7 @@ from fedme.federation.flower.requests import Link
 from fedme.results import loggers, records, summary
 from fedme.running import checkpoint
 from fedme.running.progress import Display
-from fedme.running.round_loop import Loop
+from fedme.running.round_loop import RoundLoop
 from fedme.running.weight_store import Store
 
 PAUSE = 0.3  # seconds between two looks for replies
@@ -100,7 +100,7 @@ def play(federation: Federation, folder: Path, grid: Any, display: Display) -> N
             at = checkpoint.Checkpoint(checkpoint.Header(0, 0, {}), store.keep(server), {}, archs)
             checkpoint.save(folder, store, at, config)
         with loggers.opened(settings.log, folder, config, at.header.round) as logs:
-            loop = Loop(folder, experiment, engine, store, display, logs)
+            loop = RoundLoop(folder, experiment, engine, store, display, logs)
             if owed:
                 hand_over(loop, engine, at, owed, config)
             else:
@@ -115,7 +115,7 @@ def play(federation: Federation, folder: Path, grid: Any, display: Display) -> N
 
 
 def hand_over(
-    loop: Loop, engine: SiteEngine, at: checkpoint.Checkpoint, owed: list[ClientId], config: Mapping[str, Any]
+    loop: RoundLoop, engine: SiteEngine, at: checkpoint.Checkpoint, owed: list[ClientId], config: Mapping[str, Any]
 ) -> None:
     """Let sites that were away at the end score and keep their models now; the records of the last round get their rows."""
     t = loop.experiment.settings.rounds - 1

@@ -60,8 +60,9 @@ class InProcessEngine:
             client: participate(self.method, self.task, self.states.get(client), down, self._data(client), when, self.root)
             for client, down in downs.items()
         }
+        results = run_in_lockstep(self._made_private(work, "round", when.t), self.execute)
         replies = {}
-        for client, result in self._run(work, "round", when.t).items():
+        for client, result in self._with_costs_recorded(results, "round", when.t).items():
             self.states[client], up, report = result.value
             replies[client] = Reply(up, report, result.seconds)
         return replies
@@ -76,9 +77,10 @@ class InProcessEngine:
             )
             for client, delivery in deliveries.items()
         }
-        results = self._run(work, "evaluation", when.t)
-        self.states.update({client: result.value.state for client, result in results.items()})
-        return results
+        results = run_in_lockstep(self._made_private(work, "evaluation", when.t), self.execute)
+        evaluations = self._with_costs_recorded(results, "evaluation", when.t)
+        self.states.update({client: result.value.state for client, result in evaluations.items()})
+        return evaluations
 
     def run_on_server(self, work: Computation[T]) -> Timed[T]:
         """Run work of the server."""
@@ -87,22 +89,29 @@ class InProcessEngine:
     def _data(self, client: ClientId) -> ClientData:
         return self.clients[client] if self.policies is None else guarded(self.clients[client])
 
-    def _run(self, work: Mapping[ClientId, Computation[T]], occasion: Occasion, t: int) -> dict[ClientId, Timed[T]]:
-        """Run clients' work; under a privacy policy, with private trainings."""
+    def _made_private(self, work: Mapping[ClientId, Computation[Any]], occasion: Occasion, t: int) -> Mapping[ClientId, Any]:
+        """The same work with private trainings, if there is a privacy policy."""
         if self.policies is None:
-            return run_in_lockstep(work, self.execute)
-        private, used = {}, {}
-        for client, steps in work.items():
+            return work
+        private = {}
+        for client, computation in work.items():
             occasions: set[Occasion] = {occasion} if client in self.states else {occasion, "start"}
             policy = self.policies(self.clients[client], frozenset(occasions))
-            last, costs = self._round_costs.get(client, (t, ()))
-            used[client] = costs if last == t and occasion == "round" else ()
-            private[client] = with_privacy(steps, client, policy, self.states.ledgers.get(client, ()), used[client])
-        results = {}
-        for client, result in run_in_lockstep(private, self.execute).items():
-            value, costs = result.value
-            self.states.ledgers[client] = added(self.states.ledgers.get(client, ()), costs)
+            ledger, used = self.states.ledgers.get(client, ()), self._costs_of_round(client, occasion, t)
+            private[client] = with_privacy(computation, client, policy, ledger, used)
+        return private
+
+    def _with_costs_recorded(self, results: Mapping[ClientId, Timed[Any]], occasion: Occasion, t: int) -> dict[ClientId, Any]:
+        """The results of the work, after the privacy costs that came with them have entered the ledgers."""
+        if self.policies is None:
+            return dict(results)
+        for client, result in results.items():
+            costs = result.value[1]
             if occasion == "round":
-                self._round_costs[client] = t, added(used[client], costs)
-            results[client] = Timed(value, result.seconds)
-        return results
+                self._round_costs[client] = t, added(self._costs_of_round(client, occasion, t), costs)
+            self.states.ledgers[client] = added(self.states.ledgers.get(client, ()), costs)
+        return {client: Timed(result.value[0], result.seconds) for client, result in results.items()}
+
+    def _costs_of_round(self, client: ClientId, occasion: Occasion, t: int) -> Ledger:
+        last, costs = self._round_costs.get(client, (t, ()))
+        return costs if last == t and occasion == "round" else ()

@@ -40,6 +40,7 @@ class Local(Method[Empty, State, Empty, Empty]):
     patience: int | None = None  # rounds without a better validation loss before a client stops
 
     own_architectures = True
+    isolated = True
     uses_shared_model = False
     travels = "nothing"
     nothing_to_offer = "its clients share nothing; train the new client alone with method 'local'"

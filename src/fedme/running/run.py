@@ -1,4 +1,4 @@
-"""A run and its directory: begin it, go on, stop it. What it needs is put together here; its rounds are in `loop.py`."""
+"""A run and its directory: start, resume, stop. What a run needs is assembled here; its rounds are in `round_loop.py`."""
 
 import errno
 import platform
@@ -31,18 +31,23 @@ from fedme.results.summary import CONFIG
 from fedme.running import assembly, checkpoint, privacy_budget
 from fedme.running.flower_run import on_flower, require_flower
 from fedme.running.progress import Display
-from fedme.running.round_loop import Interrupted, Loop
+from fedme.running.round_loop import Interrupted, RoundLoop
 from fedme.running.weight_store import Store
 
 ENGINE = "engine.log"
-LABELS = "labels.json"  # who has how many samples of what: reports need no data
-FEW = 10  # test samples
-BEFORE = (".lock", "environment.json", ".environment.json.partial", ".config.toml.partial")  # all there is until it begins
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)  # what a disk says that takes no more
+LABELS = "labels.json"  # label counts of every client, so that reports need no data
+FEW = 10  # clients with fewer test samples are mentioned in a note
+BEFORE = (
+    ".lock",
+    "environment.json",
+    ".environment.json.partial",
+    ".config.toml.partial",
+)  # of a run not begun
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)  # errors of a disk that cannot be written to
 
 
 def start(experiment: Experiment, display: Display, notes: Sequence[str] = ()) -> Path:
-    """Run an experiment in a directory of its own, which is returned; `notes` are kept with the results."""
+    """Run an experiment in a new directory, and return the directory; `notes` are saved with the results."""
     folder = _new_folder(experiment)
     display.note(f"run directory: {folder}")
     with locked(folder), on_disk(folder):
@@ -51,8 +56,8 @@ def start(experiment: Experiment, display: Display, notes: Sequence[str] = ()) -
             about = environment() | {"sources": source_digests(config), "notes": list(notes)}
             write_json(folder / run_directory.ENVIRONMENT, sealed(about))
             write_text(folder / CONFIG, to_toml(config))
-            _run(folder, display, experiment)
-        except Exception as error:  # no round was finished: once the cause is mended, the same command must work
+            _run_experiment(folder, display, experiment)
+        except Exception as error:  # if no round was finished, the same command must work once the cause is mended
             metrics = folder / records.NAME
             if not isinstance(error, Interrupted) and not (metrics.exists() and metrics.stat().st_size):
                 shutil.rmtree(folder)
@@ -61,13 +66,13 @@ def start(experiment: Experiment, display: Display, notes: Sequence[str] = ()) -
 
 
 def resume(folder: Path, display: Display, experiment: Experiment | None = None) -> bool:
-    """Continue a run from its last checkpoint; False if there was nothing left to do.
+    """Continue a run from its last checkpoint. Returns False if it is already finished.
 
-    The experiment is that of `config.toml`, unless a program hands it over with its samples.
+    The experiment is the one in `config.toml`, unless a program supplies it together with its samples.
     """
     if not (folder / CONFIG).exists():
         if _unbegun(folder):
-            raise RunError(f"{folder}: the run was stopped before it began; give the command that started it again")
+            raise RunError(f"{folder}: the run was stopped before it began; repeat the command that started it")
         raise RunError(f"{folder}: not a run directory (no {CONFIG}); `fedme run` starts one")
     with locked(folder), on_disk(folder):
         run_directory.require_readable(folder)
@@ -76,12 +81,12 @@ def resume(folder: Path, display: Display, experiment: Experiment | None = None)
         if (folder / summary.NAME).exists():
             summary.verified_config(folder, summary.read(folder))
             return False
-        _run(folder, display, experiment)
+        _run_experiment(folder, display, experiment)
     return True
 
 
 def _new_folder(experiment: Experiment) -> Path:
-    """The output directory, which must be new; the default name is numbered if it is taken."""
+    """Make the output directory, which must be new; the default name gets a number if it exists."""
     asked = experiment.settings.output
     folder = Path(asked) if asked is not None else Path("runs") / experiment.settings.name
     number = 1
@@ -97,33 +102,33 @@ def _new_folder(experiment: Experiment) -> Path:
                 return folder
             else:
                 hint = f"`fedme resume {folder}` continues it, or " if (folder / CONFIG).exists() else ""
-                raise RunError(f"{folder}: exists already; {hint}choose another output") from None
+                raise RunError(f"{folder}: already exists; {hint}choose another output") from None
         except OSError as error:
             raise RunError(f"{folder}: cannot be made: {error.strerror}") from error
 
 
 def _unbegun(folder: Path) -> bool:
-    """Whether this is what a run leaves that was killed before its configuration was written."""
+    """Whether the directory is that of a run that was killed before its configuration was written."""
     inside = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     return ".lock" in inside and inside <= set(BEFORE)
 
 
 @contextmanager
 def on_disk(folder: Path) -> Iterator[None]:
-    """A disk that refuses to take a run is told in one line, with what is safe and how to go on."""
+    """Turn errors of the disk into one line that says what is safe and how to continue."""
     try:
         yield
     except OSError as error:
         if error.errno not in DISK:
             raise
-        mend = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "see to the disk"
-        again = f"then `fedme resume {shlex.quote(str(folder))}` goes on from the last checkpoint, which is whole"
-        what = f"{mend}, {again if (folder / checkpoint.NAME).exists() else 'then give the same command again'}"
+        remedy = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the disk"
+        again = f"then `fedme resume {shlex.quote(str(folder))}` continues from the last checkpoint, which is intact"
+        what = f"{remedy}, {again if (folder / checkpoint.NAME).exists() else 'then repeat the command'}"
         raise RunError(f"{folder}: cannot be written to: {error.strerror}; {what}") from error
 
 
 def environment() -> dict[str, Any]:
-    """What the results were made with."""
+    """The software and hardware that the results were made with."""
     packages = ("torch", "numpy", "scipy", "scikit-learn", "safetensors")
     return {
         "format": run_directory.FORMAT,
@@ -137,7 +142,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _run(folder: Path, display: Display, experiment: Experiment) -> None:
+def _run_experiment(folder: Path, display: Display, experiment: Experiment) -> None:
     settings, config = experiment.settings, experiment.plain()
     loggers.require_packages(settings.log)
     if settings.engine.name == "flower":
@@ -156,22 +161,19 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
         cleanup.callback(execute.close)
         display.note(f"loading {experiment.data_name} ...")
         federation = assembly.gather(experiment)
-        for note in [
-            *federation.notes,
-            *_cautions(experiment, federation),
-            *privacy_budget.cautions(experiment, federation.clients),
-        ]:
+        notes = [*federation.notes, *_data_notes(experiment, federation)]
+        for note in notes + privacy_budget.cautions(experiment, federation.clients):
             display.note(f"note: {note}", always=True)
         with replacing(folder / "partition.safetensors") as temporary:
             federation.partition.save(temporary)
         write_json(folder / LABELS, sealed(federation.division()))
-        found = checkpoint.load(folder, config)
-        secret = privacy_budget.secret_of(folder, settings.privacy, begun=found is not None)
+        saved = checkpoint.load(folder, config)
+        secret = privacy_budget.secret_of(folder, settings.privacy, begun=saved is not None)
         prepared = assembly.prepare(
             experiment,
             federation,
             execute,
-            found.header.assigned if found else None,
+            saved.header.assigned if saved else None,
             lambda total: display.start("choosing architectures: training", total, by_operation=True),
         )
         if prepared.selection:
@@ -180,8 +182,8 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
         privacy_budget.require_private_training(experiment, prepared.archs.values(), federation.clients.values())
         assigned = {client: member.arch.name for client, member in prepared.task.members.items()}
         method: AnyMethod = experiment.method
-        if found:
-            at = checkpoint.states(folder, store, found, method, prepared.archs, prepared.task.resolve)
+        if saved:
+            at = checkpoint.states(folder, store, saved, method, prepared.archs, prepared.task.resolve)
         else:
             head = checkpoint.Header(0, 0, assigned)
             server = store.keep(method.init_server(prepared.task, root.at("init")))
@@ -189,30 +191,31 @@ def _run(folder: Path, display: Display, experiment: Experiment) -> None:
             checkpoint.save(folder, store, at, config)
         logs = cleanup.enter_context(loggers.opened(settings.log, folder, config, at.header.round))
 
-        def work(engine: Engine) -> None:
+        def loop(engine: Engine) -> RoundLoop:
             engine = FailingClients(engine, settings.faults, root) if settings.faults.simulates else engine
-            loop = Loop(folder, experiment, engine, store, display, logs, federation.clients, federation.malicious)
-            loop.run(at, config)
+            clients, malicious = federation.clients, federation.malicious
+            return RoundLoop(folder, experiment, engine, store, display, logs, clients, malicious)
 
         if settings.engine.name == "flower":
             display.note("starting Flower ...")
-            on_flower(experiment, prepared, work, tick, stop)
+            on_flower(experiment, prepared, lambda engine: loop(engine).run(at, config), tick, stop)
         else:
-            private = privacy_budget.policies(experiment, secret)
-            work(InProcessEngine(method, prepared.task, federation.clients, root, execute, private))
+            policies = privacy_budget.policies(experiment, secret)
+            engine = InProcessEngine(method, prepared.task, federation.clients, root, execute, policies)
+            loop(engine).run(at, config)
         write_text(folder / ENGINE, "".join(f"{line}\n" for line in execute.explain()))
     summary.write(folder, config)
     privacy_budget.forget_secret(folder)
 
 
-def _cautions(experiment: Experiment, federation: Federation) -> list[str]:
+def _data_notes(experiment: Experiment, federation: Federation) -> list[str]:
     """What a reader of the results should know about the data."""
     notes = []
     schema = federation.dataset.schema
     if schema.task_type != "classification" and getattr(experiment.dataset, "task", "") == "auto":
-        seen = "0 or 1, several a sample" if schema.task_type == "multi-label" else "numbers with fractions"
+        seen = "0 or 1, several per sample" if schema.task_type == "multi-label" else "numbers with fractions"
         notes.append(
-            f"the labels are {seen}, so this is {schema.task_type} of {_some(schema.classes)}; data.task can say otherwise"
+            f"the labels are {seen}, so this is {schema.task_type} of {_first_few(schema.classes)}; data.task can say otherwise"
         )
     if schema.task_type == "multi-label" and bool(
         (torch.cat([d.train.y for d in federation.clients.values()]).sum(1) == 1).all()
@@ -225,34 +228,34 @@ def _cautions(experiment: Experiment, federation: Federation) -> list[str]:
     few = [client for client, data in federation.clients.items() if len(data.test) < FEW]
     if few:
         many = f"{len(few)} of {len(federation.clients)} clients have fewer than {FEW} test samples"
-        notes.append(f"{many}; in means over clients they weigh like the others")
+        notes.append(f"{many}; in means over clients they count like the others")
     cohort = experiment.settings.train.cohort
     if cohort is not None and cohort > len(federation.clients):
         notes.append(f"train.cohort is {cohort}, but there are only {len(federation.clients)} clients: all take part")
     return notes
 
 
-def _some(names: Sequence[str], most: int = 5) -> str:
+def _first_few(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 @contextmanager
 def stopping() -> Iterator[Any]:
-    """Turn Ctrl-C and a request to terminate into `Interrupted`, raised where `stop()` is called next."""
+    """Turn Ctrl-C and SIGTERM into `Interrupted`, raised at the next call of `stop()`."""
     asked: list[int] = []
 
     def remember(number: int, frame: object) -> None:
-        if asked:  # a second Ctrl-C: at once
+        if asked:  # a second Ctrl-C stops immediately
             raise KeyboardInterrupt
         asked.append(number)
 
     def stop() -> None:
         if asked:
-            raise Interrupted("stopped before the first round; `fedme resume` with the run directory begins again")
+            raise Interrupted("stopped before the first round; `fedme resume` with the run directory starts it again")
 
     try:
         before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: somebody else handles signals
+    except ValueError:  # not the main thread: signals are handled elsewhere
         yield stop
         return
     try:

@@ -1,0 +1,167 @@
+# Written by tools/write_api_stubs.py from the dataclasses of the methods; do not edit.
+import collections.abc
+import typing
+
+import fedme.methods.fedme.adoption
+from fedme.api.learner import Learner
+
+class ExperimentSettings(typing.TypedDict, total=False):
+    # Tables may be given as dictionaries: train={"lr": 0.05}.
+    name: str
+    seed: int
+    rounds: int
+    evaluate_every: int
+    checkpoint_every: int
+    log: typing.Union[typing.Literal['tensorboard', 'mlflow'], tuple[typing.Literal['tensorboard', 'mlflow'], ...]]
+    data: collections.abc.Mapping[str, typing.Any]
+    models: collections.abc.Mapping[str, typing.Any]
+    train: collections.abc.Mapping[str, typing.Any]
+    finetune: collections.abc.Mapping[str, typing.Any]
+    privacy: collections.abc.Mapping[str, typing.Any]
+    engine: collections.abc.Mapping[str, typing.Any]
+    defence: collections.abc.Mapping[str, typing.Any]
+    attack: collections.abc.Mapping[str, typing.Any]
+    faults: collections.abc.Mapping[str, typing.Any]
+
+class Local(Learner):
+    """Every client trains its own model on its own data."""
+
+    def __init__(
+        self,
+        *,
+        momentum: typing.Literal['keep', 'reset'] = ...,
+        patience: int | None = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class Centralized(Learner):
+    """One model trained on the pooled data of all clients."""
+
+    def __init__(
+        self,
+        *,
+        patience: int | None = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class FedAvg(Learner):
+    """Clients train copies of one model, the server averages them."""
+
+    def __init__(
+        self,
+        *,
+        weighting: typing.Literal['samples', 'uniform'] = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class FedProx(Learner):
+    """FedAvg whose clients are pulled back to the model they received."""
+
+    def __init__(
+        self,
+        *,
+        weighting: typing.Literal['samples', 'uniform'] = ...,
+        mu: float = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class HypCluster(Learner):
+    """Several global models; each client trains the one that fits it best."""
+
+    def __init__(
+        self,
+        *,
+        clusters: int = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class Mapper(Learner):
+    """Every client mixes a local and a global model in its own proportion."""
+
+    def __init__(
+        self,
+        *,
+        lambdas: tuple[float, ...] = ...,
+        scale_global: bool = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class FedMD(Learner):
+    """Clients of any architecture agree on their outputs for public data."""
+
+    def __init__(
+        self,
+        *,
+        public_samples: int = ...,
+        public_epochs: int = ...,
+        private_epochs: int = ...,
+        digest_epochs: int = ...,
+        digest_batch: int = ...,
+        digest_loss: typing.Literal['mae', 'mse', 'kl'] = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class FML(Learner):
+    """A shared and a private model, of any architecture, learn from each other; only the shared one travels."""
+
+    def __init__(
+        self,
+        *,
+        alpha: float | tuple[float, float] = ...,
+        beta: float | tuple[float, float] = ...,
+        schedule: typing.Literal['linear', 'step'] = ...,
+        shared: str = ...,
+        loss: typing.Literal['convex', 'sum'] = ...,
+        weighting: typing.Literal['uniform', 'samples'] = ...,
+        momentum: typing.Literal['keep', 'reset'] = ...,
+        order: typing.Literal['simultaneous', 'alternating'] = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class PFedMe(Learner):
+    """Personal models tied to a global one by Moreau envelopes."""
+
+    def __init__(
+        self,
+        *,
+        lam: float = ...,
+        inner_steps: int = ...,
+        inner_lr: float | None = ...,
+        beta: float = ...,
+        l2: float = ...,
+        train_all: bool = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class PFML(Learner):
+    """Regularised mutual learning of a shared local model and a private auxiliary one."""
+
+    def __init__(
+        self,
+        *,
+        lam: float = ...,
+        inner_steps: int = ...,
+        inner_lr: float | None = ...,
+        beta: float = ...,
+        l2: float = ...,
+        aux: typing.Literal['persistent', 'anchored', 'reset'] = ...,
+        train_all: bool = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class FedMe(Learner):
+    """Clients of any architecture exchange models, learn mutually and keep the better model."""
+
+    def __init__(
+        self,
+        *,
+        clusters: int | collections.abc.Mapping[int, int] = ...,
+        cluster_on: typing.Literal['logits', 'softmax'] = ...,
+        tuning: bool = ...,
+        mutual: bool = ...,
+        clustering: bool = ...,
+        adopt: str | collections.abc.Callable[[fedme.methods.fedme.adoption.Candidate], float] = ...,
+        adopt_by: collections.abc.Mapping[str, str | collections.abc.Callable[[fedme.methods.fedme.adoption.Candidate], float]] = ...,
+        order: typing.Literal['simultaneous', 'alternating'] = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
