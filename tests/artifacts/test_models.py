@@ -172,7 +172,7 @@ def test_a_newcomer_starts_from_what_its_method_shares(method, start):
     assert torch.equal(before.logits(x), taken.module()(before.preparation.scale.scaling()(x)).detach())
     assert not torch.equal(before.logits(x), tuned.logits(x))
     assert tuned.about["data"] == {"train": 24, "val": 6, "test": 10}
-    with pytest.raises(RunError, match="is called 'site 0' already"):
+    with pytest.raises(RunError, match="already has a client called 'site 0'"):
         result.join(fedme.Client("site 0", train=samples(40, 60)))
 
 
