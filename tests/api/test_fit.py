@@ -181,7 +181,7 @@ def test_an_instance_starts_from_its_own_weights():
     ("build", "message"),
     [
         (lambda: fedme.FedMe(round=3), r"FedMe\(round=...\): no such setting; did you mean 'rounds'"),
-        (lambda: fedme.FedMe(rounds=0), "rounds: must be at least 1"),
+        (lambda: fedme.FedMe(rounds=0), "rounds: must be >= 1, got 0"),
         (lambda: fedme.FedMe(train={"lrr": 1}), "train.lrr: unknown key; did you mean 'lr'"),
         (lambda: fedme.FedMe().fit([*clients(), *clients()]), "client site-0: two clients have this name"),
         (lambda: fedme.FedMe().fit(clients(nn.Linear(3, 2))), r"client site-0: .* gives shape \(2, 2\).*3 classes"),
@@ -207,10 +207,10 @@ def test_tables_of_clients_in_a_file_are_checked(tmp_path):
         with pytest.raises(ConfigError, match=message):
             load(tmp_path / "x.toml")
 
-    refused('[data]\nname = "clients"\n', "clients: no client is described")
+    refused('[data]\nname = "clients"\n', "clients: no clients; add a table")
     refused('[data]\nname = "digits"\n[clients.a]\ndata = "a.csv"\n', "data.name is 'digits'")
     refused("[clients.a]\n", "clients.a.data: is missing")
-    refused('[partition]\nname = "iid"\n[clients.a]\ndata = "a.csv"\n', "partition.name: 'iid' divides one data set")
+    refused('[partition]\nname = "iid"\n[clients.a]\ndata = "a.csv"\n', "partition.name: 'iid' divides a common data set")
     refused('[clients.a]\ndata = "a.csv"\nlabl = "y"\n', "clients.a.labl: unknown key; did you mean 'label'")
     (tmp_path / "x.toml").write_text('[clients.a]\ndata = "a.csv"\n')
     assert load(tmp_path / "x.toml")[0].settings.clients["a"].data == str(tmp_path / "a.csv")

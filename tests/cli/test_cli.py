@@ -205,7 +205,7 @@ def test_resume_of_a_finished_run_says_so(fedme, runs):
         (("compare", "nowhere"), "not a run directory"),
         (("run", "digits-fedavg", "models.pool=[mlr]"), "needs quotes"),
         (("run", "digits-fedavg", "models.pool=['mlr','mlr']"), "names an architecture twice"),
-        (("run", "digits-fedavg", "name=a/b"), "name of a directory"),
+        (("run", "digits-fedavg", "name=a/b"), "must be usable as a directory name"),
         (("run", "digits-fedavg", "round=5"), "round: unknown key; did you mean 'rounds'?"),
         (("run", "shakespeare-fedme", "rounds=1"), "FEDME_DATA"),
     ],

@@ -42,7 +42,7 @@ def file(tmp_path):
     return path
 
 
-def test_the_example_reads_as_written(file):
+def test_the_example_is_parsed_as_written(file):
     experiment, notes = load(file)
     assert notes == []
     assert experiment.method_name == "fedme"
@@ -60,11 +60,11 @@ def test_overrides_of_any_key(file):
     assert experiment.method_name == "fml"
     assert experiment.partition.alpha_label == 0.1
     assert settings.models.pool == ("mlr",)
-    assert notes == ["method.name=fml: left out clusters of fedme"]
+    assert notes == ["method.name=fml: dropped clusters of fedme"]
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_can_be_put_in_place_of_another(file, name):
+def test_every_method_can_replace_another(file, name):
     experiment, _ = load(file, [f"method.name={name}", "data.public=20"])
     assert experiment.method_name == name
 
@@ -79,12 +79,12 @@ def test_short_names_of_tables(file):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["method.cluster=3"], "method.cluster: unknown key; did you mean 'clusters'?"),
         (["train.lr=fast"], "train.lr: must be a number, not 'fast'"),
         (["train.lr=-1"], "train.lr: must be positive"),
-        (["rounds=0"], "rounds: must be at least 1"),
+        (["rounds=0"], "rounds: must be >= 1, got 0"),
         (["rounds=1.5"], "rounds: must be a whole number"),
         (["round=3"], "round: unknown key; did you mean 'rounds'?"),
         (["method.name=fedmee"], "unknown method 'fedmee'; did you mean 'fedme'?"),
@@ -99,19 +99,19 @@ def test_short_names_of_tables(file):
         (["method.adopt=nowhere:cost"], "method.adopt: cannot import 'nowhere:cost'"),
         (["method.name=nowhere:Method"], "method.name: cannot import"),
         (["method.name=string:Template"], "is not a method"),
-        (["method.train={}"], "these settings are in a table of their own, [train]"),
+        (["method.train={}"], "these settings belong to the table [train]"),
         (["partition=natural"], "no natural clients"),
         (["engine.name=flour"], "engine.name: 'flour' is not one of"),
         (["models.pool=[]"], "models.pool: must name at least one"),
         (["train.cohort=0"], "train.cohort: must be at least 1"),
-        (["rounds"], "overrides look like key=value"),
+        (["rounds"], "overrides have the form key=value"),
         (["seed.x=1"], "seed is not a table"),
     ],
 )
-def test_errors_name_the_key_and_the_way_out(file, words, said):
+def test_errors_name_the_key_and_the_fix(file, words, message):
     with pytest.raises(ConfigError) as error:
         load(file, words)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_errors_of_files(tmp_path):
@@ -128,25 +128,25 @@ def test_errors_of_files(tmp_path):
         load(bad)
 
 
-def test_functions_and_methods_of_ones_own(file, tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text(
+def test_user_defined_functions_and_methods(file, tmp_path, monkeypatch):
+    (tmp_path / "user_code.py").write_text(
         "from dataclasses import dataclass\n"
         "from fedme.methods.fedavg import FedAvg\n"
         "def cost(candidate):\n    return candidate.parameters\n"
-        "@dataclass(frozen=True)\nclass Slow(FedAvg):\n    speed: float = 0.5\n"
+        "@dataclass(frozen=True)\nclass Slow(FedAvg):\n    rate: float = 0.5\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    experiment, _ = load(file, ["method.adopt=mine:cost"])
+    experiment, _ = load(file, ["method.adopt=user_code:cost"])
     assert experiment.method.adopt.__name__ == "cost"
     again = parse(experiment.plain())
     assert again.method.adopt is experiment.method.adopt
-    own, notes = load(file, ["method.name=mine:Slow", "method.speed=0.25"])
-    assert (own.method_name, own.method.speed) == ("mine:Slow", 0.25)
-    assert "left out clusters" in notes[0]
+    own, notes = load(file, ["method.name=user_code:Slow", "method.rate=0.25"])
+    assert (own.method_name, own.method.rate) == ("user_code:Slow", 0.25)
+    assert "dropped clusters" in notes[0]
 
 
 @pytest.mark.parametrize("name", presets())
-def test_presets_read_and_survive_a_round_trip(name, tmp_path):
+def test_presets_load_and_survive_a_round_trip(name, tmp_path):
     experiment, _ = load(name)
     path = tmp_path / "config.toml"
     path.write_text(to_toml(experiment.plain()))
@@ -155,11 +155,11 @@ def test_presets_read_and_survive_a_round_trip(name, tmp_path):
     assert (again.method, again.partition, again.dataset) == (experiment.method, experiment.partition, experiment.dataset)
 
 
-def test_without_a_file_it_is_the_demo():
+def test_the_default_is_the_demo():
     assert load(None)[0].settings.name == "digits-fedme"
 
 
-def test_nothing_can_be_said(file):
+def test_none_unsets_a_key(file):
     experiment, _ = load(file, ["partition.alpha_size=none"])
     assert experiment.partition.alpha_size is None
     assert parse(experiment.plain()).partition.alpha_size is None
@@ -176,7 +176,7 @@ keys = st.sampled_from(
 
 
 @given(st.dictionaries(keys, values, max_size=4))
-def test_any_data_is_read_or_refused(raw):
+def test_any_data_is_parsed_or_rejected(raw):
     try:
         parse(raw, "file")
     except ConfigError as error:
@@ -184,7 +184,7 @@ def test_any_data_is_read_or_refused(raw):
 
 
 @given(st.lists(st.text("abcdet.=0[]{}\"'- ", max_size=12), max_size=3))
-def test_any_words_are_taken_or_refused(words):
+def test_any_overrides_are_applied_or_rejected(words):
     raw = {"method": {"name": "fedme"}, "train": {"lr": 0.1}}
     try:
         override(raw, words)

@@ -57,7 +57,7 @@ def test_a_device_that_is_not_here_is_refused_by_name():
     assert "there is no 'cuda' here; there is: cpu" in missing("cuda")
     with pytest.raises(ConfigError, match="engine.device: there is no 'cuda' here"):
         executor(EngineOptions(device="cuda"))
-    with pytest.raises(ValueError, match="mps has no float64"):
+    with pytest.raises(ValueError, match="must be float32 on mps"):
         EngineOptions(device="mps", dtype="float64")
 
 

@@ -172,7 +172,7 @@ def test_samples_of_a_program_stay_in_it(tmp_path):
 
 
 def test_an_address_is_for_flower(tmp_path):
-    with pytest.raises(ConfigError, match="engine.address: is that of a Ray cluster"):
+    with pytest.raises(ConfigError, match="engine.address: is for Ray clusters"):
         load("digits-fedme", ["engine.address=auto"])
     assert load("digits-fedme", ["engine=flower", "engine.address=auto"])[0].settings.engine.address == "auto"
 

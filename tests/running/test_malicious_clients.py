@@ -125,7 +125,7 @@ def test_hostile_clients_are_drawn_by_the_seed(tmp_path):
         (["attack.kind=sign-flop"], "did you mean 'sign-flip'"),
         (["defence.average=mode"], "defence.average"),
         (["defence.trim=0.7"], "defence.trim: must be in"),
-        (["method.defence={norm=1.0}"], "method.defence: unknown key; these settings are in a table of their own"),
+        (["method.defence={norm=1.0}"], "method.defence: unknown key; these settings belong to the table"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(tmp_path, words, said):
@@ -135,8 +135,8 @@ def test_settings_that_cannot_be_are_refused_by_name(tmp_path, words, said):
 
 def test_settings_that_do_nothing_are_said():
     for words, said in (
-        (["method=local", "defence.average=median"], "local averages nothing: defence.average is not used"),
-        (["method=fedavg", "defence.guest=1.0"], "fedavg lends no models: defence.guest is not used"),
+        (["method=local", "defence.average=median"], "local does not average models: defence.average has no effect"),
+        (["method=fedavg", "defence.guest=1.0"], "fedavg does not exchange models: defence.guest has no effect"),
     ):
         assert said in hints(load("digits-fedme", words)[0])
 

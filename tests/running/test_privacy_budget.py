@@ -121,9 +121,9 @@ def test_noise_from_the_operating_system_is_forgotten_and_still_resumed(tmp_path
     ("words", "error", "why"),
     [
         (["models.assign=best-local"], ConfigError, "best-local' trains every architecture at every client without noise"),
-        (["privacy.noise_multiplier=1.0"], ConfigError, "privacy.noise_multiplier: give either noise_multiplier or epsilon"),
+        (["privacy.noise_multiplier=1.0"], ConfigError, "privacy.noise_multiplier: set either noise_multiplier or epsilon"),
         (["privacy.epsilon=0"], ConfigError, "privacy.epsilon: must be positive"),
-        (["privacy.clip=0"], ConfigError, "privacy.clip: must be positive"),
+        (["privacy.clip=0"], ConfigError, "privacy.clip: must be > 0"),
         (["privacy.clip=inf"], ConfigError, "privacy.clip: must be finite"),
         (["privacy.delta=1"], ConfigError, "privacy.delta: must be between 0 and 1"),
         (["privacy.secret=true", "engine=flower"], ConfigError, "privacy.secret"),

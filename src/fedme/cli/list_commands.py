@@ -8,7 +8,7 @@ import typer
 
 from fedme import networks
 from fedme.cli.app import FileArgument, Json, Overrides, app, err, literal, out, source
-from fedme.config.experiment import ConfigError, load, presets, user_method
+from fedme.config.experiment import ConfigError, import_method, load, presets
 from fedme.config.setting_help import settings_of
 from fedme.core.typed import nearest
 from fedme.datasets import DATASETS
@@ -33,7 +33,7 @@ def list_command(
         own = what == "methods" and ":" in name  # a user's method, by import path
         if not own and name not in tables[what]:
             raise ConfigError(f"there is no '{name}' among the {what}{nearest(name, tables[what])}")
-        kind = user_method(name) if own else tables[what][name]
+        kind = import_method(name) if own else tables[what][name]
         header: tuple[str, ...] = ("setting", "default", "about")
         rows: list[tuple[str, ...]] = [tuple(setting) for setting in settings_of(kind)]
         title = f"{name}: {(kind.__doc__ or '').splitlines()[0]}"

@@ -1,1 +1,1 @@
-"""What an experiment is: one strict TOML file, its settings with their defaults, and their help texts."""
+"""Experiments: TOML files, their settings with defaults and help texts, and presets."""

@@ -1,7 +1,6 @@
-"""One strict TOML file describes an experiment; ``key=value`` on the command line overrides any key of it.
+"""Experiments: reading them from TOML files and presets, and overriding keys with ``key=value``.
 
-Every default is written once, in the dataclass that uses it. Unknown keys, wrong types and impossible values are errors that
-name the key.
+Defaults are in the dataclasses of the tables. Unknown keys, wrong types and invalid values are errors that name the key.
 """
 
 import collections.abc
@@ -34,15 +33,16 @@ from fedme.networks import Entry
 
 PRESETS = importlib.resources.files("fedme") / "presets"
 DEMO = "digits-fedme"
+NATURAL = ("synthetic", "images", "femnist", "shakespeare", "clients", "given", "sites")  # data sets with their own clients
 
 
 class ConfigError(ValueError):
-    """An experiment cannot be read; the message names file and key."""
+    """An experiment is invalid; the message names the file and the key."""
 
 
 @dataclass(frozen=True, eq=False)
 class Supplied:
-    """What a program hands over that no file can name: samples, and networks by the names that the experiment uses."""
+    """Objects passed by a Python program: samples, and networks by the names that the experiment uses."""
 
     dataset: Dataset
     archs: Mapping[str, Entry]
@@ -50,7 +50,7 @@ class Supplied:
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment as values: everything is known, nothing has been loaded."""
+    """A valid experiment with all settings; no data is loaded yet."""
 
     settings: Settings
     method_name: str
@@ -65,12 +65,12 @@ class Experiment:
     @property
     def has_unlabeled(self) -> bool:
         """Whether the server has unlabeled samples."""
-        here = self.supplied is not None and self.supplied.dataset.unlabeled is not None
-        return bool(self.data.unlabeled or here or getattr(self.dataset, "unlabeled_file", None))
+        supplied = self.supplied is not None and self.supplied.dataset.unlabeled is not None
+        return bool(self.data.unlabeled or supplied or getattr(self.dataset, "unlabeled_file", None))
 
     @property
     def own_models(self) -> dict[ClientId, Spec]:
-        """The architectures of clients that have one of their own, outside the pool."""
+        """The architectures set in the tables of single clients, outside the pool."""
         return {client: table.model for client, table in self.settings.clients.items() if table.model is not None}
 
     @property
@@ -79,21 +79,21 @@ class Experiment:
         return self.settings.train
 
     def plain(self) -> dict[str, Any]:
-        """Everything with every default filled in, as plain data: what `config.toml` of a run holds."""
-        whole: dict[str, Any] = _plain(self.settings)
-        whole["method"] = {"name": self.method_name, **_plain(self.method)}
-        whole["method"].pop("train")
-        whole["method"].pop("defence", None)
-        whole["data"] = {"name": self.data_name, **_plain(self.dataset), **_plain(self.data)}
-        whole["data"].pop("clients", None)
+        """All settings including defaults as plain data, the content of `config.toml` in a run directory."""
+        config: dict[str, Any] = _plain(self.settings)
+        config["method"] = {"name": self.method_name, **_plain(self.method)}
+        config["method"].pop("train")
+        config["method"].pop("defence", None)
+        config["data"] = {"name": self.data_name, **_plain(self.dataset), **_plain(self.data)}
+        config["data"].pop("clients", None)
         if not self.settings.clients:
-            del whole["clients"]
-        whole["partition"] = {"name": self.partition_name, **_plain(self.partition)}
-        return whole
+            del config["clients"]
+        config["partition"] = {"name": self.partition_name, **_plain(self.partition)}
+        return config
 
 
 def parse(raw: Mapping[str, Any], origin: str = "", methods: Mapping[str, type[Any]] | None = None) -> Experiment:
-    """The experiment that plain data describes. `methods` are classes that a program supplies, by name."""
+    """Build an experiment from plain data that comes from `origin`. A program may supply classes of `methods`."""
     try:
         return _parse(raw, METHODS | dict(methods or {}))
     except TypedError as error:
@@ -102,110 +102,113 @@ def parse(raw: Mapping[str, Any], origin: str = "", methods: Mapping[str, type[A
 
 def _parse(raw: Mapping[str, Any], methods: Mapping[str, type[Any]]) -> Experiment:
     settings: Settings = build(Settings, raw)
-    method_name, method = _named("method", methods, settings.method, "fedme", train=settings.train, defence=settings.defence)
-    data_name, kind, table = _pick("data", DATASETS, settings.data, "clients" if settings.clients else "digits")
-    options = {f.name for f in dataclasses.fields(DataOptions)}
-    own = {f.name for f in dataclasses.fields(kind) if f.init and f.name != "clients"}
-    _check_clients(settings, kind, data_name)
+    method_name, method = _build_named(
+        "method", methods, settings.method, "fedme", train=settings.train, defence=settings.defence
+    )
+    default_data = "clients" if settings.clients else "digits"
+    data_name, dataset_class, table = _select_class("data", DATASETS, settings.data, default_data)
+    _check_clients(settings, dataset_class, data_name)
+    common_keys = {f.name for f in dataclasses.fields(DataOptions)}
+    dataset_keys = {f.name for f in dataclasses.fields(dataset_class) if f.init and f.name != "clients"}
     for key in table:
-        if key not in options | own:
-            raise TypedError(f"data.{key}", f"unknown key{nearest(key, sorted(options | own))}")
-    dataset = build(kind, {k: v for k, v in table.items() if k in own}, "data")
+        if key not in common_keys | dataset_keys:
+            raise TypedError(f"data.{key}", f"unknown key{nearest(key, sorted(common_keys | dataset_keys))}")
+    dataset = build(dataset_class, {k: v for k, v in table.items() if k in dataset_keys}, "data")
     if isinstance(dataset, Clients):
         dataset = dataclasses.replace(dataset, clients=settings.clients)
-    data = build(DataOptions, {k: v for k, v in table.items() if k in options}, "data")
-    default = "natural" if data_name in NATURAL else "iid"
-    partition_name, partition = _named("partition", PARTITIONS, settings.partition, default)
+    data = build(DataOptions, {k: v for k, v in table.items() if k in common_keys}, "data")
+    default_partition = "natural" if data_name in NATURAL else "iid"
+    partition_name, partition = _build_named("partition", PARTITIONS, settings.partition, default_partition)
     if data_name == "sites" and settings.attack != Attack():
-        raise TypedError("attack", "is for simulations: real sites do what they do; leave the table out")
+        raise TypedError("attack", "is only for simulations, not for deployments; remove the table")
     if partition_name == "natural" and data_name not in NATURAL:
         raise TypedError("partition.name", f"data set '{data_name}' has no natural clients; use iid, dirichlet, shards ...")
     return Experiment(settings, method_name, method, data_name, dataset, data, partition_name, partition)
 
 
-def _check_clients(settings: Settings, kind: type[Any], data_name: str) -> None:
-    """Tables of clients and the data set must suit each other."""
-    if not issubclass(kind, Clients | Given):
+def _check_clients(settings: Settings, dataset_class: type[Any], data_name: str) -> None:
+    """Check that the data set and the `[clients]` tables fit each other."""
+    if not issubclass(dataset_class, Clients | Given):
         if settings.clients:
-            raise TypedError(
-                "clients", f"these tables are for samples of one's own, but data.name is '{data_name}'; leave one out"
-            )
+            message = f"these tables are for user data, but data.name is '{data_name}'; remove either"
+            raise TypedError("clients", message)
         return
     if not settings.clients:
-        raise TypedError("clients", "no client is described; add a table [clients.NAME] with `data` for each")
+        raise TypedError("clients", "no clients; add a table [clients.NAME] with `data` for each client")
     for client, table in settings.clients.items():
-        if issubclass(kind, Clients) and table.data is None:
-            raise TypedError(f"clients.{client}.data", "is missing: where are its samples?")
-    named = settings.partition.get("name", "natural")
-    if named != "natural":
-        raise TypedError("partition.name", f"'{named}' divides one data set, but every client has its own; leave it out")
+        if issubclass(dataset_class, Clients) and table.data is None:
+            raise TypedError(f"clients.{client}.data", "is missing; set the file or folder with the client's samples")
+    partition_name = settings.partition.get("name", "natural")
+    if partition_name != "natural":
+        message = f"'{partition_name}' divides a common data set, but every client has its own data; remove the key"
+        raise TypedError("partition.name", message)
 
 
-NATURAL = ("synthetic", "images", "femnist", "shakespeare", "clients", "given", "sites")  # data sets that come cut into clients
-
-
-def _pick(
-    table: str, known: Mapping[str, type[Any]], given: Mapping[str, Any], default: str
+def _select_class(
+    table: str, classes: Mapping[str, type[Any]], given: Mapping[str, Any], default: str
 ) -> tuple[str, type[Any], dict[str, Any]]:
+    """The name and class that a table selects, and the remaining keys of the table."""
     name = given.get("name", default)
-    if table == "method" and isinstance(name, str) and ":" in name and name not in known:  # a user's, in this local file
-        known = {**known, name: user_method(name)}
-    if not isinstance(name, str) or name not in known:
-        raise TypedError(f"{table}.name", f"unknown {table} '{name}'{nearest(str(name), known)}")
-    return name, known[name], {key: value for key, value in given.items() if key != "name"}
+    if table == "method" and isinstance(name, str) and ":" in name and name not in classes:
+        classes = {**classes, name: import_method(name)}
+    if not isinstance(name, str) or name not in classes:
+        raise TypedError(f"{table}.name", f"unknown {table} '{name}'{nearest(str(name), classes)}")
+    return name, classes[name], {key: value for key, value in given.items() if key != "name"}
 
 
-def user_method(name: str) -> type[Any]:
+def import_method(path: str) -> type[Any]:
     """The method class that local configuration names as "module:Class"."""
-    found = imported(name, "method.name")
-    if not (isinstance(found, type) and issubclass(found, Method) and dataclasses.is_dataclass(found)):
-        raise TypedError("method.name", f"'{name}' is not a method: a frozen dataclass that inherits from fedme.Method")
-    if missing := sorted(getattr(found, "__abstractmethods__", ())):
-        raise TypedError("method.name", f"'{name}' does not define {', '.join(missing)}")
-    return found
+    method = _import_function(path, "method.name")
+    if not (isinstance(method, type) and issubclass(method, Method) and dataclasses.is_dataclass(method)):
+        raise TypedError("method.name", f"'{path}' is not a method: a frozen dataclass that inherits from fedme.Method")
+    if missing := sorted(getattr(method, "__abstractmethods__", ())):
+        raise TypedError("method.name", f"'{path}' does not define {', '.join(missing)}")
+    return method
 
 
-def _named(table: str, known: Mapping[str, type[Any]], given: Mapping[str, Any], default: str, **fixed: Any) -> tuple[str, Any]:
-    name, kind, rest = _pick(table, known, given, default)
-    fixed = {key: value for key, value in fixed.items() if key in {f.name for f in dataclasses.fields(kind)}}
-    for key in fixed:
-        if key in rest:
-            raise TypedError(f"{table}.{key}", f"unknown key; these settings are in a table of their own, [{key}]")
+def _build_named(
+    table: str, classes: Mapping[str, type[Any]], given: Mapping[str, Any], default: str, **shared: Any
+) -> tuple[str, Any]:
+    """The name and value of a table. `shared` are settings from other tables that the class may take as fields."""
+    name, selected, keys = _select_class(table, classes, given, default)
+    shared = {key: value for key, value in shared.items() if key in {f.name for f in dataclasses.fields(selected)}}
+    for key in shared:
+        if key in keys:
+            raise TypedError(f"{table}.{key}", f"unknown key; these settings belong to the table [{key}]")
 
-    def leaf(kind: Any, value: Any, at: str) -> Any:
-        return next((v for k, v in fixed.items() if value is v), _function(kind, value, at))
+    def leaf(annotation: Any, value: Any, at: str) -> Any:
+        return next((item for item in shared.values() if value is item), _function(annotation, value, at))
 
-    return name, build(kind, {**rest, **fixed}, table, leaf)
+    return name, build(selected, {**keys, **shared}, table, leaf)
 
 
-def _function(kind: Any, value: Any, at: str) -> Any:
-    """A setting that may be a function can name it, as "module:function", in this local file."""
-    options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    wants = any(get_origin(option) is collections.abc.Callable for option in options)
-    if wants and callable(value):  # given by a program
+def _function(annotation: Any, value: Any, at: str) -> Any:
+    """The function named by "module:function", if the setting accepts functions; else NotImplemented."""
+    options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    accepts_functions = any(get_origin(option) is collections.abc.Callable for option in options)
+    if accepts_functions and callable(value):  # given by a program
         return value
-    if not wants or not isinstance(value, str) or ":" not in value:
+    if not accepts_functions or not isinstance(value, str) or ":" not in value:
         return NotImplemented
-    return imported(value, at)
+    return _import_function(value, at)
 
 
-def imported(path: str, at: str) -> Callable[..., Any]:
-    """The function that local configuration names as "module:function"."""
+def _import_function(path: str, at: str) -> Callable[..., Any]:
+    """Import "module:function" from local configuration."""
     module, _, name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # importing runs a user's code
+        function = getattr(importlib.import_module(module), name)
+    except Exception as error:  # importing runs user code
         raise TypedError(at, f"cannot import '{path}': {error or type(error).__name__}") from error
-    if not callable(found):
+    if not callable(function):
         raise TypedError(at, f"'{path}' is not a function")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses as tables, functions as import paths, without what is not set."""
+    """Dataclasses as tables and functions as import paths. A field that is None by default is left out while it is None."""
     if dataclasses.is_dataclass(value):
         pairs = {f.name: (getattr(value, f.name), f.default) for f in dataclasses.fields(value)}
-        # What is not set is left out, unless its default is something else.
         return {name: _plain(item) for name, (item, default) in pairs.items() if item is not None or default is not None}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -219,24 +222,25 @@ def _plain(value: Any) -> Any:
 
 
 def load(source: str | Path | None, overrides: Sequence[str] = ()) -> tuple[Experiment, list[str]]:
-    """The experiment in a file, or a preset by its name (the demo's FedMe by default), with overrides; and notes to show."""
+    """Load an experiment from a file or preset (the demo by default) with overrides. Also returns notes for the user."""
     path = Path(source) if source is not None else None
     if path is not None and (path.suffix == ".toml" or path.exists()):
         raw, origin = read_toml(path), str(path)
+        _resolve_paths(raw, path.parent)
     else:
         raw, origin = read_preset(str(source) if source is not None else DEMO)
-    if path is not None and origin == str(path):
-        _anchor(raw, path.parent)
     notes = override(raw, overrides)
-    _anchor(raw, Path())
+    _resolve_paths(raw, Path())
     return parse(raw, f"{origin} with {' '.join(overrides)}" if overrides else origin), notes
 
 
-def _anchor(raw: dict[str, Any], folder: Path) -> None:
-    """Samples are looked for beside the file that names them, wherever the command is given."""
+def _resolve_paths(raw: dict[str, Any], folder: Path) -> None:
+    """Make the paths of data files absolute, relative to `folder`."""
     tables, data = raw.get("clients", {}), raw.get("data")
     files = [(table, key) for table in (tables.values() if isinstance(tables, dict) else ()) for key in ("data", "val", "test")]
-    if isinstance(data, dict) and data.get("name") != "sites":  # all sites have the same file, and the server alone its samples
+    if (
+        isinstance(data, dict) and data.get("name") != "sites"
+    ):  # all sites share the file, but only the server has these samples
         files += [(data, "unlabeled_file"), (data, "public_file")]
     for table, key in files:
         if isinstance(table, dict) and isinstance(table.get(key), str):
@@ -248,38 +252,38 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; `fedme list presets` shows what is built in") from None
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: not TOML, not UTF-8, or a number of 5000 digits
+        raise ConfigError(f"{path}: no such file; `fedme list presets` shows the built-in experiments") from None
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: invalid TOML or UTF-8, or a number of 5000 digits
         raise ConfigError(f"{path}: {error}") from error
 
 
 def presets() -> dict[str, str]:
-    """The names of the built-in experiments and their first line of comment."""
+    """The names of the presets and their descriptions, the first comment line of each file."""
     files = sorted(file.name for file in PRESETS.iterdir() if file.name.endswith(".toml"))
     return {name.removesuffix(".toml"): (PRESETS / name).read_text().splitlines()[0].lstrip("# ") for name in files}
 
 
 def read_preset(name: str) -> tuple[dict[str, Any], str]:
-    """The plain data of a built-in experiment, and what to call it in messages."""
-    known = presets()
-    if name not in known:
-        raise ConfigError(f"'{name}' is neither a file nor a preset{nearest(name, known)}")
+    """The plain data of a preset, and its origin for error messages."""
+    names = presets()
+    if name not in names:
+        raise ConfigError(f"'{name}' is neither a file nor a preset{nearest(name, names)}")
     return tomllib.loads((PRESETS / f"{name}.toml").read_text()), f"preset {name}"
 
 
 def override(raw: dict[str, Any], overrides: Sequence[str]) -> list[str]:
-    """Apply ``key=value`` words to plain data. Another method leaves the settings of the old one behind, and says so."""
+    """Apply ``key=value`` overrides to plain data, in place. Returns notes about settings that a new `name` drops."""
     notes = []
     for word in sorted(overrides, key=lambda word: not word.split("=")[0].endswith("name")):
         key, equals, text = word.partition("=")
         if not equals or not key:
-            raise ConfigError(f"'{word}': overrides look like key=value, for example rounds=5 or method.name=fml")
+            raise ConfigError(f"'{word}': overrides have the form key=value, for example rounds=5 or method.name=fml")
         path = key.split(".")
-        value = _value(text)
+        value = _parse_value(text)
         if path[0] in ("method", "data", "partition", "engine") and len(path) == 1 and isinstance(value, str):
             path = [path[0], "name"]
         if path[0] in ("method", "data", "partition") and path[1:] == ["name"]:
-            notes += _change_name(raw, path[0], value)
+            notes += _drop_settings(raw, path[0], value)
         table = raw
         for part in path[:-1]:
             table = table.setdefault(part, {})
@@ -289,23 +293,24 @@ def override(raw: dict[str, Any], overrides: Sequence[str]) -> list[str]:
     return notes
 
 
-def _change_name(raw: dict[str, Any], table: str, name: Any) -> list[str]:
-    known: Mapping[str, type[Any]] = {"method": METHODS, "data": DATASETS, "partition": PARTITIONS}[table]
+def _drop_settings(raw: dict[str, Any], table: str, name: Any) -> list[str]:
+    """Remove the settings that do not apply to the new `name` of a table. Returns a note if there are any."""
+    classes: Mapping[str, type[Any]] = {"method": METHODS, "data": DATASETS, "partition": PARTITIONS}[table]
     old = raw.get(table, {})
     if not isinstance(name, str) or not isinstance(old, dict) or old.get("name") == name:
         return []
-    if name not in known and table != "method":
+    if name not in classes and table != "method":
         return []
-    fields = {f.name for f in dataclasses.fields(known[name])} if name in known else set()
+    fields = {f.name for f in dataclasses.fields(classes[name])} if name in classes else set()
     fields |= {f.name for f in dataclasses.fields(DataOptions)} if table == "data" else set()
-    # Methods use the same letters for different things, so nothing of another method is kept.
-    keep = {key: old[key] for key in old if table != "method" and key in fields}
-    dropped = sorted(old.keys() - keep.keys() - {"name"})
-    raw[table] = keep
-    return [f"{table}.name={name}: left out {', '.join(dropped)} of {old.get('name', 'the file')}"] if dropped else []
+    # Methods use the same names for different settings, so a new method keeps none.
+    kept = {key: old[key] for key in old if table != "method" and key in fields}
+    dropped = sorted(old.keys() - kept.keys() - {"name"})
+    raw[table] = kept
+    return [f"{table}.name={name}: dropped {', '.join(dropped)} of {old.get('name', 'the file')}"] if dropped else []
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     """A TOML value, or the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]

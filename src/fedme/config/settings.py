@@ -1,11 +1,12 @@
-"""The tables of an experiment file. Every default is written here, once."""
+"""The tables of an experiment file, with the default of every key."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from fedme.core.data import ClientId
+from fedme.core.settings import setting
 from fedme.datasets.user_data import ClientFiles
 from fedme.execution.device import Device
 from fedme.execution.dispatcher import Way
@@ -20,108 +21,116 @@ Spec = str | Mapping[str, Any]  # an architecture: its name, or a table with `na
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The `[models]` table: which architectures there are and who has which."""
+    """The `[models]` table: the available architectures and their assignment to clients."""
 
-    pool: tuple[Spec, ...] = ("mlr",)
-    assign: str | Mapping[ClientId, str] = "round-robin"  # or "best-local", the name of one, or a table client = name
-    shared: Spec | None = None  # the architecture of a model that all clients share; the first of the pool by default
-    selection_rounds: int | None = None  # of local training for "best-local"; as many as `rounds` by default
-    max_parameters: int | Mapping[ClientId, int] | None = None  # the largest guest a client takes
+    pool: tuple[Spec, ...] = setting(("mlr",), "architectures of the clients, by name or as tables with `name` and options")
+    assign: str | Mapping[ClientId, str] = setting(
+        "round-robin", 'or "best-local", the name of one architecture for all clients, or a table client = name'
+    )
+    shared: Spec | None = setting(None, "architecture of the model that all clients share; the first of the pool by default")
+    selection_rounds: int | None = setting(None, 'rounds of local training for "best-local"; equal to `rounds` by default')
+    max_parameters: int | Mapping[ClientId, int] | None = setting(
+        None, "size of the largest guest model that a client accepts, for all clients or as a table client = number"
+    )
 
     def __post_init__(self) -> None:
         require(bool(self.pool), "pool", "must name at least one architecture")
-        require(self.selection_rounds is None or self.selection_rounds >= 1, "selection_rounds", "must be at least 1")
+        rounds = self.selection_rounds
+        require(rounds is None or rounds >= 1, "selection_rounds", f"must be >= 1, got {rounds}")
 
 
 @dataclass(frozen=True)
 class FinetuneOptions:
-    """The `[finetune]` table: epochs of fine-tuning of every personal model, at the end or at every evaluation."""
+    """The `[finetune]` table: fine-tuning of the personal models on the clients' training data."""
 
-    epochs: int = 0
-    when: Literal["end", "always"] = "end"
+    epochs: int = setting(0, "number of epochs")
+    when: Literal["end", "always"] = setting("end", "after the last round, or before every evaluation")
 
     def __post_init__(self) -> None:
-        require(self.epochs >= 0, "epochs", f"must not be negative, not {self.epochs}")
+        require(self.epochs >= 0, "epochs", f"must be >= 0, got {self.epochs}")
 
 
 @dataclass(frozen=True)
 class PrivacyOptions:
-    """The `[privacy]` table: differentially private training, and how private it is to be."""
+    """The `[privacy]` table: differentially private training."""
 
-    clip: float = 1.0  # largest norm of one sample's gradient, all models that a client trains in a step together
-    noise_multiplier: float | None = None  # deviation of the noise on a sum of gradients, in units of `clip`
-    epsilon: float | None = None  # or: the noise that keeps every client within this, over all rounds
-    delta: float = 1e-5
-    secret: bool = False  # noise from the operating system instead of the seed: it cannot be repeated, nor taken off
+    clip: float = setting(1.0, "maximum gradient norm per sample, over all models that a client trains in one step")
+    noise_multiplier: float | None = setting(
+        None, "standard deviation of the noise on the sum of the gradients, in units of `clip`"
+    )
+    epsilon: float | None = setting(None, "privacy budget per client over all rounds; determines the noise multiplier")
+    delta: float = setting(1e-5, "delta of (epsilon, delta)-differential privacy")
+    secret: bool = setting(
+        False, "draw the noise from the operating system instead of the seed: it cannot be reproduced or subtracted"
+    )
 
     def __post_init__(self) -> None:
-        require(self.clip > 0, "clip", f"must be positive, not {self.clip}")
-        require(
-            (self.noise_multiplier is None) != (self.epsilon is None),
-            "noise_multiplier",
-            "give either noise_multiplier or epsilon",
-        )
-        require(
-            self.noise_multiplier is None or 0 <= self.noise_multiplier <= 1e6,
-            "noise_multiplier",
-            f"must be from 0 to a million, not {self.noise_multiplier}",
-        )
-        require(not self.noise_multiplier or self.clip < math.inf, "clip", "must be finite: noise is in units of it")
-        require(self.epsilon is None or 0 < self.epsilon < math.inf, "epsilon", f"must be positive, not {self.epsilon}")
-        require(self.epsilon is None or self.clip < math.inf, "clip", "must be finite: noise is in units of it")
-        require(0 < self.delta < 1, "delta", f"must be between 0 and 1, not {self.delta}")
+        noise, epsilon = self.noise_multiplier, self.epsilon
+        require(self.clip > 0, "clip", f"must be > 0, got {self.clip}")
+        require((noise is None) != (epsilon is None), "noise_multiplier", "set either noise_multiplier or epsilon")
+        require(noise is None or 0 <= noise <= 1e6, "noise_multiplier", f"must be between 0 and 1e6, got {noise}")
+        require(epsilon is None or 0 < epsilon < math.inf, "epsilon", f"must be positive and finite, got {epsilon}")
+        noisy = noise or epsilon is not None
+        require(not noisy or self.clip < math.inf, "clip", "must be finite, because the noise is in units of it")
+        require(0 < self.delta < 1, "delta", f"must be between 0 and 1, got {self.delta}")
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The `[engine]` table: what runs the clients."""
+    """The `[engine]` table: where and how the clients' computations run."""
 
-    name: Literal["inprocess", "flower"] = "inprocess"  # "flower": clients in processes of Ray, one operation after another
-    address: str | None = None  # of a Ray cluster, for "flower"; this machine by default
-    path: Way = "auto"  # one way for all operations: "reference", "compiled", "stacked", "vmap" or "workers"
-    device: Device = "cpu"  # where arithmetic is done: "cpu", "cuda" or "mps"
-    workers: int | None = None  # processes for networks that are not stacked, such as convolutions; one a processor by default
-    threads: int = 1  # of torch in this process; results depend on it in their last bits
-    dtype: Literal["float32", "float64"] = "float32"
-    memory: float = 2.0  # gigabytes of resting weights kept in memory; the others are in files of the run directory
+    name: Literal["inprocess", "flower"] = setting("inprocess", "'flower' runs the clients in Ray processes")
+    address: str | None = setting(None, "address of a Ray cluster, for 'flower'; this machine by default")
+    path: Way = setting("auto", "one execution path for all operations")
+    device: Device = setting("cpu", "device of the tensors")
+    workers: int | None = setting(
+        None, "worker processes for networks that are not stacked, such as convolutions; one per processor by default"
+    )
+    threads: int = setting(1, "torch threads in this process; changes results in their last bits")
+    dtype: Literal["float32", "float64"] = setting("float32", "data type of weights and arithmetic")
+    memory: float = setting(
+        2.0, "gigabytes of weights kept in memory between rounds; the remaining weights are in files of the run directory"
+    )
 
     def __post_init__(self) -> None:
-        require(self.workers is None or self.workers >= 1, "workers", f"must be at least 1, not {self.workers}")
-        require(self.threads >= 1, "threads", f"must be at least 1, not {self.threads}")
-        require(self.address is None or self.name == "flower", "address", "is that of a Ray cluster, for engine=flower")
-        require(self.device != "mps" or self.dtype == "float32", "dtype", "mps has no float64")
-        require(self.memory >= 0, "memory", f"must not be negative, not {self.memory}")
+        require(self.workers is None or self.workers >= 1, "workers", f"must be >= 1, got {self.workers}")
+        require(self.threads >= 1, "threads", f"must be >= 1, got {self.threads}")
+        require(self.address is None or self.name == "flower", "address", "is for Ray clusters: set engine.name=flower as well")
+        require(self.device != "mps" or self.dtype == "float32", "dtype", "must be float32 on mps, which has no float64")
+        require(self.memory >= 0, "memory", f"must be >= 0, got {self.memory}")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The whole file. The tables `method`, `data` and `partition` depend on their `name` and are read after this."""
+    """The whole file. The keys of `method`, `data` and `partition` depend on their `name`; `experiment.parse` reads them."""
 
-    name: str = "experiment"
-    seed: int = 0
-    rounds: int = 30
-    output: str | None = None  # the run directory; runs/<name> by default
-    evaluate_every: int = 1  # rounds; the last round is always evaluated
-    checkpoint_every: int = 1  # rounds
-    log: Log | tuple[Log, ...] = ()  # also to TensorBoard or MLflow, or both: "tensorboard", ["tensorboard", "mlflow"]
-    method: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedme"})
-    data: Mapping[str, Any] = field(default_factory=dict)
-    partition: Mapping[str, Any] = field(default_factory=dict)
-    models: ModelOptions = ModelOptions()
-    train: Training = Training()
-    finetune: FinetuneOptions = FinetuneOptions()
-    privacy: PrivacyOptions | None = None
-    engine: EngineOptions = EngineOptions()
-    defence: Defence = Defence()
-    attack: Attack = Attack()
-    faults: Faults = Faults()
-    clients: Mapping[ClientId, ClientFiles] = field(default_factory=dict)  # people's own: each one's samples and model
+    name: str = setting("experiment", "name of the experiment")
+    seed: int = setting(0, "seed of all random numbers")
+    rounds: int = setting(30, "number of rounds")
+    output: str | None = setting(None, "run directory; runs/<name> by default")
+    evaluate_every: int = setting(1, "rounds between evaluations; the last round is always evaluated")
+    checkpoint_every: int = setting(1, "rounds between checkpoints")
+    log: Log | tuple[Log, ...] = setting((), 'additional loggers: one name, or a list such as ["tensorboard", "mlflow"]')
+    method: Mapping[str, Any] = setting(help="method and its settings", default_factory=lambda: {"name": "fedme"})
+    data: Mapping[str, Any] = setting(help="data set and its settings", default_factory=dict)
+    partition: Mapping[str, Any] = setting(help="partition of the data set into clients", default_factory=dict)
+    models: ModelOptions = setting(ModelOptions(), "architectures")
+    train: Training = setting(Training(), "local training")
+    finetune: FinetuneOptions = setting(FinetuneOptions(), "fine-tuning")
+    privacy: PrivacyOptions | None = setting(None, "differential privacy; off by default")
+    engine: EngineOptions = setting(EngineOptions(), "execution")
+    defence: Defence = setting(Defence(), "robust aggregation and quarantine")
+    attack: Attack = setting(Attack(), "simulated malicious clients")
+    faults: Faults = setting(Faults(), "simulated failures, and the quorum")
+    clients: Mapping[ClientId, ClientFiles] = setting(
+        help="table [clients.NAME] per client with user data: its samples and model", default_factory=dict
+    )
 
     def __post_init__(self) -> None:
-        require(self.rounds >= 1, "rounds", f"must be at least 1, not {self.rounds}")
-        require(self.evaluate_every >= 1, "evaluate_every", f"must be at least 1, not {self.evaluate_every}")
-        require(self.checkpoint_every >= 1, "checkpoint_every", f"must be at least 1, not {self.checkpoint_every}")
-        few, quorum = self.train.cohort, self.faults.quorum
-        reachable = few is None or isinstance(quorum, float) or quorum <= few
-        require(reachable, "faults.quorum", f"{quorum} replies never come when train.cohort asks for {few}")
-        require(bool(self.name) and "/" not in self.name and self.name[0] != ".", "name", "must do as the name of a directory")
+        for name in ("rounds", "evaluate_every", "checkpoint_every"):
+            require(getattr(self, name) >= 1, name, f"must be >= 1, got {getattr(self, name)}")
+        cohort, quorum = self.train.cohort, self.faults.quorum
+        reachable = cohort is None or isinstance(quorum, float) or quorum <= cohort
+        require(reachable, "faults.quorum", f"must be <= train.cohort, which is {cohort}, got {quorum}")
+        valid = bool(self.name) and "/" not in self.name and self.name[0] != "."
+        require(valid, "name", f"must be usable as a directory name, without '/' or a leading '.', got '{self.name}'")

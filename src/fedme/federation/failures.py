@@ -6,12 +6,13 @@ it is. And its reply can be lost, or late: then it has trained, and goes on from
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fedme.core.data import ClientId
 from fedme.core.key import Key
 from fedme.core.method import POOL, Round, Task, TaskError
+from fedme.core.settings import setting
 from fedme.federation.round import Engine, EngineWrapper, NoReply, Quorum, Reply
 from fedme.learning.local_training import require
 
@@ -22,17 +23,21 @@ Rounds = Mapping[ClientId, tuple[int, ...]]  # a plan: in which rounds it happen
 class Faults:
     """The `[faults]` table: simulated failures of clients, and what the server needs for a round to count."""
 
-    dropout: float | Mapping[ClientId, float] = 0.0  # probability that a client does not hear of a round; also client = number
-    dropped_in: Rounds = field(default_factory=dict)  # client = rounds in which it drops out for certain
-    lost: float | Mapping[ClientId, float] = 0.0  # probability that a reply is lost after the client trained
-    lost_in: Rounds = field(default_factory=dict)  # client = rounds in which its reply is lost for certain
-    seconds: float | Mapping[ClientId, float] = 1.0  # how long a client takes to reply; nobody waits, this is simulated
-    spread: float = 0.0  # standard deviation of the logarithm of these seconds, drawn for every reply
-    deadline: float | None = None  # seconds; replies that take longer are late and do not count
-    join: Mapping[ClientId, int] = field(default_factory=dict)  # client = the round it joins in, or comes back in
-    leave: Mapping[ClientId, int] = field(default_factory=dict)  # client = the first round without it
-    quorum: int | float = 1  # replies that a round needs: a number, or a share of the replies asked for, as 0.5
-    repeats: int = 2  # how often those who did not reply are asked again when the round is below the quorum
+    dropout: float | Mapping[ClientId, float] = setting(
+        0.0, "probability that a client misses a round, for all clients or as a table client = probability"
+    )
+    dropped_in: Rounds = setting(help="table client = rounds that the client misses for certain", default_factory=dict)
+    lost: float | Mapping[ClientId, float] = setting(
+        0.0, "probability that a reply is lost after training, for all clients or as a table client = probability"
+    )
+    lost_in: Rounds = setting(help="table client = rounds in which its reply is lost for certain", default_factory=dict)
+    seconds: float | Mapping[ClientId, float] = setting(1.0, "simulated time that a client takes to reply; adds no waiting")
+    spread: float = setting(0.0, "standard deviation of the logarithm of `seconds`, drawn for every reply")
+    deadline: float | None = setting(None, "seconds after which a reply is late and is discarded")
+    join: Mapping[ClientId, int] = setting(help="table client = round in which it joins or returns", default_factory=dict)
+    leave: Mapping[ClientId, int] = setting(help="table client = first round without the client", default_factory=dict)
+    quorum: int | float = setting(1, "replies that a round needs: a number (1), or a fraction of the requested replies (0.5)")
+    repeats: int = setting(2, "how often clients without a reply are asked again while a round is below the quorum")
 
     def __post_init__(self) -> None:
         for name in ("dropout", "lost"):

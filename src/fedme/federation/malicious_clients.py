@@ -12,6 +12,7 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Round, Task
 from fedme.core.model import Arch, Model
+from fedme.core.settings import setting
 from fedme.federation.client_work import AnyMethod
 from fedme.federation.reply_validation import check_reply
 from fedme.federation.round import Engine, EngineWrapper, NoReply, Reply
@@ -25,9 +26,11 @@ FACTORS = {"sign-flip": -10.0, "huge-norm": 1000.0}  # what the change of a mode
 class Attack:
     """Who is hostile, and what they do."""
 
-    clients: int | tuple[ClientId, ...] = ()  # so many, drawn at random, or these; nobody by default
-    kind: Kind = "sign-flip"  # "label-flip" trains on wrong labels; the others send what they should not
-    strength: float | None = None  # of sign-flip (10 by default) and huge-norm (1000): times the honest change
+    clients: int | tuple[ClientId, ...] = setting((), "number of malicious clients, drawn at random, or a list of names")
+    kind: Kind = setting("sign-flip", "'label-flip' trains on wrong labels; the other attacks change the reply")
+    strength: float | None = setting(
+        None, "factor on the honest change of a model, for 'sign-flip' (10 by default) and 'huge-norm' (1000 by default)"
+    )
 
     def __post_init__(self) -> None:
         require(not isinstance(self.clients, int) or self.clients >= 0, "clients", f"must not be negative, not {self.clients}")

@@ -7,6 +7,7 @@ from fedme.core.data import ClientId
 from fedme.core.key import Key
 from fedme.core.method import Plan, Round
 from fedme.core.operations import BatchSchedule, Objective
+from fedme.core.settings import setting
 from fedme.learning.optimizers import SGD
 
 
@@ -20,17 +21,17 @@ def require(condition: bool, field: str, message: str) -> None:
 class Training:
     """How clients train locally, and how many of them take part in a round."""
 
-    epochs: int = 2  # E: passes over the training data a round
-    batch: int = 20
-    steps: int | None = None  # mini-batches a round, instead of epochs (pFedMe, PFML)
-    shuffle: bool = True
-    lr: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None  # largest gradient norm of a model in a step
-    lr_decay: float = 1.0  # the learning rate is multiplied by this ...
-    lr_decay_at: tuple[float, ...] = ()  # ... at these fractions of the rounds
-    cohort: int | None = None  # clients drawn for a round; all of them by default
+    epochs: int = setting(2, "local epochs per round (E)")
+    batch: int = setting(20, "mini-batch size")
+    steps: int | None = setting(None, "mini-batches per round, instead of epochs (pFedMe, PFML)")
+    shuffle: bool = setting(True, "whether to shuffle the training data in every epoch")
+    lr: float = setting(0.1, "learning rate")
+    momentum: float = setting(0.0, "momentum of SGD")
+    weight_decay: float = setting(0.0, "L2 penalty")
+    clip: float | None = setting(None, "maximum gradient norm of a model per step")
+    lr_decay: float = setting(1.0, "factor by which the learning rate is multiplied at each point of `lr_decay_at`")
+    lr_decay_at: tuple[float, ...] = setting((), "fractions of the rounds, between 0 and 1, at which the learning rate decays")
+    cohort: int | None = setting(None, "number of clients sampled per round; all clients by default")
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, "epochs", f"must be at least 1, not {self.epochs}")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedme.core import tree
 from fedme.core.operations import Score
+from fedme.core.settings import setting
 from fedme.learning.local_training import require
 
 
@@ -16,12 +17,16 @@ from fedme.learning.local_training import require
 class Defence:
     """How replies are combined and bounded, which guests are let in, and who is kept out."""
 
-    average: Literal["mean", "median", "trimmed"] = "mean"  # the other two value by value, where each client counts the same
-    trim: float = 0.1  # of "trimmed": the share of values that is left out at either end
-    norm: float | None = None  # the largest change of a model in a round; a larger one is scaled down to it
-    guest: float | None = None  # FedMe: a guest whose validation loss exceeds one's own model's by more is not trained
-    quarantine: int | None = None  # refused messages after which a client is not asked any more ...
-    quarantine_rounds: int | None = None  # ... for so many rounds; for good by default
+    average: Literal["mean", "median", "trimmed"] = setting(
+        "mean", "how models are averaged; median and trimmed mean are taken coordinate by coordinate, with equal client weights"
+    )
+    trim: float = setting(0.1, "for 'trimmed': fraction of the values that is discarded at each end")
+    norm: float | None = setting(None, "maximum norm of a model's change per round; larger changes are scaled down to it")
+    guest: float | None = setting(
+        None, "FedMe: a guest is not trained if its validation loss exceeds that of the client's own model by more than this"
+    )
+    quarantine: int | None = setting(None, "number of rejected messages after which a client is excluded")
+    quarantine_rounds: int | None = setting(None, "number of rounds for which it is excluded; permanently by default")
 
     def __post_init__(self) -> None:
         require(0 <= self.trim < 0.5, "trim", f"must be in [0, 0.5), not {self.trim}")
