@@ -127,6 +127,7 @@ IMPORTING = {
     "datasets/data_files.py": "constants: packages that are optional",
     "federation/flower/__init__.py": "constants: modules of that package",
     "config/experiment.py": "local configuration: functions and methods of one's own",
+    "config/identity.py": "local configuration: the modules whose source a run depends on",
     "results/loggers.py": "a table in the file",
     "reproduction/figures.py": "a constant",
     "networks/lookup.py": "local configuration: networks of one's own, and only where the caller says `imports`",

@@ -199,7 +199,7 @@ def test_resume_of_a_finished_run_says_so(fedme, runs):
         (("run", "digits-fedavg", "partition.clients=5000"), "5000"),
         (("run", "digits-fedme", "data.val=0"), "data.val"),
         (("run", "digits-fedavg", "method.name=fedmd"), "needs labelled public data"),
-        (("run", "digits-fedavg", "models.max_parameters={77=5}"), "there is no such client"),
+        (("run", "digits-fedavg", "models.max_parameters={77=5}"), "unknown client"),
         (("show", "nowhere"), "not a run directory"),
         (("resume", "nowhere"), "not a run directory"),
         (("compare", "nowhere"), "not a run directory"),
@@ -316,12 +316,12 @@ def test_saved_models_are_used_from_the_command_line(fedme, models):
 
 def test_what_is_wrong_with_a_model_or_its_samples_is_one_line(fedme, models):
     for words, message in [
-        (("predict", models, "a.npz"), "whose model? Say --client; there are a, b"),
+        (("predict", models, "a.npz"), "give the name of a client (--client); there are a, b"),
         (("predict", models, "no.npz", "-c", "a"), "no such file"),
-        (("evaluate", models, "new.npz", "-c", "z"), "there is no client 'z'"),
+        (("evaluate", models, "new.npz", "-c", "z"), "unknown client 'z'"),
         (("join", models, "--data", "new.npz", "--name", "a"), "already has a client called 'a'"),
         (("join", ".", "--data", "new.npz"), "not a run directory"),
-        (("predict", ".", "new.npz", "-c", "a"), "there are no saved models"),
+        (("predict", ".", "new.npz", "-c", "a"), "no saved models"),
     ]:
         code, _, err = fedme(*words)
         assert code == 2

@@ -340,7 +340,7 @@ def _torn(method: str, folder: Path) -> list[Target]:
             file = checkpoint.load(folder, now.plain())
             if file is None:
                 return None, []
-            at = checkpoint.states(folder, store, file, now.method, prepared.archs)
+            at = checkpoint.states(folder, store, file, now.method, prepared.archs, prepared.task.resolve)
             return at.header, [t for _, t in leaves((at.server, at.clients)) if isinstance(t, torch.Tensor)]
         finally:
             store.close()

@@ -198,4 +198,4 @@ def test_malicious_clients_are_in_no_mean(tmp_path):
     assert set(run.last(("personal", "round", "test"))) == set(run.clients) - {"2"}
     mean = statistics.fmean(score["accuracy"] for score in run.last(("personal", "round", "test")).values())
     assert mean == pytest.approx(personal["accuracy"]["client_mean"])
-    assert "Hostile on purpose, and in none of the means: client 2." in json.dumps(story)
+    assert "Malicious by configuration ([attack]), excluded from all means: client 2." in json.dumps(story)

@@ -46,8 +46,8 @@ def test_agrees_with_the_summary(folder):
 
 
 def test_what_a_mean_over_clients_is_worth():
-    assert measured.worth([50, 50, 50]) == 150
-    assert measured.worth([1, 1000]) == pytest.approx(4, abs=0.01)  # the client with one sample decides
+    assert measured.effective_samples([50, 50, 50]) == 150
+    assert measured.effective_samples([1, 1000]) == pytest.approx(4, abs=0.01)  # the client with one sample decides
 
 
 def test_clients_losses_choices_and_seconds(folder):

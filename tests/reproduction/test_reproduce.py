@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedme.reproduction import catalogue, comparison_tables, figures, findings, measured, results_page
-from fedme.reproduction.planned_runs import Spot
+from fedme.reproduction.planned_runs import RunFolders
 from fedme.results import summary
 
 RESULTS = catalogue.results()
@@ -83,7 +83,7 @@ def test_only_some_curves(fedme, tmp_path):
     sheet = made(fedme, tmp_path, "fml-figure6", "--only", "alone/ten classes, LeNet5")
     assert [(row["curve"], row["panel"]) for row in sheet["rows"]] == [("alone", "ten classes, LeNet5")]
     assert [path.name for path in (tmp_path / "smoke").iterdir()] == ["fml-cifar10-tasks-local-s0"]
-    told = findings.gather(Spot(tmp_path, "smoke"))
+    told = findings.gather(RunFolders(tmp_path, "smoke"))
     whole = comparison_tables.sheet(RESULTS["fml-figure6"], told)
     # The run answers for the other client's curve too: the command names both, and nothing else.
     words = "--only 'alone/ten classes, LeNet5' --only 'alone/the other task, CNN1'"
@@ -111,7 +111,7 @@ def test_a_wrong_name_is_an_error_that_helps(fedme, tmp_path):
 
 def test_what_is_finished_is_not_run_again(fedme, tmp_path):
     made(fedme, tmp_path, "pfml-table3")
-    spot = Spot(tmp_path, "smoke")
+    spot = RunFolders(tmp_path, "smoke")
     folder = spot.folder("pfml-synthetic-mixed/lam20", 0)
     before = (folder / "metrics.jsonl").stat().st_mtime_ns
     again = made(fedme, tmp_path, "pfml-table3")
@@ -121,7 +121,7 @@ def test_what_is_finished_is_not_run_again(fedme, tmp_path):
 
 def test_another_experiment_in_its_place_is_refused(fedme, tmp_path):
     made(fedme, tmp_path, "pfml-table3", "--only", "/MLR, lambda 20")
-    config = Spot(tmp_path, "smoke").folder("pfml-synthetic-mlr/pfml-u5", 0) / summary.CONFIG
+    config = RunFolders(tmp_path, "smoke").folder("pfml-synthetic-mlr/pfml-u5", 0) / summary.CONFIG
     config.write_text(config.read_text().replace("lr = 0.01", "lr = 0.02"))
     code, _, err = fedme("reproduce", "pfml-table3", "--scale", "smoke", "--runs", tmp_path, "--quiet")
     assert code == 2
@@ -130,7 +130,7 @@ def test_another_experiment_in_its_place_is_refused(fedme, tmp_path):
 
 def test_results_of_other_settings_do_not_count(fedme, tmp_path):
     made(fedme, tmp_path, "pfml-table3", "--only", "/MLR, lambda 20")
-    spot = Spot(tmp_path, "smoke")
+    spot = RunFolders(tmp_path, "smoke")
     path = spot.folder("pfml-synthetic-mlr/pfml-u5", 0) / measured.NAME
     assert list(findings.gather(spot).runs["pfml-synthetic-mlr/pfml-u5"]) == [0]
     path.write_text(path.read_text().replace('"lam": 20.0', '"lam": 21.0'))

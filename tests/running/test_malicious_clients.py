@@ -70,7 +70,7 @@ def test_an_offender_is_named_kept_out_for_a_while_and_in_no_mean(tmp_path, fedm
     assert {each["clients"] for each in told["results"]} == {4}
     code, out, _ = fedme("show", folder)
     assert code == 0
-    assert "Hostile on purpose, and in none of the means: client 2." in out
+    assert "Malicious by configuration ([attack]), excluded from all means: client 2." in out
     assert "client 2: quarantined in 2 rounds, first in round 2" in out
     assert fedme("report", folder, "--output", tmp_path / "page.html")[0] == 0
     assert "client 2: quarantined in 2 rounds, first in round 2" in (tmp_path / "page.html").read_text()

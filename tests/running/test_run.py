@@ -257,7 +257,7 @@ def test_a_checkpoint_of_another_configuration_or_version_is_refused(tmp_path):
     with pytest.raises(RunError, match="this version reads"):
         run.resume(tmp_path / "run", Watching())
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(RunError, match="damaged .*delete it to begin again"):
+    with pytest.raises(RunError, match="damaged .*delete it to start again"):
         run.resume(tmp_path / "run", Watching())
 
 
@@ -407,7 +407,7 @@ def test_metrics_that_are_shorter_than_the_checkpoint_says_are_refused(tmp_path)
             ("checkpoint.json", "checkpoint-2", "checkpoint-3"),
             "this version reads fedme-checkpoint-2, the file is fedme-checkpoint-3",
         ),
-        (("checkpoint.json", '"round": ', '"rounds": '), "checkpoint.json: damaged (its checksum is wrong"),
+        (("checkpoint.json", '"round": ', '"rounds": '), "checkpoint.json: damaged (wrong checksum"),
     ],
 )
 def test_what_does_not_belong_together_is_refused_in_one_line(change, message, fedme, tmp_path):
@@ -430,7 +430,7 @@ def test_a_run_of_an_earlier_version_is_refused(fedme, tmp_path):
     (tmp_path / "run" / "checkpoint.json").rename(tmp_path / "run" / "checkpoint.safetensors")
     code, _, err = fedme("resume", tmp_path / "run")
     assert code == 2
-    assert "begun by an earlier version, whose checkpoints this one does not read; start a new run" in " ".join(err.split())
+    assert "begun by an earlier version, whose checkpoints this version cannot read; start a new run" in " ".join(err.split())
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoint.json", "000002.bin", "summary.json", "model.safetensors"])

@@ -1,4 +1,4 @@
-"""Sweeps: what is tried, that validation chooses, and that nothing is run twice."""
+"""Sweeps: the points, selection by validation, and that nothing is run twice."""
 
 import json
 
@@ -24,7 +24,7 @@ def test_values_are_cut_at_commas(values):
 
 @given(st.text())
 def test_any_text_can_be_cut(text):
-    assert "".join(",".join(sweep.split(text)).split()) == "".join(text.split())  # nothing is lost
+    assert "".join(",".join(sweep.split(text)).split()) == "".join(text.split())
 
 
 def test_commas_in_brackets_and_quotes_belong_to_a_value():
@@ -33,9 +33,9 @@ def test_commas_in_brackets_and_quotes_belong_to_a_value():
 
 
 @pytest.mark.parametrize("word", ["train.lr", "=1,2", "train.lr=", "train.lr=1,,2"])
-def test_words_that_are_no_key_and_values(word):
+def test_words_without_a_key_and_values_are_refused(word):
     with pytest.raises(ConfigError, match="key=value,value"):
-        sweep.over(word)
+        sweep.swept_key(word)
 
 
 def settings(points):
@@ -43,16 +43,16 @@ def settings(points):
 
 
 def test_every_combination_or_together(tmp_path):
-    overs = [sweep.over("train.lr=0.01,0.1"), sweep.over("train.batch=5,10")]
+    overs = [sweep.swept_key("train.lr=0.01,0.1"), sweep.swept_key("train.batch=5,10")]
     grid = sweep.points("digits-fedavg", TINY, overs, range(2), tmp_path, together=False)
     assert settings(grid) == [("0.01", "5"), ("0.01", "10"), ("0.1", "5"), ("0.1", "10")]
     assert [run.config["seed"] for run in grid[0].runs] == [0, 1]
     assert (grid[1].runs[0].config["train"]["lr"], grid[1].runs[0].config["train"]["batch"]) == (0.01, 10)
     assert settings(sweep.points("digits-fedavg", TINY, overs, [0], tmp_path, together=True)) == [("0.01", "5"), ("0.1", "10")]
-    with pytest.raises(ConfigError, match="as many values"):
-        sweep.points("digits-fedavg", TINY, [overs[0], sweep.over("train.batch=5")], [0], tmp_path, together=True)
+    with pytest.raises(ConfigError, match="same number of values"):
+        sweep.points("digits-fedavg", TINY, [overs[0], sweep.swept_key("train.batch=5")], [0], tmp_path, together=True)
     with pytest.raises(ConfigError, match="share the directory"):
-        sweep.points("digits-fedavg", TINY, [sweep.over("train.lr=0.1,0.1")], [0], tmp_path, together=False)
+        sweep.points("digits-fedavg", TINY, [sweep.swept_key("train.lr=0.1,0.1")], [0], tmp_path, together=False)
 
 
 def test_the_command_goes_on_and_validation_chooses(fedme, tmp_path):
@@ -77,7 +77,7 @@ def test_without_validation_nothing_is_chosen(fedme):
     assert "no settings selected" in err
 
 
-def test_failures_are_told_at_the_end(fedme):
+def test_failures_are_reported_at_the_end(fedme):
     code, out, err = fedme("sweep", "digits-fedavg", *TINY, "--over", "data.unlabeled=10,100000", "-q")
     assert code == 2
     assert "1 of 2 runs failed" in err

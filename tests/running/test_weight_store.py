@@ -121,17 +121,17 @@ def test_a_checkpoint_writes_only_what_is_new(tmp_path):
     store = Store(tmp_path, 2**30)
     archs = {DENSE.name: DENSE}
     clients = {str(i): store.keep(model(i)) for i in range(10)}
-    save(tmp_path, store, Checkpoint(Header(0, 0, {}), None, clients), {})
+    save(tmp_path, store, Checkpoint(Header(0, 0, {}), None, clients, {DENSE.name: DENSE}), {})
     before = files(store)
     clients["3"] = store.keep(model(33))
-    save(tmp_path, store, Checkpoint(Header(1, 0, {}), None, clients), {})
+    save(tmp_path, store, Checkpoint(Header(1, 0, {}), None, clients, {DENSE.name: DENSE}), {})
     after = files(store)
     assert before.items() <= after.items()
     (new,) = after.keys() - before.keys()
     assert (store.folder / new).stat().st_size == SIZE
     for i in range(4, 10):  # nothing of the old file but three models is needed now: it is given up
         clients[str(i)] = store.keep(model(40 + i))
-    save(tmp_path, store, Checkpoint(Header(2, 0, {}), None, clients), {})
+    save(tmp_path, store, Checkpoint(Header(2, 0, {}), None, clients, {DENSE.name: DENSE}), {})
     assert not before.keys() & files(store).keys()
     assert sum(path.stat().st_size for path in store.folder.iterdir()) == 10 * SIZE
 
@@ -153,12 +153,12 @@ def test_a_checkpoint_writes_only_what_is_new(tmp_path):
 def test_damage_is_noticed_and_named(tmp_path):
     store = Store(tmp_path, 0)
     kept = store.keep(model(1))
-    save(tmp_path, store, Checkpoint(Header(0, 0, {}), None, {"0": kept}), {})
+    save(tmp_path, store, Checkpoint(Header(0, 0, {}), None, {"0": kept}, {DENSE.name: DENSE}), {})
     store.settle()
     (path,) = store.folder.iterdir()
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(RunError, match=r"000000.bin: damaged \(its checksum is wrong\)"):
+    with pytest.raises(RunError, match=r"000000.bin: damaged \(wrong checksum\)"):
         kept.params.loaded()
     path.write_bytes(whole[:-1])
     with pytest.raises(RunError, match="cannot be read"):
@@ -169,10 +169,10 @@ def test_damage_is_noticed_and_named(tmp_path):
         def init_server(self) -> None: ...
         def client_round(self, state: Model) -> None: ...
 
-    with pytest.raises(RunError, match="is too short.*delete it to begin again"):
+    with pytest.raises(RunError, match="is too short.*delete it to start again"):
         states(tmp_path, store, found, Models(), {DENSE.name: DENSE})
     path.unlink()
-    with pytest.raises(RunError, match="is missing.*delete it to begin again"):
+    with pytest.raises(RunError, match="is missing.*delete it to start again"):
         states(tmp_path, store, found, Models(), {DENSE.name: DENSE})
     path.write_bytes(whole)
     with pytest.raises(RunError, match="does not fit other"):

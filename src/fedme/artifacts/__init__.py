@@ -1,1 +1,1 @@
-"""Saved models in use: loading, predicting, exporting, serving unseen clients."""
+"""Saved models: loading, prediction, export, models for unseen clients."""

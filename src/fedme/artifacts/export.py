@@ -1,4 +1,4 @@
-"""Saved models for other programs: ONNX, torch.export, safetensors. They take samples as numbers and scale them."""
+"""Export of saved models as ONNX, torch.export and safetensors. The exported program scales its inputs itself."""
 
 import inspect
 import logging
@@ -23,9 +23,9 @@ SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "torch-export": ".pt2", "safeten
 
 
 class Deployed(nn.Module):
-    """A network that takes samples as they were given and answers with a tensor, numbers in their own unit.
+    """A network with the scaling of its inputs and, for regression, of its outputs; it returns a tensor.
 
-    It scales one tensor; several, passed by name, are not scaled.
+    A single input tensor is scaled; several tensors, passed by name, are not.
     """
 
     scale_factor: Tensor
@@ -37,7 +37,7 @@ class Deployed(nn.Module):
     def __init__(self, network: nn.Module, preparation: Preparation, dtype: torch.dtype) -> None:
         super().__init__()
         self.network, self.dtype = network, dtype
-        self.scales, self.answers = preparation.scale is not None, preparation.targets is not None
+        self.scales_inputs, self.scales_outputs = preparation.scale is not None, preparation.targets is not None
         if preparation.scale is not None:
             scaling = preparation.scale.scaling()
             self.register_buffer("scale_factor", torch.tensor(scaling.factor, dtype=torch.float32))
@@ -49,57 +49,57 @@ class Deployed(nn.Module):
             self.register_buffer("target_std", scaling.std)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits, or numbers."""
-        if self.scales:
+        """Logits, or predicted values."""
+        if self.scales_inputs:
             x = ((x.to(torch.float32) * self.scale_factor - self.scale_mean) / self.scale_std).to(self.dtype)
-        return self.answer(self.network(x))
+        return self.unscaled(self.network(x))
 
-    def answer(self, found: Any) -> Tensor:
-        """What the network gave, as a tensor and in its own unit."""
-        z = output_of(found)
-        return z * self.target_std.to(z.dtype) + self.target_mean.to(z.dtype) if self.answers else z
+    def unscaled(self, output: Any) -> Tensor:
+        """The output of the network as a tensor in the unit of the targets."""
+        z = output_of(output)
+        return z * self.target_std.to(z.dtype) + self.target_mean.to(z.dtype) if self.scales_outputs else z
 
 
 def deployable(network: nn.Module, preparation: Preparation) -> nn.Module:
-    """The network itself if nothing is to be done before and after it."""
+    """The network with its scaling; the network itself if it needs none and returns a tensor."""
     dtype = next((p.dtype for p in network.parameters()), torch.float32)
     sample = example(preparation, dtype)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         scaled = preparation.scale.scaling()(sample).to(dtype) if preparation.scale and isinstance(sample, Tensor) else sample
-        found = network.eval()(**scaled) if isinstance(scaled, Mapping) else network.eval()(scaled)
-    if preparation.scale is None and preparation.targets is None and isinstance(found, Tensor):
+        output = network.eval()(**scaled) if isinstance(scaled, Mapping) else network.eval()(scaled)
+    if preparation.scale is None and preparation.targets is None and isinstance(output, Tensor):
         return network
-    return _taking(list(sample) if isinstance(sample, Mapping) else [])(network, preparation, dtype).eval()
+    return _class_with_inputs(list(sample) if isinstance(sample, Mapping) else [])(network, preparation, dtype).eval()
 
 
-def _taking(names: Sequence[str]) -> type[Deployed]:
-    """The class whose forward takes inputs of these names; exporters look at its signature."""
+def _class_with_inputs(names: Sequence[str]) -> type[Deployed]:
+    """The class whose forward takes inputs of these names; exporters read its signature."""
     if not names:
         return Deployed
 
     def forward(self: Deployed, **named: Tensor) -> Tensor:
-        return self.answer(self.network(**named))
+        return self.unscaled(self.network(**named))
 
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in ("self", *names)])  # type: ignore[attr-defined]
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("self", *names)]
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return type("Deployed", (Deployed,), {"forward": forward})
 
 
 def example(preparation: Preparation, dtype: torch.dtype) -> Inputs:
-    """Two samples of zeros."""
+    """Two samples of zeros, to trace a network with."""
 
     def zeros(form: TensorSpec) -> Tensor:
-        kind = dtype if form.dtype == "float32" and preparation.scale is None else DTYPES[form.dtype]
-        return torch.zeros((2, *form.shape), dtype=kind)
+        unscaled = form.dtype == "float32" and preparation.scale is None
+        return torch.zeros((2, *form.shape), dtype=dtype if unscaled else DTYPES[form.dtype])
 
     form = preparation.form
-    return {name: zeros(each) for name, each in form.items()} if isinstance(form, Mapping) else zeros(form)
+    return {name: zeros(part) for name, part in form.items()} if isinstance(form, Mapping) else zeros(form)
 
 
 def _call(
     module: nn.Module, preparation: Preparation
 ) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any] | tuple[Any, ...]]:
-    """Arguments to trace the module with, and which of their axes counts samples."""
+    """Arguments to trace the module with, and the batch axis of each."""
     dtype = next((p.dtype for p in module.parameters()), torch.float32)
     sample = example(preparation, dtype)
     batch = {0: torch.export.Dim("samples", min=1)}
@@ -109,13 +109,13 @@ def _call(
 
 
 def output_name(preparation: Preparation) -> str:
-    """What the output of an ONNX file is called."""
+    """The name of the output of an ONNX file."""
     return "logits" if preparation.targets is None else "values"
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Exporters warn of their own parts."""
+    """Suppress the exporters' warnings about their own internals."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -128,7 +128,7 @@ def _quiet() -> Iterator[None]:
 
 
 def to_onnx(module: nn.Module, preparation: Preparation, path: Path, facts: Mapping[str, str]) -> None:
-    """Write an ONNX file; `facts` are put into it."""
+    """Write an ONNX file with `facts` in its metadata."""
     onnx = require_package("onnx", "ONNX", "export")
     require_package("onnxscript", "ONNX", "export")
     args, kwargs, axes = _call(module, preparation)
@@ -145,7 +145,7 @@ def to_onnx(module: nn.Module, preparation: Preparation, path: Path, facts: Mapp
                 verbose=False,
                 dynamo=True,
             )
-    except Exception as error:  # whatever a network and the exporter make of each other
+    except Exception as error:  # the exporter may raise anything on a user's network
         raise RunError(f"{path}: torch cannot export this network to ONNX ({_first_line(error)})") from error
     assert program is not None
     proto = program.model_proto
@@ -157,7 +157,7 @@ def to_onnx(module: nn.Module, preparation: Preparation, path: Path, facts: Mapp
 
 
 def to_torch_export(module: nn.Module, preparation: Preparation, path: Path, facts: Mapping[str, str]) -> None:
-    """Write a torch.export program."""
+    """Write a torch.export program with `facts` as extra files."""
     args, kwargs, axes = _call(module, preparation)
     try:
         with _quiet():
@@ -173,7 +173,7 @@ def _first_line(error: Exception) -> str:
 
 
 def copy_weights(folder: Path, name: str, path: Path) -> None:
-    """The weights as they are saved, and beside them the description that says what they are."""
+    """Copy the saved weights and their description."""
     for suffix in (".safetensors", ".json"):
         with replacing(path.with_suffix(suffix)) as temporary:
             shutil.copyfile(folder / f"{name}{suffix}", temporary)

@@ -1,4 +1,4 @@
-"""What goes with a saved model: what it is, whose it was, on what it was trained and how it does."""
+"""The description of a saved model and its model card: architecture, client, data, metrics and lineage."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -13,7 +13,7 @@ from fedme.federation.client_work import ModelScore
 from fedme.results.lineage import Lineage
 
 TITLES = {"balanced_accuracy": "balanced accuracy"}
-WORDS = {"classification": "Classes", "multi-label": "Labels, each there or not", "regression": "Numbers it predicts"}
+OUTPUTS = {"classification": "Classes", "multi-label": "Labels, each present or absent", "regression": "Predicted values"}
 
 
 def about(
@@ -23,26 +23,27 @@ def about(
     rounds: int,
     scores: Sequence[ModelScore],
     lineage: Lineage | None,
-    kind: TaskType = "classification",
+    task_type: TaskType = "classification",
 ) -> dict[str, Any]:
-    """The part of a model's description that says where it comes from."""
-    mine = [s for s in scores if s.model == "personal" and s.stage == stage]
-    found: dict[str, Any] = {
+    """The part of a model's description that says how it was trained and how well it performs."""
+    personal = [s for s in scores if s.model == "personal" and s.stage == stage]
+    primary = MEASURES[task_type][0].key
+    description: dict[str, Any] = {
         "client": data.id,
         "model": "personal",
         "stage": stage,
         "method": method,
         "rounds": rounds,
         "data": {"train": len(data.train), "val": len(data.val), "test": len(data.test)},
-        MEASURES[kind][0].key: {s.split: getattr(s.metrics, MEASURES[kind][0].key) for s in mine},
-        "metrics": {s.split: s.metrics.plain(kind) for s in mine},
+        primary: {s.split: getattr(s.metrics, primary) for s in personal},
+        "metrics": {s.split: s.metrics.plain(task_type) for s in personal},
         "versions": {"fedme": fedme.__version__, "torch": metadata.version("torch")},
     }
-    return found | ({"lineage": asdict(lineage)} if lineage is not None else {})
+    return description | ({"lineage": asdict(lineage)} if lineage is not None else {})
 
 
 def markdown(description: Mapping[str, Any]) -> str:
-    """The card of a model, for people."""
+    """The model card."""
     d = description
     tuned = ", then fine-tuned on its own samples" if d["stage"] == "finetuned" else ""
     shape = " x ".join(map(str, d["inputs"]["shape"])) or "1"
@@ -55,8 +56,8 @@ def markdown(description: Mapping[str, Any]) -> str:
         f"Trained by FedMe {d['versions']['fedme']} with method `{d['method']}` for {d['rounds']} rounds{tuned}.",
         "",
         f"* Architecture: `{d['arch']}`, {d['parameters']:,} weights ({d['dtype']})",
-        f"* Inputs: {shape} numbers a sample{_prepared(d['preprocessing'])}",
-        f"* {WORDS[task]} ({len(classes)}): {listed}",
+        f"* Inputs: {shape} numbers per sample{_prepared(d['preprocessing'])}",
+        f"* {OUTPUTS[task]} ({len(classes)}): {listed}",
         f"* Samples of the client: {_sizes(d['data'])}",
         *_lineage(d),
         f"* Made with torch {d['versions']['torch']}",
@@ -64,11 +65,11 @@ def markdown(description: Mapping[str, Any]) -> str:
         "| part | samples | " + " | ".join(TITLES.get(m.key, m.title) for m in MEASURES[task]) + " |",
         "|---|---:|" + "---:|" * len(MEASURES[task]),
         *(
-            f"| {split} | {m['samples']} | " + " | ".join(_number(m[each.key]) for each in MEASURES[task]) + " |"
+            f"| {split} | {m['samples']} | " + " | ".join(_number(m[measure.key]) for measure in MEASURES[task]) + " |"
             for split, m in d["metrics"].items()
         ),
         "",
-        "The validation part was used to choose between models; the test part was not used for anything.",
+        "The validation part was used to select models; the test part was used for this evaluation only.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""A saved personal model in use: it takes samples as people have them, on any machine, and names classes."""
+"""A saved personal model: it takes raw samples, as a client gives them, and returns predictions by class name."""
 
 import json
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ CHUNK = 1024  # samples at a time
 
 
 class Personal:
-    """A client's personal model, as it was saved: ``predict(x)``, ``evaluate(data)``, ``export(path)``; `module` is inside."""
+    """A client's saved personal model: ``predict(x)``, ``evaluate(data)``, ``export(path)``, `module`."""
 
     def __init__(self, folder: Path, name: str, imports: bool = False, more: Mapping[str, Entry] | None = None) -> None:
         self.folder, self.name = folder, name
@@ -49,79 +49,79 @@ class Personal:
             )
         else:
             raise RunError(
-                f"{folder / name}.json: the network was given as an object and was saved as weights alone, because "
-                "fedme[export] was not installed; load the weights into a network of your own, or train again with it installed"
+                f"{folder / name}.json: the network was given as an object, and only its weights were saved because "
+                "fedme[export] was not installed; load the weights into your network, or train again with fedme[export]"
             )
 
     @property
     def module(self) -> nn.Module:
-        """An ordinary `nn.Module` that takes samples as numbers, as they were given; it scales them if they are scaled."""
+        """An `nn.Module` that takes unscaled tensors; it scales them itself."""
         if self._network is None:
             raise RunError(f"{self.folder}: {self.note}; there is no nn.Module in it")
         return export.deployable(self._network, self.preparation)
 
     @property
     def card(self) -> str:
-        """What the model is, for people."""
+        """The model card, as Markdown."""
         return (self.folder / saved_models.CARDS[self.name]).read_text(encoding="utf-8")
 
     @property
     def task(self) -> TaskType:
-        """What is predicted: classification, multi-label or regression."""
+        """The task type: classification, multi-label or regression."""
         return self.schema.task_type
 
     def logits(self, x: Any, label: Label = None) -> Tensor:
-        """One number a class or label for every sample; in regression, the numbers themselves, in their own unit.
+        """Logits per class or label for every sample; for regression, the predicted values in the unit of the targets.
 
-        `x` is whatever a client may give, and a column `label` in it is left out.
+        `x` has any of the forms that a client may give; a column `label` in it is ignored.
         """
         return self._logits(read_object(x, label, "the samples", labelled=False))
 
     def probabilities(self, x: Any, label: Label = None) -> Tensor:
-        """The probability of every class (which add up to 1) or label (each on its own) for every sample."""
+        """Probabilities for every sample: of the classes (softmax), or of every label independently (sigmoid)."""
         if self.task == "regression":
-            raise RunError(f"{self.folder}: the model predicts numbers, which have no probabilities; use predict")
+            raise RunError(f"{self.folder}: a regression model has no probabilities; use predict")
         return TASK_LOSSES[self.task].mean(self.logits(x, label).double())
 
     def predict(self, x: Any, label: Label = None) -> np.ndarray:
-        """What is predicted of every sample.
+        """The prediction for every sample.
 
-        The most probable class: whole numbers if the classes are, else text. Several labels: a matrix of 0 and 1, a column a
-        label. Numbers: one a sample, or a matrix of them, in their own unit.
+        Classification: the most probable class, an integer if all classes are integers, else text. Multi-label: a matrix of 0
+        and 1 with one column per label. Regression: a vector, or a matrix for several targets, in the unit of the targets.
         """
         z = self.logits(x, label)
         if self.task == "classification":
             return self.named(z.argmax(1))
-        answers = (z > 0).long() if self.task == "multi-label" else z
-        return (answers[:, 0] if self.task == "regression" and len(self.classes) == 1 else answers).numpy()
+        values = (z > 0).long() if self.task == "multi-label" else z
+        return (values[:, 0] if self.task == "regression" and len(self.classes) == 1 else values).numpy()
 
     def named(self, places: Tensor) -> np.ndarray:
-        """Classes by their places."""
+        """Classes by their indices."""
         names: list[Any] = [int(name) for name in self.classes] if self.preparation.whole_labels else list(self.classes)
         return np.array([names[i] for i in places.tolist()])
 
     def evaluate(self, data: Any, label: Label = None) -> Metrics:
-        """How it does on samples with labels, given as a client gives them."""
+        """Metrics on labelled samples, in any of the forms that a client may give."""
         given = read_object(data, label, "the samples")
         y = Targets(self.task, self.classes, NO_OTHER_CLASSES).encode(given)
         standard = self.preparation.scale_targets
         return measure(standard(self._logits(given)), standard(y), self.schema.unit)
 
     def export(self, path: Path | str, to: export.Target | None = None) -> Path:
-        """Write the model for other programs: ONNX, torch.export (.pt2) or safetensors; by default what the name ends in."""
+        """Export the model as ONNX, torch.export (.pt2) or safetensors; by default the suffix decides."""
         target = Path(path)
-        kinds = {suffix: kind for kind, suffix in export.SUFFIXES.items()}
-        kind = to if to is not None else kinds.get(target.suffix)
-        if kind is None:
-            raise RunError(f"{target}: what is it to be? Let its name end in {', '.join(kinds)}, or say `to`")
+        formats = {suffix: name for name, suffix in export.SUFFIXES.items()}
+        wanted = to if to is not None else formats.get(target.suffix)
+        if wanted is None:
+            raise RunError(f"{target}: unknown format; use a name that ends in {', '.join(formats)}, or pass `to`")
         target.parent.mkdir(parents=True, exist_ok=True)
         facts = {"classes": json.dumps(list(self.classes)), "preprocessing": json.dumps(self.preparation.plain())}
         facts |= {"client": self.client, "architecture": self.about["arch"], "task": self.task}
-        if kind == "safetensors":
+        if wanted == "safetensors":
             export.copy_weights(self.folder, self.name, target)
-        elif kind == "onnx" and self._session is not None:
+        elif wanted == "onnx" and self._session is not None:
             target.write_bytes((self.folder / f"{self.name}.onnx").read_bytes())
-        elif kind == "onnx":
+        elif wanted == "onnx":
             export.to_onnx(self.module, self.preparation, target, facts)
         else:
             export.to_torch_export(self.module, self.preparation, target, facts)
@@ -129,10 +129,9 @@ class Personal:
 
     def _logits(self, given: RawSamples) -> Tensor:
         numbers = self.preparation.to_tensors(given)
-        parts = [self._answer(_part(numbers, rows)) for rows in torch.arange(len(given)).split(CHUNK)]
-        return torch.cat(parts)
+        return torch.cat([self._outputs(_rows_of(numbers, rows)) for rows in torch.arange(len(given)).split(CHUNK)])
 
-    def _answer(self, numbers: Inputs) -> Tensor:
+    def _outputs(self, numbers: Inputs) -> Tensor:
         if self._session is not None:
             arrays = {name: x.numpy() for name, x in (numbers.items() if isinstance(numbers, Mapping) else [("x", numbers)])}
             return torch.from_numpy(self._session.run([export.output_name(self.preparation)], arrays)[0])
@@ -142,11 +141,11 @@ class Personal:
         dtype = next((p.dtype for p in self._network.parameters()), torch.float32)
         with torch.inference_mode():
             x = _cast(x, dtype)
-            found = output_of(self._network(**x) if isinstance(x, Mapping) else self._network(x))
-        return self.preparation.unscale_targets(found.clone())
+            output = output_of(self._network(**x) if isinstance(x, Mapping) else self._network(x))
+        return self.preparation.unscale_targets(output.clone())
 
 
-def _part(numbers: Inputs, rows: Tensor) -> Inputs:
+def _rows_of(numbers: Inputs, rows: Tensor) -> Inputs:
     return {name: value[rows] for name, value in numbers.items()} if isinstance(numbers, Mapping) else numbers[rows]
 
 
@@ -161,24 +160,25 @@ def find(run: Path, client: ClientId | None) -> Path:
     if client is None:
         if (run / "model.json").exists():
             return run
-        raise RunError(f"{run}: whose model? Say --client; there are {_some(clients_of(run))}")
-    for place in (saved_models.folder_of(run, client), saved_models.folder_of(run, client, saved_models.NEWCOMERS)):
-        if (place / "model.json").exists():
-            return place
-    there = clients_of(run)
-    if not there:
-        raise RunError(f"{run}: there are no saved models; a run saves them at its end, and `fedme resume` continues one")
-    raise RunError(f"{run}: there is no client '{client}'{nearest(client, there)}")
+        raise RunError(f"{run}: give the name of a client (--client); there are {_shortened(clients_of(run))}")
+    for group in (saved_models.CLIENTS, saved_models.UNSEEN):
+        folder = saved_models.folder_of(run, client, group)
+        if (folder / "model.json").exists():
+            return folder
+    known = clients_of(run)
+    if not known:
+        raise RunError(f"{run}: no saved models; a run saves them at its end, and `fedme resume` continues a run")
+    raise RunError(f"{run}: unknown client '{client}'{nearest(client, known)}")
 
 
 def clients_of(run: Path) -> list[ClientId]:
-    """Everybody with a saved model: the clients, then the newcomers."""
-    found = []
-    for group in (saved_models.CLIENTS, saved_models.NEWCOMERS):
+    """The clients with a saved model: those of the run, then those that joined later."""
+    names = []
+    for group in (saved_models.CLIENTS, saved_models.UNSEEN):
         folders = [path.parent for path in (run / group).glob("*/model.json")]
-        found += [saved_models.describe(folder, "model")["client"] for folder in sorted(folders)]
-    return found
+        names += [saved_models.describe(folder, "model")["client"] for folder in sorted(folders)]
+    return names
 
 
-def _some(names: list[ClientId]) -> str:
+def _shortened(names: list[ClientId]) -> str:
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "") if names else "none"

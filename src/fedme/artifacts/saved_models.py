@@ -1,6 +1,6 @@
-"""Personal models on disk: weights in safetensors, and a JSON file that says what they are and what they expect.
+"""Personal models on disk: weights in safetensors, and a JSON file with their architecture, inputs and classes.
 
-A network that has no import path (an instance, a class of the program itself) is saved as ONNX too, so that it can be used
+A network without an import path (an instance, a class of the main program) is also saved as ONNX, so that it can be used
 without its code.
 """
 
@@ -25,17 +25,17 @@ from fedme.datasets.data_errors import DataError
 from fedme.datasets.preprocessing import Preparation
 
 FORMAT = "fedme-model-1"
-CLIENTS, NEWCOMERS = "clients", "newcomers"  # where the models of a run are, and those of clients who came later
+CLIENTS, UNSEEN = "clients", "newcomers"  # the folders of clients in a run, and of clients that joined later
 CARDS = {"model": "card.md", "finetuned": "card-finetuned.md"}
 
 
 def folder_of(run: Path, client: ClientId, group: str = CLIENTS) -> Path:
-    """Where a client's models are; odd characters in its name are written as in web addresses."""
+    """The folder of a client's models; special characters in its name are percent-encoded."""
     return run / group / quote(client, safe=" ()[]!,'+&=-_").replace("..", "%2E%2E")
 
 
 def save(folder: Path, name: str, model: Model, schema: Schema, classes: list[str], about: dict[str, Any]) -> str:
-    """Write `name`.safetensors, `name`.json and a card; return what the user should know, or nothing."""
+    """Write `name`.safetensors, `name`.json and a card; returns a note for the user, or an empty string."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {**model.params, **model.buffers}
     write_tensors(folder / f"{name}.safetensors", weights, {"format": FORMAT, "arch": model.arch.name})
@@ -62,13 +62,13 @@ def save(folder: Path, name: str, model: Model, schema: Schema, classes: list[st
 
 
 def _save_onnx(path: Path, model: Model, schema: Schema) -> str:
-    """What can be used without the code of the network."""
+    """Write a model that can be used without the code of its network; returns a note if that fails."""
     preparation = Preparation.read(schema.preprocessing)
     try:
         facts = {"architecture": model.arch.name, "task": schema.task_type}
         export.to_onnx(export.deployable(model.module(), preparation), preparation, path, facts)
     except (DataError, RunError) as error:
-        return f"{model.arch.name} has no import path and is saved as weights only, which need its code: {error}"
+        return f"{model.arch.name} has no import path, so only its weights are saved, and using them needs its code: {error}"
     return ""
 
 
@@ -84,8 +84,8 @@ def plain(value: Any) -> Any:
 def load_model(folder: Path | str, name: str = "model", *, imports: bool = False) -> nn.Module:
     """A client's saved personal model as an ordinary `nn.Module`: ``load_model("runs/first/clients/3")``.
 
-    `name` is "model", or "finetuned" for the model after fine-tuning. A network of one's own, given by import path, is only
-    imported with ``imports=True``: say so if you trust the folder.
+    `name` is "model", or "finetuned" for the model after fine-tuning. A user-defined network, given by import path, is only
+    imported with ``imports=True``: use it for folders that you trust.
     """
     return read(Path(folder), name, imports=imports)[0]
 
@@ -96,7 +96,7 @@ def describe(folder: Path, name: str = "model") -> dict[str, Any]:
     try:
         about = unsealed(json.loads(path.read_text(encoding="utf-8")))
         if about.get("format") != FORMAT:
-            raise ValueError(f"this version reads {FORMAT}, the file is {about.get('format', 'something else')}")
+            raise ValueError(f"this version reads {FORMAT}, the file has {about.get('format', 'no format')}")
     except FileNotFoundError:
         raise RunError(f"{path}: no such file") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -105,18 +105,18 @@ def describe(folder: Path, name: str = "model") -> dict[str, Any]:
 
 
 def schema_of(about: Mapping[str, Any]) -> Schema:
-    """What the samples of a saved model look like."""
+    """The schema of the samples of a saved model."""
     shape = build(tuple[int, ...], about["inputs"]["shape"], "inputs.shape")
-    kind: TaskType = build(TaskType, about.get("task", "classification"), "task")
+    task_type: TaskType = build(TaskType, about.get("task", "classification"), "task")
     scale = about["preprocessing"].get("targets") or {}
     unit = build(tuple[float, ...], scale.get("std", []), "preprocessing.targets.std")
-    return Schema(shape, tuple(about["classes"]), about["preprocessing"], about["inputs"]["vocabulary"], kind, unit)
+    return Schema(shape, tuple(about["classes"]), about["preprocessing"], about["inputs"]["vocabulary"], task_type, unit)
 
 
 def read(
     folder: Path, name: str = "model", *, imports: bool = False, more: Mapping[str, networks.Entry] | None = None
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """A saved model as a module, and its description; `more` are networks that are at hand, by name."""
+    """A saved model as a module, and its description; `more` are further networks by name."""
     model, about = read_model(folder, name, imports=imports, more=more)
     return model.module(), about
 
@@ -134,12 +134,8 @@ def read_model(
         arch = networks.arch(spec, schema, imports=imports, more=more)
         module = arch.build(Key(0)).to(dtype)
     except (ValueError, KeyError, TypeError, AttributeError, TypedError) as error:
-        trust = (
-            ""
-            if imports
-            else " (a network of one's own is only imported if you trust the folder and say so: imports=True, or --imports)"
-        )
-        raise RunError(f"{path}: cannot be read: {error}{trust}") from error
+        hint = "" if imports else " (for folders that you trust, imports=True or --imports imports a user-defined network)"
+        raise RunError(f"{path}: cannot be read: {error}{hint}") from error
     weights, _ = read_tensors(folder / f"{name}.safetensors")
     try:
         return Model.of(arch, load(module, weights), dtype), about

@@ -148,7 +148,7 @@ def join(
     key = Key(experiment.settings.seed).at("newcomer", client)
     work = _choose_and_tune(experiment, offers, data, tuning, key, schema.unit)
     taken, models, scores = run_in_lockstep({client: work}, execute or one_by_one())[client].value
-    folder = saved_models.folder_of(run, client, saved_models.NEWCOMERS)
+    folder = saved_models.folder_of(run, client, saved_models.UNSEEN)
     rounds = experiment.settings.rounds
     lineage = taken.lineage
     if lineage is not None:

@@ -63,7 +63,7 @@ def audit(folder: Path, display: Display, shadows: int) -> dict[str, Any]:
         if found is None:
             raise RunError(f"{folder}: its checkpoint is gone, and with it what the server had")
         prepared = assembly.prepare(experiment, assembly.gather(experiment), execute, found.header.assigned)
-        at = checkpoint.states(folder, store, found, experiment.method, prepared.archs)
+        at = checkpoint.states(folder, store, found, experiment.method, prepared.archs, prepared.task.resolve)
         clients = {c: data for c, data in prepared.federation.clients.items() if len(data.train) and len(data.test)}
         policies = privacy_budget.policies(experiment, limited=False)
         key = Key(experiment.settings.seed).at("audit")

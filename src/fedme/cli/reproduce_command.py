@@ -46,12 +46,12 @@ def reproduce(
     wanted = catalogue.find(names or [])
     if not wanted:
         raise ConfigError("no result named; `fedme reproduce --list` lists them, and `all` runs everything")
-    spot = planned_runs.Spot(root, scale)
+    folders = planned_runs.RunFolders(root, scale)
     chosen = {result.name: _chosen(result, only) for result in wanted}
     failed: Sequence[str] = ()
     if not no_runs:
-        failed = _run(wanted, chosen, spot, range(seeds), jobs, quiet)
-    finished = findings.gather(spot)
+        failed = _run(wanted, chosen, folders, range(seeds), jobs, quiet)
+    finished = findings.gather(folders)
     sheets = [comparison_tables.sheet(result, finished, chosen[result.name]) for result in wanted]
     for sheet in sheets:
         # Files hold the complete result, also if only some cells are printed.
@@ -90,7 +90,7 @@ def _chosen(result: Result, only: Sequence[str] | None) -> list[Cell] | None:
 def _run(
     wanted: Sequence[Result],
     chosen: dict[str, list[Cell] | None],
-    spot: planned_runs.Spot,
+    folders: planned_runs.RunFolders,
     seeds: Sequence[int],
     jobs: int | None,
     quiet: bool,
@@ -100,12 +100,14 @@ def _run(
     for result in wanted:
         picked = chosen[result.name]
         names |= dict.fromkeys(result.runs if picked is None else (cell.run for cell in picked))
-    minutes = catalogue.minutes(names, spot.scale) * len(seeds)
+    minutes = catalogue.minutes(names, folders.scale) * len(seeds)
     at_once = planned_runs.jobs_for(minutes, len(names) * len(seeds), jobs)
-    plans = planned_runs.planned(list(names), spot, seeds, at_once)
+    plans = planned_runs.planned(list(names), folders, seeds, at_once)
     with Display(err, quiet) as display:
         if minutes > 2:
-            display.note(f"{len(plans)} runs, about {catalogue.cost(minutes / at_once)} in total ({spot.root / spot.scale})")
+            display.note(
+                f"{len(plans)} runs, about {catalogue.cost(minutes / at_once)} in total ({folders.root / folders.scale})"
+            )
         data_plans = [plan for plan in plans if plan.folder.name.endswith("-data-s0")]
         problems = [_inspect_data(plan) for plan in data_plans]
         outcomes = Batch(display, at_once, measured.take).run([plan for plan in plans if plan not in data_plans])
@@ -115,7 +117,7 @@ def _run(
 
 def _inspect_data(plan: Planned) -> str:
     try:
-        measured.look(plan.config, plan.folder)
+        measured.count_samples(plan.config, plan.folder)
     except USER_ERRORS as error:
         return f"{plan.name}: {error}"
     return ""

@@ -38,7 +38,7 @@ def sweep(
     """Run every combination of the values of some keys with every seed. Repeat the command to continue a sweep."""
     name, words = source(file, overrides)
     root = output if output is not None else Path("runs") / f"sweep-{Path(name or DEMO).stem}"
-    overs = [sweeps.over(word) for word in over or []]
+    overs = [sweeps.swept_key(word) for word in over or []]
     points = sweeps.points(name, words, overs, range(seeds), root, together)
     plans = [run for number in range(seeds) for run in (point.runs[number] for point in points)]
     with Display(err, quiet) as display:

@@ -1,8 +1,14 @@
-"""Identity of runs: a hash of all settings that affect the results."""
+"""What makes two runs the same: fingerprints of the configuration and of the user-defined code that it names."""
 
+import functools
 import hashlib
+import importlib
+import inspect
 import json
-from collections.abc import Mapping
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from fedme.core.typed import build
@@ -10,14 +16,78 @@ from fedme.federation.failures import Faults
 from fedme.federation.malicious_clients import Attack
 from fedme.learning.robust_aggregation import Defence
 
-# Tables added later. With default values they do not change the hash, so that older results stay valid.
+# Tables that came later: with default values they do not change a fingerprint, so old results stay valid.
 LATER: dict[str, type[Any]] = {"faults": Faults, "defence": Defence, "attack": Attack}
+IMPORT_PATH = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(\(.*\))?")
+LIBRARIES = {"fedme", "torch", *sys.stdlib_module_names}  # their versions are in `environment.json`
+
+Sources = Mapping[str, str]  # a fingerprint of the source code of every module, by its name
 
 
-def digest(config: Mapping[str, Any]) -> str:
-    """A SHA-256 hash of the settings in a configuration that affect the results."""
-    relevant = {key: value for key, value in config.items() if key not in ("output", "name", "checkpoint_every", "log")}
-    for table, options in LATER.items():
-        if table in relevant and build(options, relevant[table], table) == options():
-            del relevant[table]
-    return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()
+def digest(config: Mapping[str, Any], sources: Sources | None = None) -> str:
+    """A fingerprint of everything that decides the results; a configuration without user-defined code has no `sources`."""
+    deciding = {key: value for key, value in config.items() if key not in ("output", "name", "checkpoint_every", "log")}
+    for table, table_type in LATER.items():
+        if table in deciding and build(table_type, deciding[table], table) == table_type():
+            del deciding[table]
+    deciding |= {"sources": sources} if sources else {}
+    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+
+
+def family_digest(config: Mapping[str, Any], sources: Sources | None = None) -> str:
+    """The fingerprint that runs share if they differ only in their seed."""
+    return digest({key: value for key, value in config.items() if key != "seed"}, sources)
+
+
+def source_digests(config: Mapping[str, Any]) -> dict[str, str]:
+    """A fingerprint of every module that defines a method, network or function that a configuration names as "module:name".
+
+    The modules of base classes count, libraries and modules imported by these modules do not. Of a main program, which is
+    edited for many reasons, only the source of the named object counts. What cannot be imported is left out.
+    """
+    digests = {}
+    for module, name in _import_paths(config):
+        try:
+            named: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        except Exception:  # the run itself reports what a user's code raises
+            continue
+        if module == "__main__":
+            sources = {f"{module}:{name}": functools.partial(inspect.getsource, named)}
+        else:
+            definitions = inspect.getmro(named) if isinstance(named, type) else (named,)
+            modules = {module, *(getattr(definition, "__module__", module) for definition in definitions)}
+            user_modules = sorted(each for each in modules if each.partition(".")[0] not in LIBRARIES)
+            sources = {each: functools.partial(_read, each) for each in user_modules}
+        for key, read in sources.items():
+            try:
+                digests[key] = hashlib.sha256(read().encode()).hexdigest()
+            except (OSError, TypeError):  # no source file
+                continue
+    return digests
+
+
+def changed_files(recorded: Sources, config: Mapping[str, Any]) -> list[str]:
+    """The source files that differ from a record of `source_digests`."""
+    now = source_digests(config)
+    return [file_of(key) for key, before in recorded.items() if now.get(key, before) != before]
+
+
+def file_of(key: str) -> str:
+    """The file of a module in `source_digests`."""
+    return str(getattr(sys.modules.get(key.partition(":")[0]), "__file__", None) or key)
+
+
+def _read(module: str) -> str:
+    return Path(file_of(module)).read_bytes().decode(errors="backslashreplace")
+
+
+def _import_paths(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The module and the name of every import path in a configuration."""
+    models, clients = config.get("models", {}), config.get("clients", {})
+    specs = [*models.get("pool", ()), models.get("shared"), *(table.get("model") for table in clients.values())]
+    names = [spec.get("name") if isinstance(spec, Mapping) else spec for spec in specs]
+    # A text in the method's table is an import path only if reading the configuration has imported its module.
+    settings = [text for text in config["method"].values() if isinstance(text, str) and text.partition(":")[0] in sys.modules]
+    for text in dict.fromkeys([*settings, *names]):
+        if isinstance(text, str) and (match := IMPORT_PATH.fullmatch(text)):
+            yield match[1], match[2]

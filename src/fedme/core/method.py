@@ -84,7 +84,8 @@ class Task:
     schema: Schema
     members: Mapping[ClientId, Member]
     shared: Arch  # the architecture of the model that all clients share
-    resolve: Callable[[str, int], Arch] = field(compare=False)  # an architecture by name and number of classes
+    # An architecture by name and number of classes (None: as the name says). A resumed run finds it again by its name.
+    resolve: Callable[[str, int | None], Arch] = field(compare=False)
     unlabeled: Split | None = None  # held by the server
     public: int = 0  # number of labelled samples that every client has
     dtype: torch.dtype = torch.float32

@@ -67,6 +67,7 @@ class Federation:
     public: Split | None
     classes: Mapping[ClientId, int]  # size of the label space of every client
     notes: tuple[str, ...] = ()  # remarks on the partition for readers of the results
+    malicious: tuple[ClientId, ...] = ()  # clients of a simulated attack
 
     def table(self, first: int | None = None) -> Table:
         """Sizes and labels of the clients, for a terminal."""

@@ -97,7 +97,7 @@ def play(federation: Federation, folder: Path, grid: Any, display: Display) -> N
             at = checkpoint.states(folder, store, found, experiment.method, archs)
         else:
             server = experiment.method.init_server(engine.task, Key(settings.seed).at("init"))
-            at = checkpoint.Checkpoint(checkpoint.Header(0, 0, {}), store.keep(server), {})
+            at = checkpoint.Checkpoint(checkpoint.Header(0, 0, {}), store.keep(server), {}, archs)
             checkpoint.save(folder, store, at, config)
         with loggers.opened(settings.log, folder, config, at.header.round) as logs:
             loop = RoundLoop(folder, experiment, engine, store, display, logs)

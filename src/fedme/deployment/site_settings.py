@@ -177,7 +177,7 @@ def agreed(experiment: Experiment) -> tuple[Task, dict[str, Arch]]:
     for arch in archs.values():
         networks.check(arch, schema)
 
-    def resolve(name: str, classes: int) -> Arch:
+    def resolve(name: str, classes: int | None) -> Arch:
         return networks.arch(name, schema, classes)
 
     dtype: torch.dtype = DTYPES[experiment.settings.engine.dtype]

@@ -1,5 +1,6 @@
-"""The papers' tables and figures: their numbers, the experiments behind them, and what our runs say.
+"""The papers' tables and figures: their numbers, the experiments behind them, and our results.
 
-`catalogue` reads the data files; `runs` makes experiments of them; `measured` takes numbers out of run directories; `verdicts`
-compares; `report`, `curves` and `page` write down.
+`catalogue` reads the data files, `planned_runs` makes experiments from them, `measured` extracts measurements from run
+directories, `findings` collects them, `verdicts` compares them with the papers, and `comparison_tables`, `figures` and
+`results_page` write the results.
 """

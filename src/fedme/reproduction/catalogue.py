@@ -1,4 +1,4 @@
-"""What the papers report, as data: results with their numbers and sources, claims, and the families of runs behind them."""
+"""The papers' results as data: numbers with their sources, claims, and the families of runs behind them."""
 
 import functools
 import importlib.resources
@@ -14,12 +14,12 @@ DATA = importlib.resources.files("fedme") / "reproduction" / "data"
 PAPERS = ("fedme", "fedme-ja", "pfml", "fml")
 
 Scale = Literal["full", "small", "smoke"]
-Kind = Literal["greater", "close", "no better", "sooner", "no later", "between", "steady", "slower"]
+ClaimType = Literal["greater", "close", "no better", "sooner", "no later", "between", "steady", "slower"]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table; `key` stands in the names of its runs."""
+    """A column of a table; `key` is part of the names of its runs."""
 
     name: str
     key: str = ""
@@ -28,19 +28,19 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: its runs, what is measured in them, and the paper's numbers, one a column."""
+    """A row of a table: its runs, their measures, and the paper's numbers, one per column."""
 
     name: str
     run: str | tuple[str, ...]
     measure: str | tuple[str, ...] = ""
     paper: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    group: str = ""  # rows are put in order within their group
+    group: str = ""  # rows are ranked within their group
 
 
 @dataclass(frozen=True)
 class Series:
-    """A curve: a run and what is measured in it."""
+    """A curve: a run and a measure."""
 
     name: str
     run: str
@@ -49,7 +49,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """A picture with several curves."""
+    """A plot with several curves."""
 
     title: str
     y: str
@@ -58,7 +58,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of the paper (or a place where it has none), or a curve in its panel; and the run that answers it."""
+    """A cell of a table, with the paper's number if it has one, or a curve in its panel; and the run behind it."""
 
     row: str
     column: str
@@ -81,43 +81,45 @@ class Result:
     columns: tuple[Column, ...] = ()
     rows: tuple[Row, ...] = ()
     panels: tuple[Panel, ...] = ()
-    best_on_test: bool = False  # the paper reports the best round on test data: a column of its own
-    settled: bool = False  # models swing from round to round: a column for the mean of the last evaluations
-    order: Literal["columns", "rows"] = "columns"  # in which the order of numbers is compared with the paper's
-    plot: Literal["", "rows"] = ""  # draw the columns over the rows
+    best_on_test: bool = False  # the paper reports the best round on test data: a separate column
+    settled: bool = False  # accuracy varies strongly between rounds: a column for the mean of the last evaluations
+    order: Literal["columns", "rows"] = "columns"  # within which the ranking of numbers is compared with the paper's
+    plot: Literal["", "rows"] = ""  # plot the columns over the rows
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """Every place of the table, row by row, or every curve, panel by panel."""
-        curves = [Cell(each.name, panel.title, "", each.run, each.measure) for panel in self.panels for each in panel.series]
+        """All cells of the table, row by row, or all curves, panel by panel."""
+        curves = [
+            Cell(curve.name, panel.title, "", curve.run, curve.measure) for panel in self.panels for curve in panel.series
+        ]
         return (*(cell for row in self.rows for cell in self._cells(row)), *curves)
 
     def _cells(self, row: Row) -> list[Cell]:
-        found = []
+        cells = []
         for i, column in enumerate(self.columns):
             run = row.run.replace("{column}", column.key) if isinstance(row.run, str) else row.run[i]
             measure = (row.measure if isinstance(row.measure, str) else row.measure[i]) or column.measure
             paper = row.paper[i] if row.paper else None
             std = row.std[i] if row.std else None
             if run:
-                found.append(Cell(row.name, column.name, row.group, run, measure, paper, std))
-        return found
+                cells.append(Cell(row.name, column.name, row.group, run, measure, paper, std))
+        return cells
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """The runs behind the result, each once, in order."""
+        """The runs behind the result, in order, without duplicates."""
         claimed = [run for claim in claims() if claim.results[0] == self.name for run in claim.runs]
         return tuple(dict.fromkeys([cell.run for cell in self.cells] + claimed))
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper as comparisons of "run measure" with "run measure"."""
+    """A statement of a paper as comparisons of "run measure" with "run measure"."""
 
     text: str
     source: str
-    results: tuple[str, ...]  # where it belongs; its runs are run with the first
-    kind: Kind = "greater"
+    results: tuple[str, ...]  # the results it is about; its runs belong to the first
+    kind: ClaimType = "greater"
     need: Literal["all", "most"] = "all"
     tolerance: float = 0.0
     pairs: tuple[tuple[str, str], ...] = ()
@@ -129,15 +131,15 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Known:
-    """Something that a reader of the papers should know, from the papers themselves."""
+class KnownIssue:
+    """An observation about the papers' own numbers."""
 
     text: str
     source: str
 
 
 @dataclass(frozen=True)
-class Shrunk:
+class ScaleChanges:
     """How a scale differs from the paper's setting, in words and as overrides."""
 
     says: str = ""
@@ -148,18 +150,18 @@ class Shrunk:
 
 @dataclass(frozen=True)
 class Family:
-    """Runs that share a preset and the ways to shrink them."""
+    """Runs that share a preset and the changes of every scale."""
 
     preset: str
     minutes: Mapping[str, float]
-    small: Shrunk
-    smoke: Shrunk
-    full: Shrunk = Shrunk()
+    small: ScaleChanges
+    smoke: ScaleChanges
+    full: ScaleChanges = ScaleChanges()
     runs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     runs_of: str = ""
 
-    def at(self, scale: Scale) -> Shrunk:
-        """What a scale does to the family."""
+    def at(self, scale: Scale) -> ScaleChanges:
+        """The changes of a scale."""
         return {"full": self.full, "small": self.small, "smoke": self.smoke}[scale]
 
 
@@ -170,29 +172,29 @@ def _read(name: str) -> dict[str, Any]:
 @functools.cache
 def results() -> Mapping[str, Result]:
     """Every table and figure, by name."""
-    found = [build(Result, table, f"{paper}.toml") for paper in PAPERS for table in _read(paper)["result"]]
-    return {result.name: result for result in found}
+    tables = [build(Result, table, f"{paper}.toml") for paper in PAPERS for table in _read(paper)["result"]]
+    return {result.name: result for result in tables}
 
 
 @functools.cache
 def claims() -> tuple[Claim, ...]:
     """Every claim."""
-    return tuple(build(Claim, _spelled(table), f"{paper}.toml") for paper in PAPERS for table in _read(paper)["claim"])
+    return tuple(build(Claim, _with_pairs(table), f"{paper}.toml") for paper in PAPERS for table in _read(paper)["claim"])
 
 
-def _spelled(table: Mapping[str, Any]) -> dict[str, Any]:
-    """`for`, `left`, `right` and `others` are short for pairs."""
+def _with_pairs(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table with the pairs that `for`, `left`, `right` and `others` abbreviate."""
     rest = {key: value for key, value in table.items() if key not in ("for", "left", "right", "others")}
     pairs = [tuple(pair) for pair in table.get("pairs", [])]
-    pairs += [(table["left"].replace("{}", each), table["right"].replace("{}", each)) for each in table.get("for", [])]
+    pairs += [(table["left"].replace("{}", word), table["right"].replace("{}", word)) for word in table.get("for", [])]
     pairs += [(table["left"], other) for other in table.get("others", [])]
     return rest | {"pairs": pairs}
 
 
 @functools.cache
-def known() -> tuple[Known, ...]:
-    """What the papers' own numbers show."""
-    return tuple(build(Known, table, f"{paper}.toml") for paper in PAPERS for table in _read(paper)["known"])
+def known_issues() -> tuple[KnownIssue, ...]:
+    """The observations about the papers' own numbers."""
+    return tuple(build(KnownIssue, table, f"{paper}.toml") for paper in PAPERS for table in _read(paper)["known"])
 
 
 @functools.cache
@@ -213,18 +215,18 @@ def words_of(run: str) -> tuple[str, ...]:
 
 
 def find(names: Sequence[str]) -> list[Result]:
-    """The results of these names; "all" is every one."""
+    """The results of these names; "all" selects every result."""
     table = results()
     if "all" in names:
         return list(table.values())
     for name in names:
         if name not in table:
-            raise ConfigError(f"there is no result '{name}'{nearest(name, table)}; `fedme reproduce --list` shows all")
+            raise ConfigError(f"unknown result '{name}'{nearest(name, table)}; `fedme reproduce --list` shows all")
     return [table[name] for name in dict.fromkeys(names)]
 
 
 def minutes(runs: Iterable[str], scale: Scale) -> float:
-    """About how long runs take on one processor; to look at data takes next to nothing."""
+    """The approximate duration of runs on one processor; runs that only count samples take no time."""
     return sum(family_of(run).minutes[scale] for run in runs if not run.endswith("/data"))
 
 

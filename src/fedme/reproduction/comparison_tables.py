@@ -1,4 +1,4 @@
-"""Tables: the paper's number, ours, the difference and a verdict, a line for every cell; as Markdown, CSV or LaTeX."""
+"""Tables with one line per cell: the paper's number, ours, the difference and a verdict; as Markdown, CSV or LaTeX."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ class Sheet:
 
     @property
     def finished(self) -> tuple[tuple[str, ...], ...]:
-        """The rows that have a number of ours."""
+        """The rows that have one of our numbers."""
         ours = next(i for i, name in enumerate(self.header) if name.startswith("ours"))
         return tuple(row for row in self.rows if row[ours])
 
@@ -41,69 +41,68 @@ class Sheet:
 
 
 def sheet(result: Result, findings: Findings, chosen: Sequence[Cell] | None = None) -> Sheet:
-    """The table of a result; of chosen cells only, if they are given."""
+    """The table of a result, or only of the chosen cells."""
     cells = result.cells if chosen is None else chosen
     header, rows = _table(result, findings, cells) if result.rows else _ends(result, findings, cells)
-    judged = findings.scale != "smoke"  # which only shows that everything runs
-    told = [verdicts.of_claim(claim, findings) for claim in claims() if judged and result.name in claim.results]
+    decided = findings.scale != "smoke"  # it only shows that everything runs
+    judged = [verdicts.of_claim(claim, findings) for claim in claims() if decided and result.name in claim.results]
     return Sheet(
         result,
         findings.scale,
         header,
         tuple(rows),
-        (*_shrunk(result, findings), *result.notes),
-        tuple(each for each in told if each.says != "not run"),
+        (_scale_note(result, findings), *result.notes),
+        tuple(verdict for verdict in judged if verdict.says != "not run"),
     )
 
 
-def _shrunk(result: Result, findings: Findings) -> list[str]:
-    """What the scale changed, for every family that has finished runs."""
-    found: dict[str, list[str]] = {}
+def _scale_note(result: Result, findings: Findings) -> str:
+    """What the scale changes, for every family that has finished runs."""
+    families: dict[str, dict[str, None]] = {}
     for run in result.runs:
         if run in findings.runs and (says := family_of(run).at(scale_of(run, findings.scale)).says):
-            names = found.setdefault(says, [])
-            if (name := run.partition("/")[0]) not in names:
-                names.append(name)
+            families.setdefault(says, {})[run.partition("/")[0]] = None
     heading = "Scale full: the paper's setting" if findings.scale == "full" else f"Scale {findings.scale}"
-    told = [f"{', '.join(names)}: {says}" for says, names in found.items()]
-    return [f"{heading}; {'; '.join(told)}." if told else f"{heading}."]
+    return "; ".join([heading, *(f"{', '.join(names)}: {says}" for says, names in families.items())]) + "."
 
 
 def _table(result: Result, findings: Findings, cells: Sequence[Cell]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     unit = " %" if result.unit == "%" else ""
     header = ["", "column", f"paper{unit}", f"ours{unit}", "difference", "verdict", "seeds"]
     rows = [_line(cell, result, findings) for cell in cells]
-    for name, beside in _extra(result, findings):
-        values = [_shown(beside(cell), result) for cell in cells]
+    for name, values_of in _extra_columns(result, findings):
+        values = [_shown(values_of(cell), result) for cell in cells]
         if any(values):
             header.append(name)
             rows = [[*row, value] for row, value in zip(rows, values, strict=True)]
     return tuple(header), [tuple(row) for row in rows]
 
 
-Beside = Callable[[Cell], dict[int, float]]
+ValuesOf = Callable[[Cell], dict[int, float]]
 
 
-def _extra(result: Result, findings: Findings) -> list[tuple[str, Beside]]:
-    """Columns beside the main number, which is always of the last round."""
+def _extra_columns(result: Result, findings: Findings) -> list[tuple[str, ValuesOf]]:
+    """Columns besides the main number, which is always that of the last round."""
     if result.unit != "%":
         return []
 
-    def picked(pick: Pick) -> Beside:
+    def picked(pick: Pick) -> ValuesOf:
         return lambda cell: findings.values(cell.run, cell.measure, pick)
 
-    kinds = {ACCURACIES[cell.measure][1] for cell in result.cells if cell.measure in ACCURACIES}
-    other = "client mean %" if kinds == {"pooled"} else "pooled %"
-    found: list[tuple[str, Beside]] = [(other, lambda cell: findings.values(cell.run, cell.measure, other=True))]
+    means = {ACCURACIES[cell.measure][1] for cell in result.cells if cell.measure in ACCURACIES}
+    other = "client mean %" if means == {"pooled"} else "pooled %"
+    columns: list[tuple[str, ValuesOf]] = [(other, lambda cell: findings.values(cell.run, cell.measure, other=True))]
     shown = {(cell.run, cell.measure) for cell in result.cells}
-    if not any((run, "own") in shown for run, measure in shown if measure == "tuned"):  # it has no rows of its own
-        found.append(("before fine-tuning %", lambda cell: findings.values(cell.run, "own") if cell.measure == "tuned" else {}))
-    found.append(("best round by validation %", picked("validation")))
+    if not any((run, "own") in shown for run, measure in shown if measure == "tuned"):  # the table has no rows for it
+        columns.append(
+            ("before fine-tuning %", lambda cell: findings.values(cell.run, "own") if cell.measure == "tuned" else {})
+        )
+    columns.append(("best round by validation %", picked("validation")))
     if result.settled:
-        found.append((f"mean of the last {SETTLED} evaluations %", picked("settled")))
+        columns.append((f"mean of the last {SETTLED} evaluations %", picked("settled")))
     if result.best_on_test:
-        found.append(("best round on test data % (the paper's rule)", picked("test")))
-    return found
+        columns.append(("best round on test data % (the paper's rule)", picked("test")))
+    return columns
 
 
 def _line(cell: Cell, result: Result, findings: Findings) -> list[str]:
@@ -126,13 +125,13 @@ def _shown(values: dict[int, float], result: Result) -> str:
 
 
 def _number(value: float, result: Result, sign: str = "") -> str:
-    """With the digits that suit the unit; counts of samples are whole where they can be."""
+    """With the digits of the unit; numbers of samples without digits if they are integers."""
     digits = 0 if result.unit == "samples" and value == round(value) else DIGITS[result.unit]
     return f"{value:{sign}.{digits}f}"
 
 
 def _ends(result: Result, findings: Findings, cells: Sequence[Cell]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Where the curves of a figure end."""
+    """The last value of every curve of a figure."""
     rows: list[tuple[str, ...]] = []
     for cell in cells:
         values = findings.values(cell.run, cell.measure)
@@ -155,7 +154,7 @@ def write(sheet: Sheet, folder: Path, styles: Sequence[str] = tuple(SUFFIXES)) -
 
 
 def markdown(sheet: Sheet) -> str:
-    """The whole sheet: title, table, notes, claims."""
+    """Title, table, notes and claims."""
     parts = [f"## {sheet.result.source}: {sheet.result.title}\n", *_paragraphs(sheet.notes[:1]), sheet.text("markdown")]
     parts += _paragraphs(sheet.notes[1:])
     if sheet.verdicts:
@@ -164,7 +163,7 @@ def markdown(sheet: Sheet) -> str:
 
 
 def commands(sheet: Sheet) -> list[str]:
-    """The commands that make what is finished, and nothing else: one for every number of seeds."""
+    """The commands that make exactly the finished cells: one for every number of seeds."""
     seeds = sheet.header.index("seeds")
     counts = sorted({row[seeds] for row in sheet.finished}, key=int, reverse=True)
     return [_command(sheet, count, [row for row in sheet.finished if row[seeds] == count]) for count in counts]
@@ -174,9 +173,9 @@ def _command(sheet: Sheet, seeds: str, rows: Sequence[tuple[str, ...]]) -> str:
     words = ["fedme", "reproduce", sheet.result.name, "--scale", sheet.scale, "--seeds", seeds]
     if len(rows) < len(sheet.rows):
         for column in dict.fromkeys(row[1] for row in rows):
-            there = [row[0] for row in rows if row[1] == column]
-            whole = len(there) == sum(row[1] == column for row in sheet.rows)
-            words += [word for row in ([""] if whole else there) for word in ("--only", f"{row}/{column}")]
+            names = [row[0] for row in rows if row[1] == column]
+            complete = len(names) == sum(row[1] == column for row in sheet.rows)
+            words += [word for name in ([""] if complete else names) for word in ("--only", f"{name}/{column}")]
     return shlex.join(words)
 
 
@@ -187,9 +186,9 @@ def _paragraphs(notes: Sequence[str]) -> list[str]:
 def claim_lines(verdict: Verdict) -> str:
     """A claim and its comparisons, as a Markdown list."""
     lines = [f"* {verdict.claim.text} ({verdict.claim.source}): **{verdict.says}**.\n"]
-    for each in verdict.comparisons:
-        if each.decision != "not run":
-            seeds = f"{each.seeds} seed{'s' if each.seeds != 1 else ''}"
-            word = {"yes": "holds", "no": "does not hold", "open": "not decided"}[each.decision]
-            lines.append(f"  * `{each.left}` and `{each.right}`: {each.numbers} ({seeds}): {word}.\n")
+    for pair in verdict.comparisons:
+        if pair.decision != "not run":
+            seeds = f"{pair.seeds} seed{'s' if pair.seeds != 1 else ''}"
+            word = {"yes": "holds", "no": "does not hold", "open": "not decided"}[pair.decision]
+            lines.append(f"  * `{pair.left}` and `{pair.right}`: {pair.numbers} ({seeds}): {word}.\n")
     return "".join(lines)

@@ -1,4 +1,4 @@
-"""Curves as PNG and PDF; the one place that needs matplotlib, which the extra `plots` brings."""
+"""Curves as PNG and PDF; needs matplotlib, from the extra `plots`."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ WIDTH, HEIGHT = 4.2, 3.2  # inches of a panel
 
 
 def possible() -> bool:
-    """Whether curves can be drawn here."""
+    """Whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def draw(result: Result, findings: Findings, folder: Path) -> list[Path]:
-    """The curves of a result as files; none if nothing is finished or the result has no curves."""
+    """Plot the curves of a result; no files if nothing is finished or the result has no curves."""
     panels = [panel for panel in result.panels if any(series.run in findings.runs for series in panel.series)]
     if result.plot == "rows":
         columns = [column.name for column in result.columns if _over_rows(result, column.name, findings)]
@@ -52,7 +52,7 @@ def _figure(result: Result, findings: Findings, panels: Sequence[Panel | str], f
     written = []
     for suffix in FORMATS:
         path = folder / f"{result.name}-{findings.scale}.{suffix}"
-        # Without dates and versions the same runs give the same files.
+        # Without dates and versions, so that the same runs give identical files.
         metadata: dict[str, Any] = (
             {"Software": None} if suffix == "png" else {"CreationDate": None, "Producer": None, "Creator": None}
         )
@@ -63,11 +63,11 @@ def _figure(result: Result, findings: Findings, panels: Sequence[Panel | str], f
 
 def _panel(axes: Any, panel: Panel, findings: Findings) -> None:
     for number, series in enumerate(panel.series):
-        lines = [dict(points(each, series.measure)) for each in findings.runs.get(series.run, {}).values()]
+        lines = [dict(points(run, series.measure)) for run in findings.runs.get(series.run, {}).values()]
         shared = sorted(set.intersection(*(set(line) for line in lines))) if lines else []
         if shared:
             means = [spread([line[t] for line in lines])[0] for t in shared]
-            color = f"C{number}"  # the same in every panel, whatever is missing
+            color = f"C{number}"  # the same in every panel, even if curves are missing
             axes.plot([t + 1 for t in shared], means, label=series.name, linewidth=1.4, color=color)
             if len(lines) > 1:
                 low, high = ([pick(line[t] for line in lines) for t in shared] for pick in (min, max))
@@ -78,5 +78,5 @@ def _panel(axes: Any, panel: Panel, findings: Findings) -> None:
 
 def _over_rows(result: Result, column: str, findings: Findings) -> list[tuple[str, float]]:
     cells = [cell for cell in result.cells if cell.column == column]
-    found = [(cell.row, findings.values(cell.run, cell.measure)) for cell in cells]
-    return [(row, spread(list(values.values()))[0]) for row, values in found if values]
+    rows = [(cell.row, findings.values(cell.run, cell.measure)) for cell in cells]
+    return [(row, spread(list(values.values()))[0]) for row, values in rows if values]

@@ -1,10 +1,10 @@
-"""What all runs of a scale measured, by run and seed, and the numbers that tables ask for.
+"""The measurements of all runs of a scale, by run and seed, and the numbers for the tables.
 
 A measure is one of: "GM", "PM" (accuracy of the global and the personal models, pooled over test samples), "own" (of the
 personal models, mean over clients), "tuned" (the same after fine-tuning), "own val" (on validation data), "client 0",
 "clients 0,1" (of single clients), "GM settled" (mean of the last evaluations instead of the last one), "loss ROLE" (training
-loss), "chosen 1" (clients that begin with an architecture), "seconds client", "seconds server" (a round), "train total", "test
-max" ... (sizes of clients).
+loss), "chosen 1" (number of clients that begin with an architecture), "seconds client", "seconds server" (per round), "train
+total", "test max" ... (samples of clients).
 """
 
 import json
@@ -21,14 +21,14 @@ from fedme.core.typed import TypedError
 from fedme.reproduction import catalogue, measured
 from fedme.reproduction.catalogue import Scale
 from fedme.reproduction.measured import Curve, Measured
-from fedme.reproduction.planned_runs import Spot, experiment
+from fedme.reproduction.planned_runs import RunFolders, experiment
 from fedme.running.run_queue import identity
 
-# Which round: the last, the mean of the last few, the best by validation, the best on test data.
+# Which round: the last, the mean of the last evaluations, the best by validation, the best on test data.
 Pick = Literal["last", "settled", "validation", "test"]
 Mean = Literal["mean", "pooled"]
 
-SETTLED = 5  # evaluations behind a mean of the last ones: how many is not chosen by results
+SETTLED = 5  # number of last evaluations in a mean, fixed before looking at results
 
 ACCURACIES: Mapping[str, tuple[str, Mean]] = {
     "GM": ("global round test", "pooled"),
@@ -47,19 +47,19 @@ class Findings:
     runs: Mapping[str, Mapping[int, Measured]]
 
     def values(self, run: str, measure: str, pick: Pick = "last", other: bool = False) -> dict[int, float]:
-        """A number for every seed that has it; accuracies in %. `other`: the other mean, over clients or over samples."""
-        found = {seed: value(each, measure, pick, other) for seed, each in self.runs.get(run, {}).items()}
-        return {seed: number for seed, number in sorted(found.items()) if number is not None}
+        """A number per seed; accuracies in %. `other`: pooled instead of the client mean, or the reverse."""
+        numbers = {seed: value(result, measure, pick, other) for seed, result in self.runs.get(run, {}).items()}
+        return {seed: number for seed, number in sorted(numbers.items()) if number is not None}
 
 
 def value(run: Measured, measure: str, pick: Pick = "last", other: bool = False) -> float | None:
     """One number of one run."""
     if measure.endswith(" settled"):
         measure, pick = measure.removesuffix(" settled"), "settled"
-    kind, _, rest = measure.partition(" ")
-    if kind == "chosen":
+    name, _, rest = measure.partition(" ")
+    if name == "chosen":
         return float(run.chosen[int(rest) - 1]) if run.chosen else None
-    if kind == "seconds":
+    if name == "seconds":
         return run.seconds.get(rest)
     if measure in run.samples:
         return run.samples[measure]
@@ -76,72 +76,73 @@ def value(run: Measured, measure: str, pick: Pick = "last", other: bool = False)
 
 def points(run: Measured, measure: str, other: bool = False) -> Iterator[tuple[int, float]]:
     """A measure over the evaluated rounds; accuracies in %."""
-    kind, _, rest = measure.partition(" ")
+    first, _, rest = measure.partition(" ")
     if measure in ACCURACIES:
         name, mean = ACCURACIES[measure]
         curve = run.curves.get(name, Curve((), ()))
-        wanted = curve.mean if (mean == "mean") != other else curve.pooled
-        yield from zip(curve.rounds, (100 * number for number in wanted), strict=True)
-    elif kind == "loss" and not other and measure in run.curves:
+        values = curve.mean if (mean == "mean") != other else curve.pooled
+        yield from zip(curve.rounds, (100 * number for number in values), strict=True)
+    elif first == "loss" and not other and measure in run.curves:
         yield from zip(run.curves[measure].rounds, run.curves[measure].mean, strict=True)
-    elif kind in ("client", "clients") and not other:
-        curves = [run.curves[f"client {each}"] for each in rest.split(",") if f"client {each}" in run.curves]
+    elif first in ("client", "clients") and not other:
+        curves = [run.curves[f"client {client}"] for client in rest.split(",") if f"client {client}" in run.curves]
         for i, t in enumerate(curves[0].rounds if curves else ()):
             yield t, 100 * sum(curve.mean[i] for curve in curves) / len(curves)
 
 
 def error(run: Measured, measure: str) -> float:
-    """The standard error of an accuracy in points, by the test samples behind it; 0 where they are not known."""
+    """The standard error of an accuracy in points, by its number of test samples; 0 if that is unknown."""
     number, count = value(run, measure), _samples(run, measure.removesuffix(" settled"))
     return math.sqrt(max(number * (100 - number), 0.0) / count) if number is not None and count else 0.0
 
 
 def _samples(run: Measured, measure: str) -> float:
-    kind, _, rest = measure.partition(" ")
+    first, _, rest = measure.partition(" ")
     if measure in ACCURACIES:
         name, mean = ACCURACIES[measure]
         curve = run.curves.get(name, Curve((), ()))
         return curve.worth if mean == "mean" else curve.samples
-    if kind not in ("client", "clients"):
+    if first not in ("client", "clients"):
         return 0.0
-    counts = [run.curves[f"client {each}"].samples for each in rest.split(",") if f"client {each}" in run.curves]
-    return measured.worth(counts) if counts and all(counts) else 0.0
+    counts = [run.curves[f"client {client}"].samples for client in rest.split(",") if f"client {client}" in run.curves]
+    return measured.effective_samples(counts) if counts and all(counts) else 0.0
 
 
 def _best_by_validation(run: Measured, measure: str) -> int | None:
-    """The round with the best validation accuracy of the same model; None without a validation part."""
+    """The round with the best validation accuracy of the same model; None without validation data."""
     name = ACCURACIES.get(measure, ("", "mean"))[0]
     if not name.endswith(" test"):
         return None
-    judged = run.curves.get(name.removesuffix("test") + "val", Curve((), ()))
-    if len(judged.rounds) < 2:
+    validation = run.curves.get(name.removesuffix("test") + "val", Curve((), ()))
+    if len(validation.rounds) < 2:
         return None
-    return max(zip(judged.mean, (-t for t in judged.rounds), judged.rounds, strict=True))[2]
+    return max(zip(validation.mean, (-t for t in validation.rounds), validation.rounds, strict=True))[2]
 
 
 def every_run() -> list[str]:
-    """The names of all runs that some result or claim asks for."""
+    """The names of all runs of all results and claims."""
     return list(dict.fromkeys(run for result in catalogue.results().values() for run in result.runs))
 
 
-def gather(spot: Spot, runs: list[str] | None = None, archive: Path | None = None) -> Findings:
-    """What is finished in the run directories and, for other runs, in an archive; runs of other settings are left out."""
-    found: dict[str, dict[int, Measured]] = {}
-    kept = read_archive(archive) if archive else {}
+def gather(folders: RunFolders, runs: list[str] | None = None, archive: Path | None = None) -> Findings:
+    """All finished runs of the run directories and, for other runs, of an archive; runs of other settings are left out."""
+    results: dict[str, dict[int, Measured]] = {}
+    archived = read_archive(archive) if archive else {}
     for run in runs if runs is not None else every_run():
-        mine = {seed: each for (name, seed), each in kept.items() if name == run}
-        prefix = f"{spot.folder(run, 0).name.removesuffix('0')}"
-        for folder in sorted((spot.root / spot.scale).glob(f"{prefix}[0-9]*")):
-            seed = folder.name.removeprefix(prefix)
-            if seed.isdigit() and (each := measured.read(folder)) is not None:
-                mine[int(seed)] = each
-        if mine := {seed: each for seed, each in mine.items() if _is(each, experiment(run, spot.scale, seed))}:
-            found[run] = mine
-    return Findings(spot.scale, found)
+        by_seed = {seed: result for (name, seed), result in archived.items() if name == run}
+        prefix = f"{folders.folder(run, 0).name.removesuffix('0')}"
+        for folder in sorted((folders.root / folders.scale).glob(f"{prefix}[0-9]*")):
+            number = folder.name.removeprefix(prefix)
+            if number.isdigit() and (measurements := measured.read(folder)) is not None:
+                by_seed[int(number)] = measurements
+        by_seed = {seed: r for seed, r in by_seed.items() if _has_config(r, experiment(run, folders.scale, seed))}
+        if by_seed:
+            results[run] = by_seed
+    return Findings(folders.scale, results)
 
 
-def _is(run: Measured, config: Mapping[str, Any]) -> bool:
-    """Whether a run was made with a configuration, as it is read today."""
+def _has_config(run: Measured, config: Mapping[str, Any]) -> bool:
+    """Whether a run was made with a configuration, as this version reads it."""
     try:
         return identity(parse(run.config).plain()) == identity(config)
     except ConfigError:
@@ -149,25 +150,25 @@ def _is(run: Measured, config: Mapping[str, Any]) -> bool:
 
 
 def read_archive(path: Path) -> dict[tuple[str, int], Measured]:
-    """Measurements that were kept, by run and seed."""
+    """Archived measurements, by run and seed."""
     if not path.exists():
         return {}
-    found = {}
+    archived = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             plain = json.loads(line)
             name = str(plain.pop("run")), int(plain.pop("seed"))
-            found[name] = measured.from_plain(plain)
+            archived[name] = measured.from_plain(plain)
         except (ValueError, KeyError, AttributeError, TypedError) as error:
             raise RunError(f"{path}, line {number}: cannot be read ({error}); restore the file") from error
-    return found
+    return archived
 
 
 def write_archive(findings: Findings, path: Path) -> None:
-    """Keep measurements, one run a line, so that tables can be made again and extended without the run directories."""
+    """Write measurements, one run per line, so that tables can be made and extended without the run directories."""
     lines = [
-        json.dumps(finite({"run": run, "seed": seed, **asdict(each)}), ensure_ascii=False)
+        json.dumps(finite({"run": run, "seed": seed, **asdict(result)}), ensure_ascii=False)
         for run, by_seed in sorted(findings.runs.items())
-        for seed, each in sorted(by_seed.items())
+        for seed, result in sorted(by_seed.items())
     ]
     write_text(path, "".join(f"{line}\n" for line in lines))

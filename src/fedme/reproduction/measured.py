@@ -1,6 +1,6 @@
-"""What a run measured, small enough to keep: curves over the evaluated rounds, choices of architectures, seconds, sizes.
+"""The measurements of a run for tables and archives: curves, chosen architectures, seconds, numbers of samples.
 
-`take` reads a run directory once, when the run has finished, and leaves `measurements.json` there.
+`take` reads the directory of a finished run once and writes `measurements.json` there.
 """
 
 import json
@@ -18,35 +18,35 @@ from fedme.core.typed import build
 from fedme.results import records, summary
 from fedme.running import assembly
 
-NAME = "measurements.json"  # another name whenever there is more in it: what older versions left is taken again
-FEW = 5  # clients up to which every one has a curve of its own
+NAME = "measurements.json"  # rename it whenever its content changes, so that files of earlier versions are not read
+FEW = 5  # up to this many clients, every client has a curve
 DIGITS = 6
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A number over the evaluated rounds; accuracies are fractions. NaN: not finite."""
+    """A measure over the evaluated rounds; accuracies are fractions. NaN means not finite."""
 
     rounds: tuple[int, ...]
     mean: tuple[float, ...]  # over clients
     pooled: tuple[float, ...] = ()  # over samples
-    samples: float = 0.0  # behind a pooled accuracy, in the last round; 0: not an accuracy
-    worth: float = 0.0  # samples that would make a pooled accuracy as sure as the mean over clients is
+    samples: float = 0.0  # of a pooled accuracy in the last round; 0: not an accuracy
+    worth: float = 0.0  # the effective number of samples of the client mean
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One run. Curves of accuracy are named "model stage split", those of loss "loss role", a client's "client 0"."""
+    """One run. Curves of accuracy are named "model stage split", of loss "loss role", of a client "client 0"."""
 
     config: Mapping[str, Any]  # every default filled in
     curves: Mapping[str, Curve] = field(default_factory=dict)
-    chosen: tuple[int, ...] = ()  # clients that begin with each architecture of the pool
+    chosen: tuple[int, ...] = ()  # number of clients that begin with each architecture of the pool
     seconds: Mapping[str, float] = field(default_factory=dict)  # of one client and of the server, mean over rounds
-    samples: Mapping[str, float] = field(default_factory=dict)  # sizes of clients, where only data was looked at
+    samples: Mapping[str, float] = field(default_factory=dict)  # statistics of client sizes, of runs that only count samples
 
 
 def take(folder: Path) -> None:
-    """Extract what a finished run measured."""
+    """Write the measurements of a finished run."""
     config = load(folder / summary.CONFIG)[0].plain()
     accuracy: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     losses: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -62,22 +62,22 @@ def take(folder: Path) -> None:
     evaluated = {t for _, t in accuracy}
     curves = {name: _accuracies(by_round) for name, by_round in _by_name(accuracy).items()}
     curves |= {
-        name: Curve(tuple(kept), tuple(_rounded(statistics.fmean(by_round[t])) for t in kept))
+        name: Curve(tuple(rounds), tuple(_rounded(statistics.fmean(by_round[t])) for t in rounds))
         for name, by_round in _by_name(losses).items()
-        if (kept := sorted(t for t in by_round if t in evaluated))
+        if (rounds := sorted(t for t in by_round if t in evaluated))
     }
     curves |= _of_clients(_by_name(accuracy).get("personal round test", {}))
     busy = [value for value in seconds.values() if value]
     took = {"client": statistics.fmean(busy) if busy else 0.0, "server": statistics.fmean(server.values()) if server else 0.0}
-    found = Measured(_told(config), curves, _chosen(folder), {name: _rounded(value, 4) for name, value in took.items()})
-    write_json(folder / NAME, asdict(found))
+    rounded = {name: _rounded(value, 4) for name, value in took.items()}
+    write_json(folder / NAME, asdict(Measured(_without_output(config), curves, _chosen(folder), rounded)))
 
 
-def look(config: Mapping[str, Any], folder: Path) -> None:
-    """Extract the sizes of an experiment's clients, without training anything."""
+def count_samples(config: Mapping[str, Any], folder: Path) -> None:
+    """Write the numbers of samples of an experiment's clients, without training anything."""
     clients = assembly.gather(parse(config)).clients.values()
-    sizes = {"train": [len(each.train) + len(each.val) for each in clients], "test": [len(each.test) for each in clients]}
-    found: dict[str, float] = {}
+    sizes = {"train": [len(data.train) + len(data.val) for data in clients], "test": [len(data.test) for data in clients]}
+    samples: dict[str, float] = {}
     for part, counts in sizes.items():
         numbers = {
             "clients": len(counts),
@@ -87,13 +87,13 @@ def look(config: Mapping[str, Any], folder: Path) -> None:
             "max": max(counts),
             "min": min(counts),
         }
-        found |= {f"{part} {name}": _rounded(float(value), 2) for name, value in numbers.items()}
+        samples |= {f"{part} {name}": _rounded(float(value), 2) for name, value in numbers.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / NAME, asdict(Measured(_told(config), samples=found)))
+    write_json(folder / NAME, asdict(Measured(_without_output(config), samples=samples)))
 
 
 def read(folder: Path) -> Measured | None:
-    """What a run measured; None if it is not finished. A file that cannot be read is made again."""
+    """The measurements of a run; None if it is not finished. A file that cannot be read is written again."""
     try:
         return from_plain(json.loads((folder / NAME).read_text(encoding="utf-8")))
     except (OSError, ValueError):
@@ -103,29 +103,28 @@ def read(folder: Path) -> Measured | None:
     return from_plain(json.loads((folder / NAME).read_text(encoding="utf-8")))
 
 
-def _told(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration without the place where it was run."""
+def _without_output(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != "output"}
 
 
 def from_plain(plain: Any) -> Measured:
-    """What was measured, from plain data; null stands for numbers that are not finite."""
-    return build(Measured, _finite(plain))  # type: ignore[no-any-return]
+    """Measurements from plain data, with NaN for null."""
+    return build(Measured, _with_nan(plain))  # type: ignore[no-any-return]
 
 
-def _finite(value: Any) -> Any:
+def _with_nan(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _with_nan(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [math.nan if item is None else _finite(item) for item in value]
+        return [math.nan if item is None else _with_nan(item) for item in value]
     return value
 
 
 def _by_name(table: Mapping[tuple[str, int], Any]) -> dict[str, dict[int, Any]]:
-    found: dict[str, dict[int, Any]] = defaultdict(dict)
+    by_name: dict[str, dict[int, Any]] = defaultdict(dict)
     for (name, t), value in table.items():
-        found[name][t] = value
-    return dict(found)
+        by_name[name][t] = value
+    return dict(by_name)
 
 
 def _accuracies(by_round: Mapping[int, Sequence[Mapping[str, Any]]]) -> Curve:
@@ -133,13 +132,12 @@ def _accuracies(by_round: Mapping[int, Sequence[Mapping[str, Any]]]) -> Curve:
     means = [statistics.fmean([_number(row["accuracy"]) for row in by_round[t]]) for t in rounds]
     pooled = [sum(row["correct"] for row in by_round[t]) / sum(row["samples"] for row in by_round[t]) for t in rounds]
     counts = [row["samples"] for row in by_round[rounds[-1]]]
-    return Curve(
-        tuple(rounds), tuple(map(_rounded, means)), tuple(map(_rounded, pooled)), sum(counts), _rounded(worth(counts), 1)
-    )
+    worth = _rounded(effective_samples(counts), 1)
+    return Curve(tuple(rounds), tuple(map(_rounded, means)), tuple(map(_rounded, pooled)), sum(counts), worth)
 
 
-def worth(counts: Sequence[float]) -> float:
-    """A mean over clients with these many samples varies as an accuracy over so many: few samples of one client count much."""
+def effective_samples(counts: Sequence[float]) -> float:
+    """The number of samples for which a pooled accuracy varies as much as the mean over clients with these sample counts."""
     return len(counts) ** 2 / sum(1 / count for count in counts)
 
 
@@ -147,24 +145,24 @@ def _of_clients(by_round: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str
     names = sorted({row["client"] for rows in by_round.values() for row in rows})
     if len(names) > FEW:
         return {}
-    found = {}
+    curves = {}
     for name in names:
-        mine = {t: row for t, rows in sorted(by_round.items()) for row in rows if row["client"] == name}
-        values = tuple(_rounded(_number(row["accuracy"])) for row in mine.values())
-        count = list(mine.values())[-1]["samples"]
-        found[f"client {name}"] = Curve(tuple(mine), values, (), count, count)
-    return found
+        by_client = {t: row for t, rows in sorted(by_round.items()) for row in rows if row["client"] == name}
+        values = tuple(_rounded(_number(row["accuracy"])) for row in by_client.values())
+        count = list(by_client.values())[-1]["samples"]
+        curves[f"client {name}"] = Curve(tuple(by_client), values, (), count, count)
+    return curves
 
 
 def _chosen(folder: Path) -> tuple[int, ...]:
-    """How many clients begin with each architecture: the best on validation data, ties to the first, the smallest."""
+    """The number of clients that begin with each architecture: the best on validation data, the first one in a tie."""
     path = folder / "selection.json"
     if not path.exists():
         return ()
     scores: Mapping[str, Mapping[str, float]] = json.loads(path.read_text(encoding="utf-8"))
     names = list(next(iter(scores.values())))
-    picked = Counter(max(mine, key=lambda name: (_number(mine[name]), -names.index(name))) for mine in scores.values())
-    return tuple(picked[name] for name in names)
+    best = Counter(max(client, key=lambda name: (_number(client[name]), -names.index(name))) for client in scores.values())
+    return tuple(best[name] for name in names)
 
 
 def _number(value: float | None) -> float:

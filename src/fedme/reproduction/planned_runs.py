@@ -1,4 +1,4 @@
-"""From the name of a run, as "pfml-synthetic-mlr/fedavg", to an ordinary experiment in an ordinary run directory."""
+"""Experiments and run directories for the names of runs, such as "pfml-synthetic-mlr/fedavg"."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from typing import Any
 
 from fedme.config.experiment import override, parse, read_preset
 from fedme.core.processors import processors
-from fedme.reproduction.catalogue import Scale, Shrunk, family_of, words_of
+from fedme.reproduction.catalogue import Scale, ScaleChanges, family_of, words_of
 from fedme.running.run_queue import Planned
 
-CHECKPOINTS = 12  # in a run, about: enough to lose little, few enough to cost little
-ONLY_DATA = "data"  # the run that looks at the data and trains nothing
+CHECKPOINTS = 12  # per run, approximately
+ONLY_DATA = "data"  # a run that counts samples and trains nothing
 
 
 @dataclass(frozen=True)
-class Spot:
-    """Where the runs of a scale are."""
+class RunFolders:
+    """The directories of the runs of a scale."""
 
     root: Path
     scale: Scale
@@ -38,43 +38,43 @@ def experiment(run: str, scale: Scale, seed: int, workers: int | None = None) ->
 
 def _raw(run: str, scale: Scale) -> dict[str, Any]:
     preset, words = _words(run)
-    shrunk = family_of(run).at(scale_of(run, scale))
+    changes = family_of(run).at(scale_of(run, scale))
     raw, _ = read_preset(preset)
-    override(raw, [*words, *shrunk.set])
-    override(raw, shrunk.by_method.get(raw["method"]["name"], ()))
-    raw["models"] = _replaced(raw["models"], shrunk)
+    override(raw, [*words, *changes.set])
+    override(raw, changes.by_method.get(raw["method"]["name"], ()))
+    raw["models"] = _replaced(raw["models"], changes)
     return raw
 
 
 def scale_of(run: str, scale: Scale) -> Scale:
-    """The scale that a run really has: to look at the whole data costs nothing."""
+    """The effective scale of a run: counting samples is cheap at full scale."""
     return "full" if scale == "small" and run.endswith(f"/{ONLY_DATA}") else scale
 
 
 def _words(run: str) -> tuple[str, Sequence[str]]:
     family, words = family_of(run), words_of(run)
-    other = words and "=" not in words[0]
-    return (words[0], words[1:]) if other else (family.preset, words)
+    has_preset = words and "=" not in words[0]
+    return (words[0], words[1:]) if has_preset else (family.preset, words)
 
 
-def _replaced(models: Mapping[str, Any], shrunk: Shrunk) -> dict[str, Any]:
-    """The `[models]` table with other architectures in the places of the paper's."""
+def _replaced(models: Mapping[str, Any], changes: ScaleChanges) -> dict[str, Any]:
+    """The `[models]` table with the architectures of the scale instead of the paper's."""
 
-    def other(value: Any) -> Any:
+    def replaced(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: other(item) for key, item in value.items()}
+            return {key: replaced(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [other(item) for item in value]
-        return shrunk.models.get(value, value) if isinstance(value, str) else value
+            return [replaced(item) for item in value]
+        return changes.models.get(value, value) if isinstance(value, str) else value
 
-    return {key: other(value) for key, value in models.items()}
+    return {key: replaced(value) for key, value in models.items()}
 
 
-def planned(runs: Sequence[str], spot: Spot, seeds: Sequence[int], jobs: int) -> list[Planned]:
-    """The runs to be made, the first seed of everything first. With several at a time each has one worker."""
+def planned(runs: Sequence[str], folders: RunFolders, seeds: Sequence[int], jobs: int) -> list[Planned]:
+    """The runs to execute, all runs of the first seed first. With several jobs, each has one worker process."""
     workers = 1 if jobs > 1 else None
     return [
-        Planned(f"{run}, seed {seed}", spot.folder(run, seed), experiment(run, spot.scale, seed, workers))
+        Planned(f"{run}, seed {seed}", folders.folder(run, seed), experiment(run, folders.scale, seed, workers))
         for seed in seeds
         for run in runs
         if not run.endswith(f"/{ONLY_DATA}") or seed == seeds[0]
@@ -82,7 +82,7 @@ def planned(runs: Sequence[str], spot: Spot, seeds: Sequence[int], jobs: int) ->
 
 
 def jobs_for(minutes: float, count: int, asked: int | None) -> int:
-    """How many runs at a time: as many as processors, unless they are so short that processes do not pay."""
+    """The number of simultaneous runs: one per processor, unless the runs are too short for processes to pay off."""
     if asked is not None:
         return asked
     return min(processors(), count) if minutes > 2 else 1

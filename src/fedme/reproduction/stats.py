@@ -1,4 +1,4 @@
-"""Statistics over seeds: mean and deviation, and a comparison of two runs that share their seeds."""
+"""Statistics over seeds: the paired comparison of two runs with the same seeds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ LEVEL = 0.95  # of confidence intervals
 
 @dataclass(frozen=True)
 class Paired:
-    """Differences of pairs: their mean, its 95 % interval, and the two-sided p of no difference."""
+    """Paired differences: their mean, its 95 % confidence interval, and the two-sided p value of no difference."""
 
     differences: tuple[float, ...]
     mean: float
@@ -21,18 +21,18 @@ class Paired:
 
     @property
     def count(self) -> int:
-        """How many pairs there are."""
+        """The number of pairs."""
         return len(self.differences)
 
 
 def paired(left: Mapping[int, float], right: Mapping[int, float]) -> Paired | None:
-    """Compare what two runs have for the same seeds (Student's t); None if they share none. One pair has no interval."""
+    """Compare two runs over their common seeds (Student's t); None if they have none. One pair has no interval."""
     seeds = sorted(left.keys() & right.keys())
     return compare([left[seed] - right[seed] for seed in seeds]) if seeds else None
 
 
 def compare(differences: Sequence[float]) -> Paired:
-    """What differences say about their true mean."""
+    """The confidence interval and the p value of differences."""
     from scipy.stats import t
 
     mean, std = spread(differences)

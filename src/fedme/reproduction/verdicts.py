@@ -1,27 +1,27 @@
-"""What our numbers say about the paper's: a verdict for every cell, and for every claim.
+"""A verdict for every cell and every claim of the papers.
 
-A claim is decided by differences between runs with the same seeds. From three seeds on, by the 95 % interval of their mean;
-with fewer, only if every seed says the same and by a wide margin: wider than chance makes it with so many test samples.
+A claim is decided by the differences between runs with the same seeds. With three or more seeds, the 95 % confidence
+interval of their mean decides. With fewer, all seeds must agree, by more than the standard error of the test samples explains.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from fedme.reproduction.catalogue import Cell, Claim, Result
 from fedme.reproduction.findings import Findings, error, points
 from fedme.reproduction.stats import Paired, paired
 from fedme.results.summary import spread
 
-EQUAL = 0.005  # numbers that are printed alike
-SEEDS = 3  # from which on an interval decides
-MARGIN = 2.0  # points that fewer seeds must differ by, at least
-NOISE = 2.0  # standard errors of a difference that they must differ by too
-STEADY = 5  # seeds from which on deviations are compared
-GOALS = (0.95, 1.0)  # of what a run ends with, that the other must reach sooner: a noisy curve passes one by chance
-SHARE = 0.1  # of the rounds, that one must be sooner by
-FACTOR = 1.2  # that seconds must differ by
+EQUAL = 0.005  # the largest difference of numbers that are equal in print
+SEEDS = 3  # the smallest number of seeds for which an interval decides
+MARGIN = 2.0  # with fewer seeds, the smallest difference in points
+NOISE = 2.0  # with fewer seeds, the smallest difference in standard errors
+STEADY = 5  # the smallest number of seeds for which deviations are compared
+GOALS = (0.95, 1.0)  # fractions of a run's last value that the other must reach sooner; a noisy curve may pass one by chance
+FRACTION = 0.1  # of the rounds, by which one run must be sooner
+FACTOR = 1.2  # by which seconds must differ
 
 Decision = Literal["yes", "no", "open", "not run"]
 
@@ -39,7 +39,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a scale says about a claim."""
+    """The verdict of a scale on a claim."""
 
     claim: Claim
     says: str  # holds, does not hold, not decided at this scale, not run
@@ -47,7 +47,7 @@ class Verdict:
 
 
 def of_cell(cell: Cell, result: Result, findings: Findings) -> str:
-    """Within the paper's deviation, or in the paper's order among its column, or different; empty if it has not been run."""
+    """Within the paper's deviation, or in the paper's order within its column, or different; empty if it is not run."""
     ours = _mean(findings, cell)
     if ours is None or cell.paper is None:
         return ""
@@ -55,18 +55,18 @@ def of_cell(cell: Cell, result: Result, findings: Findings) -> str:
         return "within the paper's std"
     if result.unit == "samples":
         return "equal" if abs(ours - cell.paper) < EQUAL else "differs"
-    rivals = [each for each in result.cells if _line(each, result) == _line(cell, result) and each != cell]
+    rivals = [rival for rival in result.cells if _line(rival, result) == _line(cell, result) and rival != cell]
     pairs = [
-        (each.paper, theirs) for each in rivals if each.paper is not None and (theirs := _mean(findings, each)) is not None
+        (rival.paper, mean) for rival in rivals if rival.paper is not None and (mean := _mean(findings, rival)) is not None
     ]
     if not pairs:
         return "nothing to compare with"
-    agree = all((cell.paper - paper) * (ours - theirs) >= 0 for paper, theirs in pairs)
+    agree = all((cell.paper - paper) * (ours - mean) >= 0 for paper, mean in pairs)
     return "same order" if agree else "differs"
 
 
 def _line(cell: Cell, result: Result) -> tuple[str, str]:
-    """What a cell is put in order with: its column, or its row."""
+    """The column or row within which a cell is ranked."""
     return (cell.row, "") if result.order == "rows" else (cell.column, cell.group)
 
 
@@ -76,19 +76,18 @@ def _mean(findings: Findings, cell: Cell) -> float | None:
 
 
 def of_claim(claim: Claim, findings: Findings) -> Verdict:
-    """What the finished runs of a scale say about a claim."""
+    """The verdict of the finished runs of a scale on a claim."""
     if claim.kind in ("between", "steady"):
         comparisons = [_among(claim, findings)]
     else:
-        ways = {"greater": _greater, "close": _within, "no better": _within, "slower": _slower}
-        ways |= {"sooner": _sooner, "no later": _sooner}
-        judge = ways[claim.kind]
-        comparisons = [judge(claim, left, right, findings) for left, right in claim.pairs]
-    return Verdict(claim, _together(claim, [each.decision for each in comparisons]), tuple(comparisons))
+        judges = {"greater": _greater, "close": _within, "no better": _within, "slower": _slower}
+        judges |= {"sooner": _sooner, "no later": _sooner}
+        comparisons = [judges[claim.kind](claim, left, right, findings) for left, right in claim.pairs]
+    return Verdict(claim, _combined(claim, [comparison.decision for comparison in comparisons]), tuple(comparisons))
 
 
-def _together(claim: Claim, decisions: Sequence[Decision]) -> str:
-    run = [each for each in decisions if each != "not run"]
+def _combined(claim: Claim, decisions: Sequence[Decision]) -> str:
+    run = [decision for decision in decisions if decision != "not run"]
     if not run:
         return "not run"
     half, yes, no = len(decisions) / 2, run.count("yes"), run.count("no")
@@ -105,34 +104,39 @@ def _values(side: str, findings: Findings) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two runs beside each other, for the seeds that both have."""
+    """Two runs over their common seeds."""
 
-    found: Paired
-    chance: tuple[float, ...]  # what a difference may be by chance, a seed each
+    test: Paired
+    chance: tuple[float, ...]  # the largest difference that chance explains, per seed
     numbers: str
 
     @property
     def greater(self) -> Decision:
         """Whether the left one is greater."""
-        if self.found.count >= SEEDS:
-            return "yes" if self.found.low > 0 else "no" if self.found.high < 0 else "open"
-        sure = [abs(each) >= max(MARGIN, chance) for each, chance in zip(self.found.differences, self.chance, strict=True)]
-        signs = {each > 0 for each in self.found.differences}
+        if self.test.count >= SEEDS:
+            return "yes" if self.test.low > 0 else "no" if self.test.high < 0 else "open"
+        differences = self.test.differences
+        sure = [abs(value) >= max(MARGIN, chance) for value, chance in zip(differences, self.chance, strict=True)]
+        signs = {value > 0 for value in differences}
         return "open" if not all(sure) or len(signs) > 1 else "yes" if signs == {True} else "no"
 
 
 def _pair(left: str, right: str, findings: Findings) -> _Pair | None:
-    mine, theirs = _values(left, findings), _values(right, findings)
-    found = paired(mine, theirs)
-    if found is None:
+    sides = _values(left, findings), _values(right, findings)
+    test = paired(*sides)
+    if test is None:
         return None
-    common = sorted(mine.keys() & theirs.keys())
-    means = [spread([each[seed] for seed in common])[0] for each in (mine, theirs)]
+    common = _common_seeds(*sides)
+    means = [spread([values[seed] for seed in common])[0] for values in sides]
     chance = tuple(NOISE * math.hypot(*(_error(side, seed, findings) for side in (left, right))) for seed in common)
     doubt = f", two standard errors {max(chance):.2f}" if any(chance) else ""
-    if found.count >= SEEDS:
-        doubt = f", 95 % interval {found.low:+.2f} to {found.high:+.2f}"
-    return _Pair(found, chance, f"{means[0]:.2f} against {means[1]:.2f}: {found.mean:+.2f}{doubt}")
+    if test.count >= SEEDS:
+        doubt = f", 95 % interval {test.low:+.2f} to {test.high:+.2f}"
+    return _Pair(test, chance, f"{means[0]:.2f} against {means[1]:.2f}: {test.mean:+.2f}{doubt}")
+
+
+def _common_seeds(left: Mapping[int, Any], right: Mapping[int, Any]) -> list[int]:
+    return sorted(left.keys() & right.keys())
 
 
 def _error(side: str, seed: int, findings: Findings) -> float:
@@ -144,70 +148,69 @@ def _greater(claim: Claim, left: str, right: str, findings: Findings) -> Compari
     pair = _pair(left, right, findings)
     if pair is None:
         return Comparison(left, right, "", 0, "not run")
-    return Comparison(left, right, pair.numbers, pair.found.count, pair.greater)
+    return Comparison(left, right, pair.numbers, pair.test.count, pair.greater)
 
 
 def _within(claim: Claim, left: str, right: str, findings: Findings) -> Comparison:
-    """Differences of at most the tolerance, either way or, for "no better", in favour of the left one."""
+    """Differences of at most the tolerance, in both directions or, for "no better", in favour of the left one."""
     pair = _pair(left, right, findings)
     if pair is None:
         return Comparison(left, right, "", 0, "not run")
-    found, most = pair.found, claim.tolerance
+    test, most = pair.test, claim.tolerance
     least = -most if claim.kind == "close" else -math.inf
-    if found.count >= SEEDS:
-        inside, outside = least <= found.low and found.high <= most, found.low > most or found.high < least
+    if test.count >= SEEDS:
+        inside, outside = least <= test.low and test.high <= most, test.low > most or test.high < least
     else:
-        # Runs that do nearly the same err on the same samples: chance between strangers would be far too much for "close".
-        doubts = pair.chance if claim.kind == "no better" else (0.0,) * found.count
-        inside = all(least <= each <= most - doubt for each, doubt in zip(found.differences, doubts, strict=True))
+        # Similar models err on the same samples, so the standard error of independent samples is too large for "close".
+        doubts = pair.chance if claim.kind == "no better" else (0.0,) * test.count
+        inside = all(least <= value <= most - doubt for value, doubt in zip(test.differences, doubts, strict=True))
         margin = max(MARGIN, *pair.chance)
-        outside = all(each > most + margin for each in found.differences) or all(
-            each < least - margin for each in found.differences
-        )
-    return Comparison(left, right, pair.numbers, found.count, "yes" if inside else "no" if outside else "open")
+        above = all(value > most + margin for value in test.differences)
+        outside = above or all(value < least - margin for value in test.differences)
+    return Comparison(left, right, pair.numbers, test.count, "yes" if inside else "no" if outside else "open")
 
 
 def _sooner(claim: Claim, left: str, right: str, findings: Findings) -> Comparison:
-    """Rounds until the left one has (nearly) what the right one ends with, against the rounds that the right one needs.
+    """Rounds until the left run reaches (nearly) the last value of the right run, against the rounds of the right run.
 
-    "No later" is content with as many.
+    For "no later" the same number of rounds is enough.
     """
-    (run, _, measure), (other, _, theirs) = left.partition(" "), right.partition(" ")
-    mine, others = findings.runs.get(run, {}), findings.runs.get(other, {})
-    told, gains, total, seeds = [], list[float](), 1, 0
-    for seed in sorted(mine.keys() & others.keys()):
-        line, rival = list(points(mine[seed], measure)), list(points(others[seed], theirs))
+    (run, _, measure), (other_run, _, other_measure) = left.partition(" "), right.partition(" ")
+    runs, others = findings.runs.get(run, {}), findings.runs.get(other_run, {})
+    texts, gains, total, seeds = [], list[float](), 1, 0
+    for seed in _common_seeds(runs, others):
+        line, rival = list(points(runs[seed], measure)), list(points(others[seed], other_measure))
         if not line or not rival:
             continue
         total, seeds = max(total, rival[-1][0] + 1), seeds + 1
-        for goal in (each * rival[-1][1] for each in GOALS):
-            needed = [next((t + 1 for t, value in each if value >= goal), None) for each in (line, rival)]
-            told.append(f"{needed[0] or 'never'} against {needed[1]} rounds to {goal:.2f}")
+        for goal in (fraction * rival[-1][1] for fraction in GOALS):
+            needed = [next((t + 1 for t, value in curve if value >= goal), None) for curve in (line, rival)]
+            texts.append(f"{needed[0] or 'never'} against {needed[1]} rounds to {goal:.2f}")
             gains.append((needed[1] or total) - (needed[0] or 2 * total))
     if not gains:
         return Comparison(left, right, "", 0, "not run")
     decision: Decision = "open"
-    if all(gain >= (SHARE * total if claim.kind == "sooner" else 0) for gain in gains):
+    if all(gain >= (FRACTION * total if claim.kind == "sooner" else 0) for gain in gains):
         decision = "yes"
-    elif all(gain <= -SHARE * total for gain in gains):
+    elif all(gain <= -FRACTION * total for gain in gains):
         decision = "no"
-    return Comparison(left, right, "; ".join(told), seeds, decision)
+    return Comparison(left, right, "; ".join(texts), seeds, decision)
 
 
 def _slower(claim: Claim, left: str, right: str, findings: Findings) -> Comparison:
-    mine, theirs = _values(left, findings), _values(right, findings)
-    common = sorted(mine.keys() & theirs.keys())
+    ours, others = _values(left, findings), _values(right, findings)
+    common = _common_seeds(ours, others)
     if not common:
         return Comparison(left, right, "", 0, "not run")
-    yes = all(mine[seed] >= FACTOR * theirs[seed] for seed in common)
-    no = all(theirs[seed] >= FACTOR * mine[seed] for seed in common)
-    means = [spread([each[seed] for seed in common])[0] for each in (mine, theirs)]
+    yes = all(ours[seed] >= FACTOR * others[seed] for seed in common)
+    no = all(others[seed] >= FACTOR * ours[seed] for seed in common)
+    means = [spread([values[seed] for seed in common])[0] for values in (ours, others)]
     numbers = f"{means[0]:.3f} against {means[1]:.3f} s"
     return Comparison(left, right, numbers, len(common), "yes" if yes else "no" if no else "open")
 
 
 def _among(claim: Claim, findings: Findings) -> Comparison:
-    """One run among others, for the seeds that all have: between their extremes, or among the two that vary least."""
+    """One run among others, over the seeds that all have: between their extremes, or among the two that vary least."""
     left, others = claim.pairs[0][0], [right for _, right in claim.pairs]
     shared = _shared((left, *others), findings)
     spreads = {side: spread(list(_values(side, shared).values())) for side in (left, *others) if _values(side, shared)}
@@ -219,7 +222,7 @@ def _among(claim: Claim, findings: Findings) -> Comparison:
 
 
 def _shared(sides: Sequence[str], findings: Findings) -> Findings:
-    """The runs of several sides, with the seeds that all of them have."""
+    """The runs of several sides, restricted to their common seeds."""
     seeds = set.intersection(*(set(_values(side, findings)) for side in sides))
     names = {side.partition(" ")[0] for side in sides} & findings.runs.keys()
     return Findings(findings.scale, {name: {seed: findings.runs[name][seed] for seed in seeds} for name in names})
@@ -236,10 +239,10 @@ def _between(left: str, others: Sequence[str], spreads: Spreads, findings: Findi
 
 
 def _steady(left: str, others: Sequence[str], spreads: Spreads, findings: Findings) -> tuple[str, Decision]:
-    mine, theirs = spreads[left][1], [each for side in others if (each := spreads[side][1]) is not None]
-    if mine is None:
-        return "one seed says nothing about deviations", "open"
-    numbers = f"{mine:.2f}, the others {', '.join(f'{each:.2f}' for each in theirs)}"
+    deviation, deviations = spreads[left][1], [std for side in others if (std := spreads[side][1]) is not None]
+    if deviation is None:
+        return "one seed has no deviation", "open"
+    numbers = f"{deviation:.2f}, the others {', '.join(f'{std:.2f}' for std in deviations)}"
     if len(_values(left, findings)) < STEADY:
         return numbers, "open"
-    return numbers, "yes" if sum(each < mine for each in theirs) <= 1 else "no"
+    return numbers, "yes" if sum(std < deviation for std in deviations) <= 1 else "no"

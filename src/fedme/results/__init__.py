@@ -1,1 +1,1 @@
-"""What a run measured: records, summaries, tables, loggers."""
+"""The results of a run: records, summaries, tables, loggers."""

@@ -1,4 +1,4 @@
-"""Where a personal model comes from: who began it, and who adopted it when. Read from what clients noted each round."""
+"""The lineage of personal models: the client that began a model, and its adoptions, from the notes in the records."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from fedme.core.data import ClientId
 
 @dataclass(frozen=True)
 class Adoption:
-    """A client took over another one's model after this round (from 0)."""
+    """A client adopts the model of another client after this round (from 0)."""
 
     round: int
     by: ClientId
@@ -18,7 +18,7 @@ class Adoption:
 
 @dataclass(frozen=True)
 class Lineage:
-    """The client whose model it was at first, and the adoptions since; the cluster of the last round, if there was one."""
+    """The client that began a model, its adoptions, and the cluster of the last round, if there is one."""
 
     origin: ClientId
     adoptions: tuple[Adoption, ...] = ()
@@ -26,20 +26,20 @@ class Lineage:
 
 
 def lineages(rows: Iterable[Mapping[str, Any]], clients: Iterable[ClientId]) -> dict[ClientId, Lineage]:
-    """The ancestry of every client's model, from the rows of a run."""
-    found = {client: Lineage(client) for client in clients}
+    """The lineage of every client's model, from the rows of a run."""
+    current = {client: Lineage(client) for client in clients}
     rounds: dict[int, dict[ClientId, Mapping[str, Any]]] = {}
     for row in rows:
         notes = row.get("notes")
         if notes and not notes.get("missing"):
             rounds.setdefault(row["round"], {})[row["client"]] = notes
     for t in sorted(rounds):
-        before = dict(found)  # all clients of a round adopt at the same time
+        before = dict(current)  # all clients of a round adopt at the same time
         for client, notes in rounds[t].items():
-            if client not in found:
+            if client not in current:
                 continue
             model, lender = before[client], notes.get("lender")
             if notes.get("adopts") and lender in before:
                 model = Lineage(before[lender].origin, (*before[lender].adoptions, Adoption(t, client, lender)))
-            found[client] = Lineage(model.origin, model.adoptions, notes.get("cluster", model.cluster))
-    return found
+            current[client] = Lineage(model.origin, model.adoptions, notes.get("cluster", model.cluster))
+    return current

@@ -1,6 +1,6 @@
-"""Where a run's numbers go besides `metrics.jsonl`: TensorBoard and MLflow, asked for by ``log = "tensorboard"``.
+"""Logging to TensorBoard and MLflow besides `metrics.jsonl`, as in ``log = "tensorboard"``.
 
-Both receive the same: means over clients of every round. They are extras, imported when they are asked for.
+Both get the means over clients of every round. They are optional packages, imported only if the setting names them.
 """
 
 import importlib
@@ -22,32 +22,32 @@ from fedme.results.summary import flattened
 
 Row = Mapping[str, Any]
 PACKAGES = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow"}
-MLFLOW_RUN = "mlflow.txt"  # the number of the run in the store, so that a resumed run goes on there
+MLFLOW_RUN = "mlflow.txt"  # the id of the MLflow run, which a resumed run continues
 
 
 class Sink(Protocol):
-    """Somebody who is told the numbers of every round."""
+    """A destination for the values of every round."""
 
     def write(self, t: int, values: Mapping[str, float]) -> None:
-        """The numbers of round `t`."""
+        """Write the values of round `t`."""
         ...
 
 
 class Logs:
-    """All that a run writes to."""
+    """All destinations of a run."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = sinks
 
     def write(self, t: int, rows: Sequence[Row]) -> None:
-        """Hand on the means of a round."""
+        """Write the means of a round."""
         for sink in self.sinks:
             sink.write(t, means(rows))
 
 
 def means(rows: Sequence[Row]) -> dict[str, float]:
-    """What a round comes to: "personal/test/accuracy" and the like, bytes, and the share of guests that were adopted."""
-    found: dict[str, list[float]] = defaultdict(list)
+    """The means of a round, as in "personal/test/accuracy", its bytes, and the fraction of guests that were adopted."""
+    scores: dict[str, list[float]] = defaultdict(list)
     traffic: dict[str, Row] = {}
     adopted: list[bool] = []
     for row in rows:
@@ -56,25 +56,25 @@ def means(rows: Sequence[Row]) -> dict[str, float]:
         place = f"{model or 'model'}/{row['stage'] if row['stage'] in ('training', 'trained') else row['split']}"
         for measure in MEASURES[task_type_of_row(row)]:
             if row[measure.key] is not None:
-                found[f"{place}/{measure.key}"].append(row[measure.key])
+                scores[f"{place}/{measure.key}"].append(row[measure.key])
         notes = row.get("notes") or {}
         adopted += [bool(notes["adopts"])] if notes.get("lender") else []
-    values = {name: statistics.fmean(each) for name, each in found.items()}
+    values = {name: statistics.fmean(numbers) for name, numbers in scores.items()}
     values |= {name: float(sum(row[name] for row in traffic.values())) for name in ("bytes_up", "bytes_down")}
     return values | ({"adopted": statistics.fmean(adopted)} if adopted else {})
 
 
 @contextmanager
 def opened(names: str | Sequence[str], folder: Path, config: Mapping[str, Any], first: int) -> Iterator[Logs]:
-    """Everything that `log` names, from round `first` on; closed whatever happens."""
+    """All destinations that the setting `log` names, from round `first` on."""
     openers = {"tensorboard": _tensorboard, "mlflow": _mlflow}
     wanted = [names] if isinstance(names, str) else list(dict.fromkeys(names))
-    with ExitStack() as all_of_them:
-        yield Logs([all_of_them.enter_context(openers[name](folder, config, first)) for name in wanted])
+    with ExitStack() as stack:
+        yield Logs([stack.enter_context(openers[name](folder, config, first)) for name in wanted])
 
 
 def require_packages(names: str | Sequence[str]) -> None:
-    """Refuse what is not installed before anything is trained."""
+    """Raise a ConfigError for a package that is not installed, before anything is trained."""
     for name in [names] if isinstance(names, str) else names:
         _package(name)
 
@@ -98,7 +98,7 @@ class _TensorBoard:
 
 @contextmanager
 def _tensorboard(folder: Path, config: Mapping[str, Any], first: int) -> Iterator[Sink]:
-    """Event files in the run directory; rounds that are computed again after a stop replace the old ones."""
+    """Event files in the run directory; rounds that are computed again replace the old ones."""
     writer = _package("tensorboard").SummaryWriter(str(folder / "tensorboard"), purge_step=first)
     try:
         if first == 0:
@@ -123,23 +123,23 @@ def _mlflow(folder: Path, config: Mapping[str, Any], first: int) -> Iterator[Sin
     """A run in the store that MLFLOW_TRACKING_URI names, or in `mlflow.db` beside the run directory."""
     mlflow = _package("mlflow")
     store = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.resolve().parent / 'mlflow.db'}"
-    logging.getLogger("mlflow.store").setLevel(logging.WARNING)  # it tells of every table it makes
+    logging.getLogger("mlflow.store").setLevel(logging.WARNING)  # it logs every table that it creates
     client = mlflow.MlflowClient(tracking_uri=store)
-    mark = folder / MLFLOW_RUN
-    if not mark.exists():
+    run_file = folder / MLFLOW_RUN
+    if not run_file.exists():
         entities = importlib.import_module("mlflow.entities")
-        there = client.get_experiment_by_name("fedme")
-        experiment = there.experiment_id if there else client.create_experiment("fedme")
+        existing = client.get_experiment_by_name("fedme")
+        experiment = existing.experiment_id if existing else client.create_experiment("fedme")
         run = client.create_run(experiment, run_name=f"{config['name']}-{config['seed']}", tags={"folder": str(folder)})
         params = [entities.Param(key, str(value)[:500]) for key, value in flattened(config).items()]
-        for start in range(0, len(params), 100):  # as many as MLflow takes at once
+        for start in range(0, len(params), 100):  # MLflow's limit per call
             client.log_batch(run.info.run_id, params=params[start : start + 100])
-        write_text(mark, run.info.run_id)
-    number = mark.read_text().strip()
-    client.update_run(number, status="RUNNING")
-    ended: Literal["FINISHED", "KILLED"] = "KILLED"
+        write_text(run_file, run.info.run_id)
+    run_id = run_file.read_text().strip()
+    client.update_run(run_id, status="RUNNING")
+    status: Literal["FINISHED", "KILLED"] = "KILLED"
     try:
-        yield _Mlflow(client, number)
-        ended = "FINISHED"
+        yield _Mlflow(client, run_id)
+        status = "FINISHED"
     finally:
-        client.set_terminated(number, ended)
+        client.set_terminated(run_id, status)

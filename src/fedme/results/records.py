@@ -1,17 +1,17 @@
-"""Every number a run measures, one row a line, in `metrics.jsonl`.
+"""The measurements of a run in `metrics.jsonl`, one row per line.
 
-A row says what it is about: round (from 0), client, model ("personal", "global", or a role while training such as "own" and
-"guest"), split, and stage:
+Every row has a round (from 0), a client, a model ("personal", "global", or a role in training such as "own" and "guest"), a
+split and a stage:
 
-* "training": the mean loss over the samples seen while the model was changing;
-* "trained": after the client's training, before the server's turn (validation scores that a method asked for);
-* "round": after the round, as the client would deploy it;
+* "training": the mean loss over the samples during training;
+* "trained": after the client's training, before the server aggregates (validation scores that a method computes);
+* "round": after the round, as the client would deploy the model;
 * "finetuned": the same after fine-tuning.
 
-`bytes_up`, `bytes_down` and `client_seconds` are this client's in this round, `server_seconds` the server's; they are
-repeated in every row of a client and round. They count the messages of the method, not what evaluation or records need. A
-client that did not answer, or was not there to be asked, has a row whose `notes` say so under `missing`. null means: not
-defined, or not finite. Which metrics a row has depends on what is predicted (`core/metrics.py`).
+`bytes_up`, `bytes_down` and `client_seconds` are those of the client in this round, `server_seconds` those of the server; all
+rows of a client and round repeat them. They count the messages of the method, not those of evaluation and records. A client
+that did not reply or was unavailable has a row with the reason in `notes` under `missing`. null means undefined or not
+finite. The metrics of a row depend on the task type (`core/metrics.py`).
 """
 
 import json
@@ -33,28 +33,28 @@ NAME = "metrics.jsonl"
 
 
 class Records:
-    """The metrics file of a run; `size` is how many bytes of it are written, `check` is their checksum."""
+    """The metrics file of a run; `size` is the number of bytes written, `check` their checksum."""
 
     def __init__(self, folder: Path, keep: int, check: int | None = None) -> None:
         path = folder / NAME
         before = path.read_bytes()[:keep] if keep and path.exists() else b""
         self.size, self.check = keep, zlib.crc32(before)
-        if len(before) < keep:  # filling it up would be no rows
+        if len(before) < keep:
             raise RunError(f"{path}: is shorter than the checkpoint says; restore it, or start a new run")
         if check not in (None, self.check):
-            raise RunError(f"{path}: damaged: its checksum is not what the checkpoint says; restore it, or start a new run")
+            raise RunError(f"{path}: damaged: its checksum is not that of the checkpoint; restore it, or start a new run")
         self.file = path.open("ab")
         self.file.truncate(keep)
 
     def write(self, rows: list[dict[str, Any]]) -> None:
-        """Append rows; whoever reads along sees whole lines."""
+        """Append rows; a concurrent reader sees complete lines."""
         lines = b"".join(json.dumps(finite(row), ensure_ascii=False).encode() + b"\n" for row in rows)
         self.size += self.file.write(lines)
         self.check = zlib.crc32(lines, self.check)
         self.file.flush()
 
     def sync(self) -> None:
-        """Everything written is on disk when this returns."""
+        """Force everything written to disk."""
         os.fsync(self.file.fileno())
 
     def close(self) -> None:
@@ -68,44 +68,44 @@ def rows(
     scores: Mapping[ClientId, list[ModelScore]],
     samples: Mapping[ClientId, int],
     server_seconds: float,
-    kind: TaskType = "classification",
+    task_type: TaskType = "classification",
 ) -> list[dict[str, Any]]:
     """All rows of a round."""
-    found = []
-    unknown = {} if kind == "regression" else {"correct": None, "classes_present": None}
+    result = []
+    unknown = {} if task_type == "regression" else {"correct": None, "classes_present": None}
     for client in dict.fromkeys([*traffic, *scores]):
-        mine = traffic.get(client, Traffic())
+        sent = traffic.get(client, Traffic())
         cost = {
-            "bytes_up": mine.bytes_up,
-            "bytes_down": mine.bytes_down,
-            "client_seconds": mine.seconds,
+            "bytes_up": sent.bytes_up,
+            "bytes_down": sent.bytes_down,
+            "client_seconds": sent.seconds,
             "server_seconds": server_seconds,
         }
 
         def row(model: str, arch: str | None, split: str, stage: str, metrics: Metrics) -> dict[str, Any]:
             about = {"round": t, "client": client, "model": model, "arch": arch, "split": split, "stage": stage}  # noqa: B023
-            return about | metrics.plain(kind) | cost  # noqa: B023
+            return about | metrics.plain(task_type) | cost  # noqa: B023
 
         if client in traffic:
-            losses = mine.report.losses or {"": float("nan")}
+            losses = sent.report.losses or {"": float("nan")}
             for role, loss in losses.items():
                 measured = Metrics(samples.get(client, 0), 0, 0, loss=loss)
-                found.append(row(role, None, "train", "training", measured) | unknown)
-            found[-1]["notes"] = dict(mine.report.notes) | ({} if mine.answered else {"missing": mine.reason or True})
-            for role, score in mine.report.scores.items():
+                result.append(row(role, None, "train", "training", measured) | unknown)
+            result[-1]["notes"] = dict(sent.report.notes) | ({} if sent.answered else {"missing": sent.reason or True})
+            for role, score in sent.report.scores.items():
                 measured = Metrics(score.samples, 0, 0, score.loss, score.accuracy)
-                right = {"correct": round(score.accuracy * score.samples)} if kind == "classification" else {}
-                found.append(row(role, None, "val", "trained", measured) | unknown | right)
-        found += [row(s.model, s.arch, s.split, s.stage, s.metrics) for s in scores.get(client, [])]
-    return found
+                correct = {"correct": round(score.accuracy * score.samples)} if task_type == "classification" else {}
+                result.append(row(role, None, "val", "trained", measured) | unknown | correct)
+        result += [row(s.model, s.arch, s.split, s.stage, s.metrics) for s in scores.get(client, [])]
+    return result
 
 
 def read(folder: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a run, while it runs or afterwards; a last line that is not whole yet is left out."""
+    """The rows of a run, running or finished; an incomplete last line is left out."""
     path = folder / NAME
     if not path.exists():
         raise RunError(f"{folder}: not a run directory (no {NAME})")
-    with path.open("rb") as file:  # a line may end within a letter
+    with path.open("rb") as file:  # an incomplete line may end within a character
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
@@ -118,26 +118,25 @@ def read(folder: Path) -> Iterator[dict[str, Any]]:
 TEXTS = ("client", "model", "split", "stage")
 COUNTS = ("round", "samples", "bytes_up", "bytes_down")
 NUMBERS = ("client_seconds", "server_seconds")
-MAYBE = {kind: [name for name in Metrics(0, 0, 0).plain(kind) if name != "samples"] for kind in MEASURES}
+NULLABLE = {task: [name for name in Metrics(0, 0, 0).plain(task) if name != "samples"] for task in MEASURES}
 
 
 def _checked(row: Any) -> dict[str, Any]:
-    """A row that everybody can compute with, or a ValueError."""
+    """A row with valid types and values, or a ValueError."""
     if not isinstance(row, dict):
         raise ValueError("not a table")
-    maybe = MAYBE[task_type_of_row(row)]
-    for names, kinds, what in (
+    for names, types, expected in (
         (TEXTS, (str,), "text"),
-        (COUNTS, (int,), "a whole number"),
+        (COUNTS, (int,), "an integer"),
         (NUMBERS, (int, float), "a number"),
-        (maybe, (int, float, type(None)), "a number or null"),
+        (NULLABLE[task_type_of_row(row)], (int, float, type(None)), "a number or null"),
     ):
         for name in names:
             value = row.get(name, ...)
-            if not isinstance(value, kinds) or isinstance(value, bool) or value != value or value in (math.inf, -math.inf):
-                raise ValueError(f"'{name}' is not {what}")
+            if not isinstance(value, types) or isinstance(value, bool) or value != value or value in (math.inf, -math.inf):
+                raise ValueError(f"'{name}' must be {expected}")
     if not isinstance(row.get("arch"), str | None) or not isinstance(row.get("notes", {}), dict):
-        raise ValueError("'arch' is not text, or 'notes' is no table")
+        raise ValueError("'arch' must be text and 'notes' a table")
     if min(row[name] for name in COUNTS) < 0 or max(row[name] for name in COUNTS) > 2**53:
-        raise ValueError("a count that cannot be")
+        raise ValueError("a count must be >= 0 and <= 2**53")
     return row

@@ -1,4 +1,4 @@
-"""Tables for people and for papers: the same cells on a terminal, as Markdown, CSV or LaTeX."""
+"""Tables on a terminal, as Markdown, CSV or LaTeX."""
 
 import csv
 import io
@@ -16,12 +16,12 @@ Format = Literal["table", "markdown", "csv", "latex"]
 
 
 def wide() -> Console:
-    """Standard output; what is not a terminal is as wide as tables need."""
+    """Standard output; wide enough for tables if it is not a terminal."""
     return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140)
 
 
 def render(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], style: Format, console: Console) -> None:
-    """Print a table; columns whose cells are all numbers are aligned to the right, and numbers are never broken."""
+    """Print a table; columns of numbers are right-aligned and never wrapped."""
     if style == "table":
         right = _numeric(header, rows)
         console.print(title, highlight=False, markup=False)
@@ -44,12 +44,12 @@ def text(header: Sequence[str], rows: Sequence[Sequence[str]], style: Literal["m
 
 
 def _numeric(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
-    """Which columns hold numbers only."""
+    """For every column, whether it holds only numbers."""
     return [all(row[i][:1].isdigit() or row[i][:1] in ("", "-", "+") for row in rows) for i in range(len(header))]
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
-    lines = [header, ["---:" if each else "---" for each in right], *rows]
+    lines = [header, ["---:" if numeric else "---" for numeric in right], *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
@@ -63,7 +63,7 @@ def _latex(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
     def line(cells: Sequence[str]) -> str:
         return " & ".join(_escaped(cell) for cell in cells) + " \\\\\n"
 
-    columns = "".join("r" if each else "l" for each in right)
+    columns = "".join("r" if numeric else "l" for numeric in right)
     body = "".join(line(row) for row in rows)
     return f"\\begin{{tabular}}{{{columns}}}\n\\hline\n{line(header)}\\hline\n{body}\\hline\n\\end{{tabular}}\n"
 

@@ -1,4 +1,4 @@
-"""What results look like: tables of one run, of its clients, and of several runs beside each other."""
+"""Tables of results: of one run, of its clients, and of several runs side by side."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ from rich.console import Console
 
 from fedme.core.metrics import MEASURES, Measure, task_type_of_row
 from fedme.results import records, summary
+from fedme.results.run_directory import require_readable
 from fedme.results.tables import Format, render
 
 
@@ -41,24 +42,25 @@ def results(folder: Path, style: Format, out: Console, as_json: bool = False, ev
     if style == "table":
         mega = (result["bytes_up"] + result["bytes_down"]) / 1e6
         out.print(
-            f"Means over clients, with the standard deviation (ddof = 1) of {first.title}; pooled counts every sample the same."
+            f"Means over clients, with the standard deviation (ddof = 1) of {first.title}; pooled weights all samples equally."
         )
         out.print(f"Rounds count from 0; best is the best round by validation {first.title}.")
         seconds = f"{result['client_seconds']:.1f} s at clients, {result['server_seconds']:.1f} s at the server"
         out.print(f"Sent {mega:.1f} MB in all; {seconds}.")
         if "privacy" in result:
             out.print(private(result["privacy"]), markup=False, highlight=False)
-        if lost := result.get("missing"):
-            out.print(f"Missing replies: {', '.join(f'{count} ({why})' for why, count in lost.items())}.", soft_wrap=True)
+        if missing := result.get("missing"):
+            counts = ", ".join(f"{count} ({reason})" for reason, count in missing.items())
+            out.print(f"Missing replies: {counts}.", soft_wrap=True)
         for line in summary.trouble(result):
             out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def private(privacy: Mapping[str, Any]) -> str:
-    """What has been spent of privacy, in a sentence."""
+    """The privacy loss of a run, in one sentence."""
     known = {client: value for client, value in privacy["epsilon"].items() if value is not None}
     if not known or len(known) < len(privacy["epsilon"]):
-        return "Private training without a bound: there is no noise."
+        return "Privacy: no bound (epsilon), because no noise is added."
     worst = max(known, key=lambda client: known[client])
     least = min(known.values())
     spread = f"{least:.2f} to {known[worst]:.2f}" if least < known[worst] else f"{known[worst]:.2f}"
@@ -66,43 +68,44 @@ def private(privacy: Mapping[str, Any]) -> str:
 
 
 def _distinct(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without a best round that is the last one, and with a global model that is everybody's personal model said once."""
+    """Without a best round that is the last round, and with one line for a global model that is every personal model."""
 
     def numbers(r: dict[str, Any]) -> Any:
         return r["stage"], r["split"], r["selection"], r["round"], r.get("accuracy"), r["loss"]
 
     personal = [numbers(r) for r in results if r["model"] == "personal"]
     last = {(r["model"], r["stage"], r["split"]): r["round"] for r in results if r["selection"] == "last round"}
-    found = []
+    distinct = []
     for r in results:
         if r["selection"] != "last round" and last[r["model"], r["stage"], r["split"]] == r["round"]:
             continue
         if r["model"] == "global" and numbers(r) in personal:
             continue
         twin = r["model"] == "personal" and any(o["model"] == "global" and numbers(o) == numbers(r) for o in results)
-        found.append(r | {"model": "personal = global"} if twin else r)
-    return found
+        distinct.append(r | {"model": "personal = global"} if twin else r)
+    return distinct
 
 
 def clients(folder: Path, style: Format, out: Console, as_json: bool = False) -> None:
     """The personal model of every client after the last evaluated round."""
+    require_readable(folder)
     rows = [r for r in records.read(folder) if r["model"] == "personal"]
     last = max((r["round"] for r in rows), default=-1)
     measure = MEASURES[task_type_of_row(rows[0] if rows else {})][0]
-    found: dict[str, dict[str, Any]] = {}
+    table: dict[str, dict[str, Any]] = {}
     for r in rows:
         if r["round"] == last:
-            mine = found.setdefault(r["client"], {"client": r["client"], "arch": r["arch"]})
+            line = table.setdefault(r["client"], {"client": r["client"], "arch": r["arch"]})
             key = f"{r['split']}{', fine-tuned' if r['stage'] == 'finetuned' else ''}"
-            mine[key] = r[measure.key]
+            line[key] = r[measure.key]
             if r["split"] == "test":
-                mine["samples"] = r["samples"]
-            mine |= {"epsilon": r["epsilon"]} if "epsilon" in r else {}
+                line["samples"] = r["samples"]
+            line |= {"epsilon": r["epsilon"]} if "epsilon" in r else {}
     if as_json:
-        print(json.dumps(list(found.values()), indent=2))
+        print(json.dumps(list(table.values()), indent=2))
         return
-    header = list(dict.fromkeys(key for each in found.values() for key in each))
-    cells = [[_cell(each.get(key), key, measure) for key in header] for each in found.values()]
+    header = list(dict.fromkeys(key for line in table.values() for key in line))
+    cells = [[_cell(line.get(key), key, measure) for key in header] for line in table.values()]
     what = f"{measure.title} in %" if measure.percent else measure.title
     render(f"personal models after round {last}, {what}, in {folder}", header, cells, style, out)
 
@@ -114,7 +117,7 @@ def _cell(value: Any, key: str, measure: Measure) -> str:
 
 
 def comparison(lines: list[summary.Line], style: Format, out: Console) -> None:
-    """Runs beside each other; as CSV every number has a column of its own."""
+    """Runs side by side; as CSV, means and deviations have separate columns."""
     if style == "csv":
         words = ["run", "method", "model", "stage", "split", "selection", "differs", "seeds"]
         key = lines[0].measure.key if lines else "accuracy"
@@ -136,7 +139,7 @@ def comparison(lines: list[summary.Line], style: Format, out: Console) -> None:
         ]
         for line, label in _labelled(lines)
     ]
-    if style == "table" and out.width < 100:  # the run's name has to do for the method
+    if style == "table" and out.width < 100:  # without the method and the bytes
         header, rows = [header[0], *header[2:6]], [[row[0], *row[2:6]] for row in rows]
     what = f"{lines[0].split} {measure.title} of the {lines[0].selection}"
     title = f"{what}: mean over clients, and pooled over samples; ± is over seeds (ddof = 1)"
@@ -155,7 +158,7 @@ def spread_text(measure: Measure, values: Sequence[float | None]) -> str:
 
 
 def _spread(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Neither if a number is missing: the models of that seed diverged."""
+    """Mean and deviation, or neither if a value is missing because the models of a seed diverged."""
     known = [value for value in values if value is not None]
     return summary.spread(known) if len(known) == len(values) else (None, None)
 
@@ -167,13 +170,13 @@ def _record(line: summary.Line) -> list[str]:
 
 
 def _settings(differs: Mapping[str, Any]) -> str:
-    """The settings in which a run differs from the others; paths of many are cut."""
+    """The settings in which a run differs from the others, shortened."""
     text = ", ".join(f"{key}={json.dumps(value)}" for key, value in differs.items())
     return text if len(text) <= 120 else text[:117] + "..."
 
 
 def _labelled(lines: list[summary.Line]) -> list[tuple[summary.Line, str]]:
-    """What each line is about; a global model that is everybody's personal model is said once."""
+    """Every line with a label for its model; a global model that is every personal model has one line."""
     rounds = {(line.config, line.model): line for line in lines if line.stage == "round"}
 
     def twin(line: summary.Line, model: str) -> bool:
@@ -181,10 +184,10 @@ def _labelled(lines: list[summary.Line]) -> list[tuple[summary.Line, str]]:
         same = other is not None and (other.client_mean, other.pooled) == (line.client_mean, line.pooled)
         return line.stage == "round" and same
 
-    found = []
+    labelled = []
     for line in lines:
         if line.model == "global" and twin(line, "personal"):
             continue
         label = "personal = global" if line.model == "personal" and twin(line, "global") else line.model
-        found.append((line, label if line.stage == "round" else f"{label}, fine-tuned"))
-    return found
+        labelled.append((line, label if line.stage == "round" else f"{label}, fine-tuned"))
+    return labelled

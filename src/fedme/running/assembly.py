@@ -1,4 +1,4 @@
-"""From an experiment to what a run needs: the federation's data, the task, and every architecture by name."""
+"""Prepare a run from an experiment: the data of the clients, the task, and every architecture by name."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -34,13 +34,13 @@ class Prepared:
     federation: Federation
     task: Task
     archs: Mapping[str, Arch]
-    selection: Mapping[ClientId, Mapping[str, float]]  # "best-local": validation accuracy of every architecture
+    selection: Mapping[ClientId, Mapping[str, float]]  # "best-local": validation score per client and architecture
 
 
 def executor(
     engine: EngineOptions, tick: Callable[[], None] = lambda: None, before_fork: Callable[[], None] = lambda: None
 ) -> Dispatcher:
-    """What executes the operations of a run, as configured."""
+    """The dispatcher that executes the operations of a run, as configured."""
     if reason := missing(engine.device):
         raise ConfigError(f"engine.device: {reason}")
     torch.set_num_threads(engine.threads)
@@ -48,11 +48,11 @@ def executor(
 
 
 def gather(experiment: Experiment) -> Federation:
-    """Load the data and cut it among the clients."""
+    """Load the data, divide it among the clients, and draw the malicious clients of an attack."""
     dataset = experiment.supplied.dataset if experiment.supplied else experiment.dataset.load(data_root())
-    if "form" not in dataset.schema.preprocessing:  # what a saved model has to know about samples
-        known = {**dataset.schema.preprocessing, **Preparation.of(dataset.source).plain()}
-        dataset = replace(dataset, schema=replace(dataset.schema, preprocessing=known))
+    if "form" not in dataset.schema.preprocessing:  # a saved model needs the form of its samples
+        preprocessing = {**dataset.schema.preprocessing, **Preparation.of(dataset.source).plain()}
+        dataset = replace(dataset, schema=replace(dataset.schema, preprocessing=preprocessing))
     root = Key(experiment.settings.seed)
     federation = federate(dataset, experiment.partition, experiment.data, root.at("partition"))
     attack = experiment.settings.attack
@@ -60,8 +60,8 @@ def gather(experiment: Experiment) -> Federation:
         malicious = attack.malicious(list(federation.clients), root)
     except ValueError as error:
         raise ConfigError(f"attack.clients: {error}") from error
-    poisoned = {each: attack.poisoned(federation.clients[each], federation.classes[each]) for each in malicious}
-    return replace(federation, clients={**federation.clients, **poisoned})
+    poisoned = {client: attack.poisoned(federation.clients[client], federation.classes[client]) for client in malicious}
+    return replace(federation, clients={**federation.clients, **poisoned}, malicious=malicious)
 
 
 def prepare(
@@ -71,64 +71,70 @@ def prepare(
     assigned: Mapping[ClientId, str] | None = None,
     choosing: Callable[[int], None] = lambda operations: None,
 ) -> Prepared:
-    """Give every client its architecture (`assigned` when they are known from before) and check that all fit the data."""
+    """Give every client its architecture (`assigned`, if an earlier call has chosen them) and check that all fit the data."""
     schema, models = federation.dataset.schema, experiment.settings.models
     dtype = DTYPES[experiment.settings.engine.dtype]
     more = experiment.supplied.archs if experiment.supplied else {}
     own = {client: spec for client, spec in experiment.own_models.items() if client in federation.clients}
-    offered = models.pool if len(own) < len(federation.clients) else ()  # nobody chooses where everybody has brought one
+    offered = models.pool if len(own) < len(federation.clients) else ()  # unused if every client has its own architecture
     pool = {_fit(spec, schema, more=more).name: spec for spec in offered}
     archs: dict[str, Arch] = {}
 
-    def fitted(spec: Spec, classes: int) -> Arch:
-        arch = _fit(spec, schema, classes, more)
-        archs.setdefault(arch.name, arch)
-        return archs[arch.name]
+    def fitted(spec: Spec, classes: int | None, imports: bool = True) -> Arch:
+        arch = _fit(spec, schema, classes, more, imports)
+        return archs.setdefault(arch.name, arch)
 
-    two = _two(federation)
-    _check_own(own, federation, fitted, two)
+    def resolve(name: str, classes: int | None) -> Arch:
+        # The name may come from a checkpoint, so it must not import anything that the configuration does not name.
+        return fitted(name, classes, imports=_without_options(name) in map(_without_options, archs))
+
+    sample = _two_samples(federation)
+    _check_own(own, federation, fitted, sample)
     default = next(iter(own.values()), models.pool[0])
-    shared = _fit(models.shared if models.shared is not None else default, schema, more=more)
-    archs.setdefault(shared.name, shared)
+    shared = fitted(models.shared if models.shared is not None else default, None)
     for classes in sorted(set(federation.classes.values())):
         for spec in [*offered, shared.name]:
-            networks.check(fitted(spec, classes), schema, classes, two)
+            networks.check(fitted(spec, classes), schema, classes, sample)
     if len(pool) < len(offered):
         raise ConfigError("models.pool: names an architecture twice")
-    room = _room(models.max_parameters, federation)
+    limits = _parameter_limits(models.max_parameters, federation)
     public = len(federation.public) if federation.public is not None else 0
 
     def task_of(chosen: Mapping[ClientId, Arch]) -> Task:
         members = {
-            client: Member(client, chosen[client], label_space(experiment, schema, client), room.get(client))
+            client: Member(client, chosen[client], label_space(experiment, schema, client), limits.get(client))
             for client in federation.clients
         }
-        return Task(schema, members, shared, fitted, federation.unlabeled, public, dtype)
+        return Task(schema, members, shared, resolve, federation.unlabeled, public, dtype)
 
-    same = {client: fitted(shared.name, federation.classes[client]) for client in federation.clients}
-    experiment.method.check(task_of(same))  # before anything is trained
-    selection: dict[ClientId, dict[str, float]] = {}
+    chosen = {client: fitted(shared.name, federation.classes[client]) for client in federation.clients}
+    undecided: list[ClientId] = []  # "best-local" trains before it chooses
     if assigned is not None:
         chosen = {client: archs[name] for client, name in assigned.items()}
-    elif not experiment.method.own_architectures:
-        chosen = same
-    else:
-        rest = replace(federation, clients={c: data for c, data in federation.clients.items() if c not in own})
-        mine = {client: fitted(spec, federation.classes[client]) for client, spec in own.items()}
-        others: dict[ClientId, Arch] = {}
-        if rest.clients and models.assign == "best-local":
-            others, selection = _by_best_local(experiment, rest, pool, fitted, execute, choosing, dtype, room)
-        elif rest.clients:
-            names = _assigned(models.assign, list(pool), list(rest.clients))
-            others = {client: fitted(pool[name], federation.classes[client]) for client, name in names.items()}
-        chosen = {client: (mine | others)[client] for client in federation.clients}
-    task = task_of(chosen)
-    experiment.method.check(task)
-    return Prepared(federation, task, archs, selection)
+    elif experiment.method.own_architectures:
+        others = [client for client in federation.clients if client not in own]
+        specs = dict(own)
+        if models.assign == "best-local":
+            undecided = others
+        elif others:
+            specs |= {client: pool[name] for client, name in _assigned(models.assign, list(pool), others).items()}
+        chosen |= {client: fitted(spec, federation.classes[client]) for client, spec in specs.items()}
+    experiment.method.check(task_of(chosen))  # before anything is trained
+    selection: dict[ClientId, dict[str, float]] = {}
+    if undecided:
+        rest = replace(federation, clients={client: federation.clients[client] for client in undecided})
+        best, selection = _by_best_local(experiment, rest, pool, fitted, execute, choosing, dtype, limits)
+        chosen |= best
+    return Prepared(federation, task_of(chosen), archs, selection)
+
+
+def _without_options(name: str) -> str:
+    """The name of an architecture without options and number of classes."""
+    return name.partition("(")[0].partition("[")[0]
 
 
 def reopened(config: str, assigned: str) -> tuple[Experiment, Prepared]:
-    """An experiment as another process sees it: from its configuration and every client's architecture, both as JSON."""
+    """The experiment in another process, from its configuration and every client's architecture, both as JSON."""
     experiment = parse(json.loads(config))
     torch.set_num_threads(experiment.settings.engine.threads)
     return experiment, prepare(experiment, gather(experiment), one_by_one(), json.loads(assigned))
@@ -140,30 +146,36 @@ def label_space(experiment: Experiment, schema: Schema, client: ClientId) -> tup
     return schema.classes if groups is None else tuple("+".join(schema.classes[c] for c in group) for group in groups)
 
 
-def _two(federation: Federation) -> Inputs | None:
-    """Two samples to try networks on, where they are more than one tensor."""
+def _two_samples(federation: Federation) -> Inputs | None:
+    """Two samples to try networks on, if a sample is more than one tensor."""
     sample = next(iter(federation.clients.values())).train.inputs(torch.zeros(2, dtype=torch.int64))
     return sample if isinstance(sample, Mapping) else None
 
 
 def _check_own(
-    own: Mapping[ClientId, Spec], federation: Federation, fitted: Callable[[Spec, int], Arch], two: Inputs | None
+    own: Mapping[ClientId, Spec], federation: Federation, fitted: Callable[[Spec, int], Arch], sample: Inputs | None
 ) -> None:
     """Try every client's own network; the error names the client."""
-    schema, seen = federation.dataset.schema, set()
+    schema, checked = federation.dataset.schema, set()
     for client, spec in own.items():
         try:
             arch = fitted(spec, federation.classes[client])
-            if arch.name not in seen:
-                networks.check(arch, schema, federation.classes[client], two)
+            if arch.name not in checked:
+                networks.check(arch, schema, federation.classes[client], sample)
         except (ConfigError, networks.ArchError) as error:
             raise ConfigError(f"client {client}: {str(error).removeprefix('models: ')}") from error
-        seen.add(arch.name)
+        checked.add(arch.name)
 
 
-def _fit(spec: Spec, schema: Schema, classes: int | None = None, more: Mapping[str, networks.Entry] | None = None) -> Arch:
+def _fit(
+    spec: Spec,
+    schema: Schema,
+    classes: int | None = None,
+    more: Mapping[str, networks.Entry] | None = None,
+    imports: bool = True,
+) -> Arch:
     try:
-        return networks.arch(spec, schema, classes, more=more)
+        return networks.arch(spec, schema, classes, imports=imports, more=more)
     except networks.ArchError as error:
         raise ConfigError(f"models: {error}") from error
 
@@ -175,25 +187,24 @@ def _assigned(assign: Any, pool: list[str], clients: list[ClientId]) -> dict[Cli
     table = {**dict.fromkeys(clients, assign)} if isinstance(assign, str) else dict(assign)
     for client, name in table.items():
         if client not in clients:
-            raise ConfigError(f"models.assign.{client}: there is no such client; they are {', '.join(clients[:5])} ...")
+            raise ConfigError(f"models.assign.{client}: unknown client; there are {', '.join(clients[:5])} ...")
         if name not in pool:
             known = ", ".join(["best-local", "round-robin", *pool] if isinstance(assign, str) else pool)
             raise ConfigError(f"models.assign: '{name}' is not in the pool; known: {known}")
-    missing = [client for client in clients if client not in table]
-    if missing:
+    if missing := [client for client in clients if client not in table]:
         raise ConfigError(f"models.assign: no architecture for client {', '.join(missing[:5])}")
     return table
 
 
-def _room(most: int | Mapping[ClientId, int] | None, federation: Federation) -> Mapping[ClientId, int]:
-    """The largest guest of every client that has a limit."""
-    if not isinstance(most, Mapping):
-        return {} if most is None else dict.fromkeys(federation.clients, most)
-    for client in most:
+def _parameter_limits(limit: int | Mapping[ClientId, int] | None, federation: Federation) -> Mapping[ClientId, int]:
+    """The parameters of the largest guest model, for every client that has a limit."""
+    if not isinstance(limit, Mapping):
+        return {} if limit is None else dict.fromkeys(federation.clients, limit)
+    for client in limit:
         if client not in federation.clients:
-            there = ", ".join(list(federation.clients)[:5])
-            raise ConfigError(f"models.max_parameters.{client}: there is no such client; they are {there} ...")
-    return most
+            known = ", ".join(list(federation.clients)[:5])
+            raise ConfigError(f"models.max_parameters.{client}: unknown client; there are {known} ...")
+    return limit
 
 
 def _by_best_local(
@@ -204,39 +215,32 @@ def _by_best_local(
     execute: Executor,
     choosing: Callable[[int], None],
     dtype: torch.dtype,
-    room: Mapping[ClientId, int],
+    limits: Mapping[ClientId, int],
 ) -> tuple[dict[ClientId, Arch], dict[ClientId, dict[str, float]]]:
     settings = experiment.settings
     rounds = settings.models.selection_rounds or settings.rounds
     if empty := [client for client, data in federation.clients.items() if not len(data.val)]:
         raise ConfigError(
-            f"models.assign: 'best-local' compares on validation data, but client {empty[0]} has none; set data.val"
+            f"models.assign: 'best-local' compares on validation data, but client {empty[0]} has none; set data.val above 0"
         )
     choosing(len(federation.clients) * len(pool) * (rounds + 1))
     key = Key(settings.seed).at("selection")
 
     def candidates(client: ClientId) -> list[Arch]:
         archs = [fitted(spec, federation.classes[client]) for spec in pool.values()]
-        fitting = [arch for arch in archs if client not in room or arch.parameters <= room[client]]
+        fitting = [arch for arch in archs if client not in limits or arch.parameters <= limits[client]]
         if not fitting:
             raise ConfigError(f"models.max_parameters: no architecture of the pool is small enough for client {client}")
         return fitting
 
     work = {
-        client: best_local(
-            candidates(client),
-            data,
-            settings.train,
-            rounds,
-            key.at(client),
-            dtype,
-        )
+        client: best_local(candidates(client), data, settings.train, rounds, key.at(client), dtype)
         for client, data in federation.clients.items()
     }
-    done = run_in_lockstep(work, execute)
+    done = {client: result.value for client, result in run_in_lockstep(work, execute).items()}
     loss = federation.dataset.schema.task_type == "regression"
     scores = {
-        client: {name: score.loss if loss else score.accuracy for name, score in each.value.scores.items()}
-        for client, each in done.items()
+        client: {name: score.loss if loss else score.accuracy for name, score in choice.scores.items()}
+        for client, choice in done.items()
     }
-    return {client: each.value.arch for client, each in done.items()}, scores
+    return {client: choice.arch for client, choice in done.items()}, scores

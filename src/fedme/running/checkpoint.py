@@ -1,22 +1,24 @@
-"""Where a run stands: one small file that is replaced atomically, and the weights it names, which are in the store.
+"""The checkpoint of a run: one small file that is replaced atomically, and the weights it names, which are in the store.
 
-A checkpoint writes only what is new since the last one. Randomness needs no place in it, because keys are derived. Reading
-trusts nothing: format, configuration and types are checked at once, the bytes of weights when they are first looked at.
+A checkpoint writes only what is new since the last one. It holds no random state, because keys are derived. Reading checks
+format, configuration and types at once, and the bytes of weights when they are loaded.
 """
 
 import hashlib
 import json
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from fedme.config.experiment import ConfigError
 from fedme.config.identity import digest
 from fedme.core.atomic_files import CHECK, RunError, write_text
 from fedme.core.data import ClientId
+from fedme.core.method import TaskError
 from fedme.core.model import Arch
 from fedme.core.serialization import pack, unpack
 from fedme.core.typed import TypedError, build
@@ -27,33 +29,34 @@ from fedme.running.weight_store import Layout, Place, Store, Weights
 
 FORMAT = "fedme-checkpoint-2"
 NAME = "checkpoint.json"
-AGAIN = "delete it to begin again: finished rounds are computed again to the same numbers"
+AGAIN = "delete it to start again from round 0: finished rounds are computed again with identical results"
 
 
 @dataclass(frozen=True)
 class Header:
-    """What is known before the states are read."""
+    """The part of a checkpoint that is read before the states."""
 
     round: int  # the next round
-    metrics_bytes: int  # how much of metrics.jsonl belongs to finished rounds
+    metrics_bytes: int  # the size of metrics.jsonl after the finished rounds
     assigned: Mapping[ClientId, str]  # every client's first architecture
-    spent: Mapping[ClientId, Ledger] = field(default_factory=dict)  # of every client's privacy
-    offences: Mapping[ClientId, OffenceRecord] = field(default_factory=dict)  # who has sent what could not be used
-    metrics_check: int | None = None  # the checksum of those bytes
+    spent: Mapping[ClientId, Ledger] = field(default_factory=dict)  # the privacy loss of every client
+    offences: Mapping[ClientId, OffenceRecord] = field(default_factory=dict)  # invalid replies of every client
+    metrics_check: int | None = None  # the checksum of the `metrics_bytes`
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run between two rounds; the states are in the care of the store."""
+    """A run between two rounds; the store holds the weights of the states."""
 
     header: Header
     server: Any
     clients: Mapping[ClientId, Any]
+    archs: Mapping[str, Arch]  # the architectures that a resumed run knows by name; it may grow
 
 
 @dataclass(frozen=True)
 class Written:
-    """A set of weights as the file names it: the number of its layout, and its place."""
+    """A set of weights in the file: the index of its layout, and its place in the store."""
 
     layout: int
     place: Place
@@ -61,7 +64,7 @@ class Written:
 
 @dataclass(frozen=True)
 class File:
-    """What the file holds."""
+    """The content of the file."""
 
     format: str
     config: str
@@ -70,24 +73,31 @@ class File:
     loose: Written | None  # tensors that are not part of a set
     server: Any
     clients: Any
+    archs: tuple[str, ...] = ()  # the names of all architectures in the states
 
 
 def save(folder: Path, store: Store, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
     """Replace the checkpoint of a run directory."""
     tensors: dict[str, Tensor] = {}
     sets: dict[int, Weights] = {}
+    archs: set[Arch] = set()
 
-    def note(value: Any) -> Any:
+    def collect(value: Any) -> Any:
+        if isinstance(value, Arch):
+            archs.add(value)
         if not isinstance(value, Weights):
             return NotImplemented
         sets[id(value)] = value
         return value
 
     body = {
-        "server": pack(checkpoint.server, tensors, "server", note),
-        "clients": pack(checkpoint.clients, tensors, "clients", note),
-        "loose": pack(store.keep(tensors), {}, "", note) if tensors else None,
+        "server": pack(checkpoint.server, tensors, "server", collect),
+        "clients": pack(checkpoint.clients, tensors, "clients", collect),
+        "loose": pack(store.keep(tensors), {}, "", collect) if tensors else None,
+        "archs": sorted(arch.name for arch in archs),
     }
+    if unknown := [arch for arch in archs if checkpoint.archs.get(arch.name) != arch]:
+        raise TaskError(_unknown(unknown[0], checkpoint, config["method"]["name"]))
     new = [weights for weights in sets.values() if weights.place is None]
     store.write(new + store.scattered(sets.values()))
     layouts = {layout: number for number, layout in enumerate(dict.fromkeys(each.layout for each in sets.values()))}
@@ -101,13 +111,29 @@ def save(folder: Path, store: Store, checkpoint: Checkpoint, config: Mapping[str
     store.sweep(weights.place.segment for weights in sets.values() if weights.place is not None)
 
 
+def _unknown(arch: Arch, checkpoint: Checkpoint, method: str) -> str:
+    """Why a state with an architecture that a method made itself is not saved."""
+
+    def is_in(state: Any) -> bool:
+        archs: set[Arch] = set()
+        pack(state, {}, "", lambda value: archs.add(value) if isinstance(value, Arch) else NotImplemented)
+        return arch in archs
+
+    owners = (f"client {client}" for client, state in checkpoint.clients.items() if is_in(state))
+    return (
+        f"method '{method}': the state of {next(owners, 'the server')} holds the architecture '{arch.name}', which a resumed "
+        "run cannot find by its name; get it from task.resolve(name, classes), with the name of a network that is built in, "
+        "in the configuration, or given to fedme.networks.register"
+    )
+
+
 def _signed(text: str) -> str:
-    """A JSON table with a last key that is the fingerprint of all the others."""
+    """A JSON table with the fingerprint of all its other keys as the last one."""
     return f'{text[:-1]}, "{CHECK}": "{hashlib.sha256(text.encode()).hexdigest()}"}}'
 
 
 def _whole(text: str, check: Any) -> bool:
-    """Whether this is the table that was written. Earlier versions wrote no fingerprint."""
+    """Whether the table matches its fingerprint. Earlier versions wrote none."""
     body, key, _ = text.rpartition(f', "{CHECK}": ')
     return check is None or (bool(key) and hashlib.sha256(f"{body}}}".encode()).hexdigest() == check)
 
@@ -116,7 +142,7 @@ def load(folder: Path, config: Mapping[str, Any]) -> File | None:
     """The checked file with its states unread; None when there is no checkpoint yet."""
     path = folder / NAME
     if not path.exists() and (folder / "checkpoint.safetensors").exists():
-        raise RunError(f"{folder}: begun by an earlier version, whose checkpoints this one does not read; start a new run")
+        raise RunError(f"{folder}: begun by an earlier version, whose checkpoints this version cannot read; start a new run")
     if not path.exists():
         return None
     try:
@@ -129,7 +155,7 @@ def load(folder: Path, config: Mapping[str, Any]) -> File | None:
     if plain.get("format") != FORMAT:
         raise RunError(f"{path}: this version reads {FORMAT}, the file is {plain.get('format', 'something else')}")
     if not _whole(text, plain.pop(CHECK, None)):
-        raise RunError(f"{path}: damaged (its checksum is wrong: it was changed after it was written); {AGAIN}")
+        raise RunError(f"{path}: damaged (wrong checksum: it was changed after it was written); {AGAIN}")
     if plain.get("config") != digest(config):
         raise RunError(f"{path}: was made with another configuration than config.toml beside it; restore that file")
     try:
@@ -138,8 +164,19 @@ def load(folder: Path, config: Mapping[str, Any]) -> File | None:
         raise RunError(f"{path}: damaged ({error}); {AGAIN}") from error
 
 
-def states(folder: Path, store: Store, file: File, method: AnyMethod, archs: Mapping[str, Arch]) -> Checkpoint:
-    """The states, read as the types that the method declares."""
+def states(
+    folder: Path,
+    store: Store,
+    file: File,
+    method: AnyMethod,
+    archs: Mapping[str, Arch],
+    resolve: Callable[[str, int | None], Arch] | None = None,
+) -> Checkpoint:
+    """The states, read as the types that the method declares.
+
+    `resolve` adds to `archs` an architecture that the method resolved itself; it imports nothing that the configuration does
+    not name.
+    """
     server_type = typing.get_type_hints(method.init_server)["return"]
     state_type = typing.get_type_hints(method.client_round)["state"]
     shared: dict[Place, Weights] = {}
@@ -149,16 +186,19 @@ def states(folder: Path, store: Store, file: File, method: AnyMethod, archs: Map
             shared[written.place] = store.at(file.layouts[written.layout], written.place)
         return shared[written.place]
 
-    def leaf(kind: Any, value: Any, at: str) -> Any:
-        if kind == Mapping[str, Tensor] and isinstance(value, dict) and value.keys() == {"layout", "place"}:
+    def leaf(expected: Any, value: Any, at: str) -> Any:
+        if expected == Mapping[str, Tensor] and isinstance(value, dict) and value.keys() == {"layout", "place"}:
             return weights(build(Written, value, at))
         return NotImplemented
 
     try:
+        for name in file.archs:
+            if resolve is not None and name not in archs:
+                resolve(name, None)
         loose = weights(file.loose) if file.loose is not None else {}
         server = unpack(server_type, file.server, loose, archs, "server", leaf)
         clients = unpack(Mapping[str, state_type], file.clients, loose, archs, "clients", leaf)  # type: ignore[type-abstract, valid-type]
-    except (TypedError, RunError, IndexError, KeyError, TypeError) as error:
+    except (TypedError, ConfigError, RunError, IndexError, KeyError, TypeError) as error:
         raise RunError(f"{folder / NAME}: damaged ({error}); {AGAIN}") from error
     store.sweep(place.segment for place in shared)
-    return Checkpoint(file.header, server, clients)
+    return Checkpoint(file.header, server, clients, archs)

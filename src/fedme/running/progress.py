@@ -1,6 +1,6 @@
-"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere, nothing when asked to be quiet.
+"""Progress of a run: a bar on a terminal, plain lines elsewhere, nothing in quiet mode.
 
-Everything goes to standard error, so that standard output carries results only.
+Everything goes to standard error; standard output has results only.
 """
 
 import time
@@ -34,7 +34,7 @@ class Display:
         self.by_operation = False
         self.label, self.info = "", ""
         self.done, self.total, self.inside, self.first = 0, 0, 0, 0
-        self.began = self.spoke = time.monotonic()
+        self.start_time = self.last_line = time.monotonic()
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -44,43 +44,43 @@ class Display:
         self.bar.stop()
 
     def note(self, text: str, always: bool = False) -> None:
-        """A line that stays; what bears on the results is said `always`, even to the quiet."""
+        """Print a line; notes that concern the results are printed `always`, even in quiet mode."""
         if always or not self.quiet:
             self.console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def start(self, label: str, total: int, done: int = 0, by_operation: bool = False) -> None:
-        """Begin a piece of work of `total` parts, of which some may be done already; a part may be a single operation."""
+        """Start work of `total` parts, of which `done` are done; with `by_operation` every tick completes a part."""
         self.by_operation = by_operation
         if self.task is not None:
             self.bar.remove_task(self.task)
         self.label, self.total, self.done, self.inside, self.info = label, total, done, 0, ""
-        self.first, self.began, self.spoke = done, time.monotonic(), time.monotonic()
+        self.first, self.start_time, self.last_line = done, time.monotonic(), time.monotonic()
         self.task = self.bar.add_task(label, total=total, completed=done, info="")
 
     def advance(self, info: str | None = None) -> None:
-        """One part is done."""
+        """Complete one part."""
         self.done, self.inside = self.done + 1, 0
         self.info = info if info is not None else self.info
         if self.task is not None:
             self.bar.update(self.task, completed=self.done, info=self.info)
-        self._speak(force=self.done == self.total)
+        self._print_line(force=self.done == self.total)
 
     def tick(self) -> None:
-        """Something within the current part is done."""
+        """Complete an operation of the current part."""
         if self.by_operation:
             return self.advance()
         self.inside += 1
         if self.live and self.task is not None:
             self.bar.update(self.task, info=f"{self.info} {'.' * (1 + self.inside // 20 % 3)}".strip())
-        self._speak()
+        self._print_line()
 
-    def _speak(self, force: bool = False) -> None:
+    def _print_line(self, force: bool = False) -> None:
         now = time.monotonic()
-        if self.live or self.quiet or (not force and now - self.spoke < PAUSE):
+        if self.live or self.quiet or (not force and now - self.last_line < PAUSE):
             return
-        self.spoke = now
+        self.last_line = now
         made = self.done - self.first
-        left = f", about {(now - self.began) / made * (self.total - self.done):.0f} s left" if made and not force else ""
-        inside = f" and {self.inside} tasks of the next" if self.inside and not force else ""
+        left = f", about {(now - self.start_time) / made * (self.total - self.done):.0f} s left" if made and not force else ""
+        inside = f" and {self.inside} operations of the next" if self.inside and not force else ""
         info = f", {self.info}" if self.info else ""
         self.console.print(f"{self.label} {self.done}/{self.total}{inside}{left}{info}", highlight=False, soft_wrap=True)

@@ -46,8 +46,9 @@ class RoundLoop:
         display: Display,
         logs: loggers.Logs,
         clients: Mapping[ClientId, ClientData] | None = None,  # clients whose models are saved here
+        malicious: tuple[ClientId, ...] = (),
     ) -> None:
-        self.folder, self.experiment = folder, experiment
+        self.folder, self.experiment, self.malicious = folder, experiment, malicious
         self.engine, self.store, self.display, self.logs = engine, store, display, logs
         self.clients = clients or {}
         self.method: AnyMethod = experiment.method
@@ -71,7 +72,7 @@ class RoundLoop:
                 header = checkpoint.Header(
                     t + 1, book.size, at.header.assigned, dict(self.engine.states.ledgers), self.offences, book.check
                 )
-                at = checkpoint.Checkpoint(header, server, dict(self.engine.states))
+                at = checkpoint.Checkpoint(header, server, dict(self.engine.states), at.archs)
                 if (t + 1) % settings.checkpoint_every == 0 or t + 1 == settings.rounds:
                     self.store.later(functools.partial(self.save, at, config, book))
                     saved_round = t + 1
@@ -97,8 +98,8 @@ class RoundLoop:
         """Round `t`: training, aggregation, evaluation and records. Returns the new state of the server."""
         settings = self.experiment.settings
         task = self.engine.current_task()
-        malicious = settings.attack.malicious(list(task.members), self.root)
-        engine = MaliciousClients(self.engine, self.method, settings.attack, malicious) if malicious else self.engine
+        attack, malicious = settings.attack, self.malicious
+        engine = MaliciousClients(self.engine, self.method, attack, malicious) if malicious else self.engine
         quorum, defence = settings.faults.needs, settings.defence
         result = run_round(self.method, task, engine, server, t, settings.rounds, self.root, quorum, defence, self.offences)
         self.offences = result.offences

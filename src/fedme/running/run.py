@@ -17,7 +17,7 @@ import torch
 
 import fedme
 from fedme.config.experiment import Experiment, load, to_toml
-from fedme.config.identity import digest
+from fedme.config.identity import source_digests
 from fedme.core.atomic_files import RunError, locked, replacing, sealed, write_json, write_text
 from fedme.core.key import Key
 from fedme.core.processors import processors
@@ -26,7 +26,7 @@ from fedme.federation.client_work import AnyMethod
 from fedme.federation.failures import FailingClients
 from fedme.federation.in_process import InProcessEngine
 from fedme.federation.round import Engine
-from fedme.results import loggers, records, summary
+from fedme.results import loggers, records, run_directory, summary
 from fedme.results.summary import CONFIG
 from fedme.running import assembly, checkpoint, privacy_budget
 from fedme.running.flower_run import on_flower, require_flower
@@ -52,8 +52,9 @@ def start(experiment: Experiment, display: Display, notes: Sequence[str] = ()) -
     display.note(f"run directory: {folder}")
     with locked(folder), on_disk(folder):
         try:
-            write_json(folder / "environment.json", sealed(environment() | {"notes": list(notes)}))
             config = experiment.plain() | {"output": str(folder)}
+            about = environment() | {"sources": source_digests(config), "notes": list(notes)}
+            write_json(folder / run_directory.ENVIRONMENT, sealed(about))
             write_text(folder / CONFIG, to_toml(config))
             _run_experiment(folder, display, experiment)
         except Exception as error:  # if no round was finished, the same command must work once the cause is mended
@@ -74,11 +75,11 @@ def resume(folder: Path, display: Display, experiment: Experiment | None = None)
             raise RunError(f"{folder}: the run was stopped before it began; repeat the command that started it")
         raise RunError(f"{folder}: not a run directory (no {CONFIG}); `fedme run` starts one")
     with locked(folder), on_disk(folder):
+        run_directory.require_readable(folder)
         experiment = experiment or load(folder / CONFIG)[0]
+        run_directory.require_same_sources(folder, experiment.plain())
         if (folder / summary.NAME).exists():
-            config = experiment.plain()
-            if summary.read(folder)["config"] != digest({k: v for k, v in config.items() if k != "seed"}):
-                raise RunError(f"{folder}: finished with another configuration than config.toml has now; start a new run")
+            summary.verified_config(folder, summary.read(folder))
             return False
         _run_experiment(folder, display, experiment)
     return True
@@ -130,6 +131,7 @@ def environment() -> dict[str, Any]:
     """The software and hardware that the results were made with."""
     packages = ("torch", "numpy", "scipy", "scikit-learn", "safetensors")
     return {
+        "format": run_directory.FORMAT,
         "fedme": fedme.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -181,16 +183,18 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment) -> N
         assigned = {client: member.arch.name for client, member in prepared.task.members.items()}
         method: AnyMethod = experiment.method
         if saved:
-            at = checkpoint.states(folder, store, saved, method, prepared.archs)
+            at = checkpoint.states(folder, store, saved, method, prepared.archs, prepared.task.resolve)
         else:
             head = checkpoint.Header(0, 0, assigned)
-            at = checkpoint.Checkpoint(head, store.keep(method.init_server(prepared.task, root.at("init"))), {})
+            server = store.keep(method.init_server(prepared.task, root.at("init")))
+            at = checkpoint.Checkpoint(head, server, {}, prepared.archs)
             checkpoint.save(folder, store, at, config)
         logs = cleanup.enter_context(loggers.opened(settings.log, folder, config, at.header.round))
 
         def loop(engine: Engine) -> RoundLoop:
             engine = FailingClients(engine, settings.faults, root) if settings.faults.simulates else engine
-            return RoundLoop(folder, experiment, engine, store, display, logs, federation.clients)
+            clients, malicious = federation.clients, federation.malicious
+            return RoundLoop(folder, experiment, engine, store, display, logs, clients, malicious)
 
         if settings.engine.name == "flower":
             display.note("starting Flower ...")

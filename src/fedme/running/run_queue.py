@@ -1,7 +1,7 @@
-"""Several experiments, each in a run directory of its own: what is finished is kept, what was begun goes on.
+"""Several experiments, each in its own run directory: finished runs are kept, interrupted runs are continued.
 
-With several jobs the experiments are shared out among processes, one experiment at a time each. Ctrl-C is the parent's
-business: it asks every process once to save and stop.
+With several jobs, every worker process runs one experiment at a time. Only the parent handles Ctrl-C: it asks every worker
+once to save and stop.
 """
 
 import json
@@ -19,25 +19,25 @@ from rich.console import Console
 
 from fedme import networks
 from fedme.config.experiment import ConfigError, load, parse
-from fedme.config.identity import digest
-from fedme.core.atomic_files import RunError
+from fedme.config.identity import changed_files, digest
+from fedme.core.atomic_files import RunError, locked
 from fedme.core.method import TaskError
 from fedme.core.typed import TypedError
 from fedme.datasets.data_errors import DataError, PartitionError
 from fedme.federation.flower import EngineError
-from fedme.results import summary
+from fedme.results import run_directory, summary
 from fedme.running import run
 from fedme.running.progress import Display
 from fedme.running.round_loop import Interrupted
 
 USER_ERRORS = (ConfigError, RunError, TaskError, DataError, PartitionError, TypedError, networks.ArchError, EngineError)
-# ^ what a user can mend: told in one line, without a traceback
-POLL = 0.5  # seconds between looks at a request to stop
+# ^ shown in one line, without a traceback
+POLL = 0.5  # seconds between checks for a request to stop
 
 
 @dataclass(frozen=True)
 class Planned:
-    """An experiment as plain data, and where it is run."""
+    """An experiment as plain data, and its run directory."""
 
     name: str
     folder: Path
@@ -46,71 +46,79 @@ class Planned:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a planned experiment: finished, or why not."""
+    """The result of a planned experiment: finished, or the error."""
 
     planned: Planned
     error: str = ""
 
 
-def nothing(folder: Path) -> None:
-    """Nothing more to do with a finished run."""
+def do_nothing(folder: Path) -> None:
+    """The default for `Batch.after`, which worker processes import by name."""
 
 
 @dataclass
 class Batch:
-    """Experiments to run, and how: `jobs` at a time, `after` is called with every finished directory, where it was run."""
+    """Runs experiments, `jobs` at a time; `after` is called with every finished directory, in the process that ran it."""
 
     display: Display
     jobs: int = 1
-    after: Callable[[Path], None] = nothing
+    after: Callable[[Path], None] = do_nothing
 
     def run(self, plans: Sequence[Planned]) -> list[Outcome]:
-        """Bring every experiment to its end, in the order given; one that cannot be run does not keep the others."""
-        todo = [planned for planned in plans if not finished(planned)]
+        """Run every experiment to its end, in the order given; one that fails does not stop the others."""
+        todo = []
+        for planned in plans:
+            done, files = finished(planned), changed_sources(planned)
+            if files or not done:
+                todo.append(planned)
+            if files:
+                earlier = _set_aside(planned.folder)
+                again = f"{', '.join(files)} changed since the last run, so it is run again; the earlier run is now {earlier}"
+                self.display.note(f"note: {planned.name}: {again}", always=True)
         if len(todo) < len(plans):
-            self.display.note(f"{len(plans) - len(todo)} of {len(plans)} runs are there already")
+            self.display.note(f"{len(plans) - len(todo)} of {len(plans)} runs are finished already")
         jobs = min(self.jobs, len(todo))
-        found = {each.planned.folder: each for each in (self._shared_out(todo, jobs) if jobs > 1 else self._one_by_one(todo))}
-        return [found.get(planned.folder, Outcome(planned)) for planned in plans]
+        outcomes = self._in_parallel(todo, jobs) if jobs > 1 else self._one_by_one(todo)
+        by_folder = {outcome.planned.folder: outcome for outcome in outcomes}
+        return [by_folder.get(planned.folder, Outcome(planned)) for planned in plans]
 
     def _one_by_one(self, todo: Sequence[Planned]) -> list[Outcome]:
         outcomes = []
         for number, planned in enumerate(todo, 1):
             self.display.note(f"{planned.name} ({number} of {len(todo)})")
-            quiet = Quiet(self.display)
-            outcomes.append(Outcome(planned, attempt(planned, quiet, self.after)))
+            outcomes.append(Outcome(planned, attempt(planned, WithoutNotes(self.display), self.after)))
             if outcomes[-1].error:
                 self.display.note(f"note: {planned.name}: {outcomes[-1].error}", always=True)
         return outcomes
 
-    def _shared_out(self, todo: Sequence[Planned], jobs: int) -> list[Outcome]:
-        waiting, outcomes, hands = deque(todo), list[Outcome](), list[Hand]()
+    def _in_parallel(self, todo: Sequence[Planned], jobs: int) -> list[Outcome]:
+        waiting, outcomes, workers = deque(todo), list[Outcome](), list[Worker]()
         self.display.start("runs", len(todo))
         try:
             with run.stopping() as stop:
-                hands += [Hand(self.after) for _ in range(jobs)]
-                while waiting or any(hand.planned for hand in hands):
+                workers += [Worker(self.after) for _ in range(jobs)]
+                while waiting or any(worker.planned for worker in workers):
                     stop()
-                    for hand in hands:
-                        if hand.planned is None and waiting:
-                            hand.give(waiting.popleft())
-                    for each in wait([hand.line for hand in hands if hand.planned], POLL):
-                        hand = next(hand for hand in hands if hand.line is each)
-                        if (outcome := hand.hear()) is not None:
+                    for worker in workers:
+                        if worker.planned is None and waiting:
+                            worker.start(waiting.popleft())
+                    for connection in wait([worker.connection for worker in workers if worker.planned], POLL):
+                        worker = next(worker for worker in workers if worker.connection is connection)
+                        if (outcome := worker.receive()) is not None:
                             outcomes.append(outcome)
-                            self._tell(outcome)
-                    self.display.info = ", ".join(f"{hand.planned.name} {hand.at}" for hand in hands if hand.planned)
+                            self._show(outcome)
+                    self.display.info = ", ".join(f"{w.planned.name} {w.progress}" for w in workers if w.planned)
                     self.display.tick()
         except (Interrupted, KeyboardInterrupt):
-            for hand in hands:
-                hand.ask_to_stop()
-            raise Interrupted(f"stopped after {len(outcomes)} of {len(todo)} runs; the same command goes on") from None
+            for worker in workers:
+                worker.ask_to_stop()
+            raise Interrupted(f"stopped after {len(outcomes)} of {len(todo)} runs; the same command continues") from None
         finally:
-            for hand in hands:
-                hand.close()
+            for worker in workers:
+                worker.close()
         return outcomes
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _show(self, outcome: Outcome) -> None:
         self.display.advance()
         if outcome.error:
             self.display.note(f"note: {outcome.planned.name}: {outcome.error}", always=True)
@@ -118,14 +126,14 @@ class Batch:
             self.display.note(f"finished {outcome.planned.name}")
 
 
-class Quiet(Display):
-    """The progress of one run of several: its rounds are shown, its notes are not; they are in its directory."""
+class WithoutNotes(Display):
+    """The progress of one of several runs, without its notes; they are in its directory."""
 
     def __init__(self, display: Display) -> None:
         self.display = display
 
     def note(self, text: str, always: bool = False) -> None:
-        """Nothing."""
+        """Not shown."""
 
     def start(self, label: str, total: int, done: int = 0, by_operation: bool = False) -> None:
         self.display.start(label, total, done, by_operation)
@@ -138,23 +146,38 @@ class Quiet(Display):
 
 
 def finished(planned: Planned) -> bool:
-    """Whether the run is there and whole. Another experiment in its place is an error."""
-    there = planned.folder / summary.CONFIG
-    if not there.exists():
+    """Whether the run is finished. Another experiment in its directory is an error."""
+    config = planned.folder / summary.CONFIG
+    if not config.exists():
         return False
-    if identity(load(there)[0].plain()) != identity(planned.config):
+    run_directory.require_readable(planned.folder)
+    if identity(load(config)[0].plain()) != identity(planned.config):
         raise RunError(f"{planned.folder}: holds another experiment than {planned.name} is now; move it away or delete it")
     return (planned.folder / summary.NAME).exists()
 
 
+def changed_sources(planned: Planned) -> list[str]:
+    """The files of user-defined code that have changed since the run in the directory began."""
+    return changed_files(run_directory.recorded_sources(planned.folder), planned.config)
+
+
+def _set_aside(folder: Path) -> Path:
+    """Rename a run directory, so that the experiment can be run again."""
+    number = 1
+    while (earlier := folder.with_name(f"{folder.name}.old{number}")).exists():
+        number += 1
+    with locked(folder):
+        return folder.rename(earlier)
+
+
 def identity(config: Mapping[str, Any]) -> str:
-    """A fingerprint of everything that can change results: not where, under which name, with how many workers and memory."""
+    """A fingerprint of all settings that can change results: not the directory, the name, the workers and the memory."""
     engine = {key: value for key, value in config["engine"].items() if key not in ("workers", "memory", "address")}
     return digest({**config, "engine": engine})
 
 
 def attempt(planned: Planned, display: Display, after: Callable[[Path], None]) -> str:
-    """Start or continue a run; what went wrong, if a user can mend it."""
+    """Start or continue a run; returns the message of a user error."""
     try:
         if (planned.folder / summary.CONFIG).exists():
             run.resume(planned.folder, display)
@@ -166,86 +189,87 @@ def attempt(planned: Planned, display: Display, after: Callable[[Path], None]) -
     return ""
 
 
-class Hand:
-    """A process that runs one experiment at a time, and the line to it."""
+class Worker:
+    """A process that runs one experiment at a time."""
 
     def __init__(self, after: Callable[[Path], None]) -> None:
         self.after = after
         self.planned: Planned | None = None
-        self.at = ""
-        self._begin()
+        self.progress = ""
+        self._start_process()
 
-    def _begin(self) -> None:
+    def _start_process(self) -> None:
         context = mp.get_context("spawn")  # torch's threads do not survive a fork
-        self.line, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, self.after))
+        self.connection, other_end = context.Pipe()
+        self.process = context.Process(target=_serve, args=(other_end, self.after))
         self.process.start()
-        theirs.close()
+        other_end.close()
 
-    def give(self, planned: Planned) -> None:
-        """Have an experiment run."""
-        self.planned, self.at = planned, ""
-        self.line.send_bytes(_encoded({"name": planned.name, "folder": str(planned.folder), "config": planned.config}))
+    def start(self, planned: Planned) -> None:
+        """Start an experiment."""
+        self.planned, self.progress = planned, ""
+        _send(self.connection, {"name": planned.name, "folder": str(planned.folder), "config": planned.config})
 
-    def hear(self) -> Outcome | None:
-        """Take one message; an outcome if the experiment has come to an end. A process that died is replaced."""
+    def receive(self) -> Outcome | None:
+        """Read one message: an outcome if the experiment has ended, or None. A process that died is replaced."""
         assert self.planned is not None
         try:
-            said = json.loads(self.line.recv_bytes())
+            message = json.loads(self.connection.recv_bytes())
         except (EOFError, OSError):
             self.process.join()
-            said = {"error": f"its process died ({self.process.exitcode}); the same command goes on from its last checkpoint"}
-            self.line.close()
-            self._begin()
-        if "at" in said:
-            self.at = said["at"]
+            died = f"its process died (exit code {self.process.exitcode})"
+            message = {"error": f"{died}; the same command continues from its last checkpoint"}
+            self.connection.close()
+            self._start_process()
+        if "progress" in message:
+            self.progress = message["progress"]
             return None
         planned, self.planned = self.planned, None
-        return Outcome(planned, said["error"])
+        return Outcome(planned, message["error"])
 
     def ask_to_stop(self) -> None:
-        """Let the process save what it has."""
+        """Let the process save its state."""
         if self.planned is not None and self.process.is_alive():
             self.process.terminate()
 
     def close(self) -> None:
-        """End the process: it sees that nobody listens any more, and saves first if it is at work."""
-        self.line.close()
+        """End the process: the closed connection makes it stop, and it saves first if it runs an experiment."""
+        self.connection.close()
         self.process.join()
 
 
-class Telling(Display):
+class RemoteDisplay(Display):
     """Progress that is sent to the parent."""
 
-    def __init__(self, line: Connection) -> None:
+    def __init__(self, connection: Connection) -> None:
         super().__init__(Console(stderr=True), quiet=True)
-        self.line = line
+        self.connection = connection
 
     def note(self, text: str, always: bool = False) -> None:
-        """Nothing: notes are in the run's directory."""
+        """Not sent: notes are in the run directory."""
 
     def advance(self, info: str | None = None) -> None:
         super().advance(info)
         try:
-            self.line.send_bytes(_encoded({"at": f"{self.done}/{self.total}"}))
+            _send(self.connection, {"progress": f"{self.done}/{self.total}"})
         except OSError:
-            raise Interrupted("nobody listens any more") from None
+            raise Interrupted("the parent process has closed the connection") from None
 
 
-def _encoded(message: Mapping[str, Any]) -> bytes:
-    return json.dumps(message).encode()
+def _send(connection: Connection, message: Mapping[str, Any]) -> None:
+    connection.send_bytes(json.dumps(message).encode())
 
 
-def _serve(line: Connection, after: Callable[[Path], None]) -> None:
+def _serve(connection: Connection, after: Callable[[Path], None]) -> None:
     os.setpgid(0, 0)  # Ctrl-C reaches the parent only
     parent = os.getppid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         while os.getppid() == parent:
-            if not line.poll(1.0):
+            if not connection.poll(1.0):
                 continue
-            task = json.loads(line.recv_bytes())
+            task = json.loads(connection.recv_bytes())
             planned = Planned(task["name"], Path(task["folder"]), task["config"])
-            line.send_bytes(_encoded({"error": attempt(planned, Telling(line), after)}))
+            _send(connection, {"error": attempt(planned, RemoteDisplay(connection), after)})
     except (EOFError, OSError, Interrupted, KeyboardInterrupt):
-        return  # the parent is gone, or asked to stop: everything finished is saved
+        return  # the parent has ended or asked to stop; every finished round is saved

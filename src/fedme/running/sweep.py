@@ -1,7 +1,7 @@
-"""The same experiment with many settings: a grid or a list of values for any keys, times seeds; the best by validation.
+"""One experiment with many settings: a grid or a list of values for any keys, times seeds. Validation selects the best point.
 
-Every point is an ordinary run in a directory of its own, so a sweep that was interrupted goes on where it stopped. Test
-accuracy is shown but never chooses.
+Every point is an ordinary run in its own directory, so an interrupted sweep can be continued. Test accuracy is shown but
+never used for selection.
 """
 
 import itertools
@@ -20,8 +20,8 @@ OPENING, CLOSING, QUOTES = "[{", "]}", "\"'"
 
 
 @dataclass(frozen=True)
-class Over:
-    """A key and the values it takes."""
+class SweptKey:
+    """A key and its values, as texts."""
 
     key: str
     values: tuple[str, ...]
@@ -29,7 +29,7 @@ class Over:
 
 @dataclass(frozen=True)
 class Point:
-    """One setting of all keys, and its runs by seed."""
+    """One value of every key, and one run per seed."""
 
     values: tuple[str, ...]
     runs: tuple[Planned, ...]
@@ -37,7 +37,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Scored:
-    """What the finished runs of a point reach, one number a seed; `best` by validation."""
+    """The results of the finished runs of a point, one per seed; `best` is decided by validation."""
 
     point: Point
     validation: tuple[float, ...]
@@ -46,17 +46,17 @@ class Scored:
     measure: Measure = MEASURES["classification"][0]
 
 
-def over(word: str) -> Over:
-    """Read "key=value,value": commas within brackets and quotes belong to a value."""
+def swept_key(word: str) -> SweptKey:
+    """Read "key=value,value"; commas within brackets and quotes belong to a value."""
     key, equals, text = word.partition("=")
     values = split(text)
     if not equals or not key or not all(values):
         raise ConfigError(f"--over '{word}': must look like key=value,value, for example train.lr=0.01,0.1")
-    return Over(key, tuple(values))
+    return SweptKey(key, tuple(values))
 
 
 def split(text: str) -> list[str]:
-    """Cut at the commas that are not within brackets or quotes."""
+    """Split at commas that are not within brackets or quotes."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -73,48 +73,48 @@ def split(text: str) -> list[str]:
 
 
 def points(
-    source: str | None, overrides: Sequence[str], overs: Sequence[Over], seeds: Sequence[int], root: Path, together: bool
+    source: str | None, overrides: Sequence[str], keys: Sequence[SweptKey], seeds: Sequence[int], root: Path, together: bool
 ) -> list[Point]:
-    """Every combination of the values, or with `together` the first values, then the second ones, and so on."""
-    if not overs:
+    """Every combination of the values; with `together` only the first values, then the second values, and so on."""
+    if not keys:
         raise ConfigError("a sweep needs --over key=value,value")
-    if together and len({len(each.values) for each in overs}) > 1:
-        counts = ", ".join(f"{each.key} has {len(each.values)}" for each in overs)
-        raise ConfigError(f"--together takes as many values of every key: {counts}")
-    combined = zip(*(each.values for each in overs), strict=True) if together else itertools.product(*(o.values for o in overs))
-    found, taken = [], set[Path]()
-    for values in combined:
-        words = [f"{each.key}={value}" for each, value in zip(overs, values, strict=True)]
+    if together and len({len(key.values) for key in keys}) > 1:
+        counts = ", ".join(f"{key.key} has {len(key.values)}" for key in keys)
+        raise ConfigError(f"--together needs the same number of values for every key: {counts}")
+    columns = [key.values for key in keys]
+    result, taken = [], set[Path]()
+    for values in zip(*columns, strict=True) if together else itertools.product(*columns):
+        words = [f"{key.key}={value}" for key, value in zip(keys, values, strict=True)]
         runs = []
         for seed in seeds:
             experiment, _ = load(source, [*overrides, *words, f"seed={seed}"])
             folder = root / f"{re.sub(r'[^A-Za-z0-9.=_-]+', '-', ' '.join(words))}-s{seed}"
             if folder in taken:
-                raise ConfigError(f"--over: two settings would share the directory {folder}; give a value once")
+                raise ConfigError(f"--over: two points would share the directory {folder}; give every value once")
             taken.add(folder)
             runs.append(Planned(f"{' '.join(words)}, seed {seed}", folder, experiment.plain()))
-        found.append(Point(tuple(values), tuple(runs)))
-    return found
+        result.append(Point(tuple(values), tuple(runs)))
+    return result
 
 
-def scores(found: Sequence[Point], model: Literal["personal", "global"] = "personal") -> list[Scored]:
-    """What the last round reaches, mean over clients, in every finished run; the best point has the best mean on validation."""
-    scored = [_scored(point, model) for point in found]
-    judged = [each for each in scored if each.validation]
-    best = max(judged, key=lambda each: each.measure.gain(summary.spread(each.validation)[0], 0.0)) if judged else None
-    return [replace(each, best=each is best) for each in scored]
+def scores(points: Sequence[Point], model: Literal["personal", "global"] = "personal") -> list[Scored]:
+    """The client mean of the last round in every finished run; the best point has the best mean on validation data."""
+    scored = [_scored(point, model) for point in points]
+    validated = [score for score in scored if score.validation]
+    best = max(validated, key=lambda score: score.measure.gain(summary.spread(score.validation)[0], 0.0), default=None)
+    return [replace(score, best=score is best) for score in scored]
 
 
 def _scored(point: Point, model: str) -> Scored:
-    reached: dict[str, list[float]] = {"val": [], "test": []}
+    means: dict[str, list[float]] = {"val": [], "test": []}
     measure = MEASURES["classification"][0]
     for run in point.runs:
         if not (run.folder / summary.NAME).exists():
             continue
         result = summary.read(run.folder)
         measure = summary.measures_of(result)[0]
-        for split, values in reached.items():
+        for split, values in means.items():
             wanted = {"model": model, "stage": "round", "split": split, "selection": "last round"}
-            lines = [each for each in result["results"] if wanted.items() <= each.items()]
-            values += [line[measure.key]["client_mean"] for line in lines if line[measure.key]["client_mean"] is not None]
-    return Scored(point, tuple(reached["val"]), tuple(reached["test"]), measure=measure)
+            lines = [line[measure.key] for line in result["results"] if wanted.items() <= line.items()]
+            values += [line["client_mean"] for line in lines if line["client_mean"] is not None]
+    return Scored(point, tuple(means["val"]), tuple(means["test"]), measure=measure)

@@ -1,8 +1,8 @@
-"""Weights at rest: as many in memory as a budget allows, the others in files, read again when somebody looks at them.
+"""The weights of client and server states: in memory up to a budget, the others in files, read again on access.
 
-States are values, so a set of weights never changes: it is written at most once, to make room or for a checkpoint, and a
-checkpoint writes only what is new. Sets are written one after another into a segment, a file that never changes either. A
-segment of which less than half is still needed is given up: what is left of it goes into the next one.
+States are values, so a set of weights never changes. It is written at most once, to free memory or for a checkpoint, and a
+checkpoint writes only new sets. Sets are written one after another into a segment, a file that never changes either. When
+less than half of a segment is still needed, the rest is copied to the next segment and the file is deleted.
 """
 
 import dataclasses
@@ -28,15 +28,14 @@ T = TypeVar("T")
 Layout = tuple[tuple[str, str, tuple[int, ...]], ...]  # the name, type and shape of every tensor of a set
 
 FOLDER = "weights"
-TYPES = {str(kind).removeprefix("torch."): kind for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16)} | {
-    str(kind).removeprefix("torch."): kind
-    for kind in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-}
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _FLOATS + _INTEGERS}
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a set of weights is written, and the checksum of its bytes."""
+    """The location of a set of weights on disk, and the checksum of its bytes."""
 
     segment: int
     offset: int
@@ -44,15 +43,15 @@ class Place:
 
 
 class Weights(Mapping[str, Tensor]):
-    """Named tensors in the care of a store: in memory, in a file, or both."""
+    """Named tensors held by a store: in memory, in a file, or both."""
 
     def __init__(self, store: "Store", layout: Layout, tensors: dict[str, Tensor] | None, place: Place | None) -> None:
         self.store, self.layout, self.tensors, self.place = store, layout, tensors, place
         self.used = store.time
-        self.nbytes = sum(TYPES[kind].itemsize * math.prod(shape) for _, kind, shape in layout)
+        self.nbytes = sum(TYPES[dtype].itemsize * math.prod(shape) for _, dtype, shape in layout)
         store.known.add(self)
 
-    # Two sets are the same only if they are the same object: comparing numbers would read files.
+    # Compared by identity: comparing values would read files.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
@@ -66,36 +65,36 @@ class Weights(Mapping[str, Tensor]):
         return len(self.layout)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What travels to a worker process is the tensors."""
+        """A worker process receives plain tensors."""
         return dict, (self.loaded(),)
 
     def loaded(self) -> dict[str, Tensor]:
-        """The tensors, in memory from now on until the store needs the room."""
+        """The tensors; they stay in memory until the store frees them."""
         self.used = self.store.time
         if self.tensors is None:
             self.tensors = self.store.read(self)
         return self.tensors
 
     def sketch(self) -> dict[str, Tensor]:
-        """Tensors of the same types and shapes without numbers: nothing is read for it."""
-        return {name: torch.empty(shape, dtype=TYPES[kind], device="meta") for name, kind, shape in self.layout}
+        """Meta tensors of the same types and shapes; nothing is read."""
+        return {name: torch.empty(shape, dtype=TYPES[dtype], device="meta") for name, dtype, shape in self.layout}
 
 
 class Store:
-    """The weights of a run; at most `budget` bytes of those at rest are in memory after `settle`."""
+    """The weights of a run; after `settle`, at most `budget` bytes of them are in memory."""
 
     def __init__(self, folder: Path, budget: int) -> None:
         self.folder, self.budget = folder / FOLDER, budget
         self.known: weakref.WeakSet[Weights] = weakref.WeakSet()
         self.layouts: dict[Layout, Layout] = {}  # one object for equal layouts
         self.time = 0  # counts calls of `settle`
-        self.guard = threading.Lock()  # nobody reads a segment while it is being given up
-        self.beside = ThreadPoolExecutor(1, "store")
+        self.segment_lock = threading.Lock()  # no segment is read while it is deleted
+        self.writer = ThreadPoolExecutor(1, "store")
         self.writing: Future[None] | None = None
         self.next = max(self._segments(), default=-1) + 1
 
     def keep(self, value: T) -> T:
-        """The same state with its weights in the care of the store. Weights that occur twice are kept once."""
+        """The same state with its weights held by the store. Weights that occur twice are stored once."""
         return _mapped(value, self._adopted, {})  # type: ignore[no-any-return]
 
     def _adopted(self, tensors: Mapping[str, Tensor]) -> Weights:
@@ -105,7 +104,7 @@ class Store:
         return Weights(self, self.layouts.setdefault(layout, layout), dict(tensors), None)
 
     def at(self, layout: Layout, place: Place) -> Weights:
-        """A set that is in a file already; it is checked when it is read."""
+        """A set that is already in a file; its checksum is checked when it is read."""
         try:
             size = self._path(place.segment).stat().st_size
         except OSError:
@@ -116,36 +115,36 @@ class Store:
         return weights
 
     def settle(self) -> None:
-        """Let go of the weights that were used longest ago until the others fit the budget; those that are new are written."""
-        here = [weights for weights in self.known if weights.tensors is not None]
-        excess = sum(weights.nbytes for weights in here) - self.budget
-        leaving = []
-        for weights in sorted(here, key=lambda each: each.used) if excess > 0 else []:
+        """Evict the least recently used weights until the others fit the budget; new ones are written first."""
+        loaded = [weights for weights in self.known if weights.tensors is not None]
+        excess = sum(weights.nbytes for weights in loaded) - self.budget
+        evicted = []
+        for weights in sorted(loaded, key=lambda weights: weights.used) if excess > 0 else []:
             if excess <= 0:
                 break
-            leaving.append(weights)
+            evicted.append(weights)
             excess -= weights.nbytes
-        if leaving:
+        if evicted:
             self.wait()
-        self.write([weights for weights in leaving if weights.place is None])
-        for weights in leaving:
+        self.write([weights for weights in evicted if weights.place is None])
+        for weights in evicted:
             weights.tensors = None
         self.time += 1
 
     def later(self, work: Callable[[], None]) -> None:
-        """Let `work` write while the run goes on; what went wrong in it is raised by the next `wait`."""
+        """Run `work`, which writes files, in a thread; the next `wait` raises its errors."""
         self.wait()
-        self.writing = self.beside.submit(work)
+        self.writing = self.writer.submit(work)
 
     def wait(self) -> None:
-        """Until everything asked for is on disk."""
+        """Wait until the work of `later` is done."""
         writing, self.writing = self.writing, None
         if writing is not None:
             writing.result()
 
     def close(self) -> None:
-        """End the thread that writes, when it has finished."""
-        self.beside.shutdown()
+        """Finish the work of `later` and end its thread."""
+        self.writer.shutdown()
 
     def write(self, sets: Sequence[Weights]) -> None:
         """Write sets of weights into a new segment; they are on disk when this returns."""
@@ -168,26 +167,30 @@ class Store:
             weights.place = place
 
     def scattered(self, sets: Iterable[Weights]) -> list[Weights]:
-        """Which of the sets that a state needs lie in segments that are mostly not needed any more."""
+        """The sets of a state that lie in segments of which less than half is still needed."""
         needed: dict[int, list[Weights]] = {}
         for weights in sets:
             if weights.place is not None:
                 needed.setdefault(weights.place.segment, []).append(weights)
         sizes = {number: self._path(number).stat().st_size for number in needed}
-        few = [number for number, mine in needed.items() if 2 * sum(each.nbytes for each in mine) < sizes[number]]
-        return [weights for number in few for weights in needed[number]]
+        return [
+            weights
+            for number, segment in needed.items()
+            if 2 * sum(weights.nbytes for weights in segment) < sizes[number]
+            for weights in segment
+        ]
 
     def sweep(self, needed: Iterable[int]) -> None:
-        """Remove every segment but the `needed` ones, and what a power cut left half-written."""
+        """Remove every segment except the `needed` ones, and partial files of an interrupted write."""
         for path in self.folder.glob(".*.partial"):
             path.unlink(missing_ok=True)
-        with self.guard:
+        with self.segment_lock:
             for number in self._segments() - set(needed):
                 self._path(number).unlink(missing_ok=True)
 
     def read(self, weights: Weights) -> dict[str, Tensor]:
         """The tensors of a set, from its file."""
-        with self.guard:
+        with self.segment_lock:
             place = weights.place
             assert place is not None
             path = self._path(place.segment)
@@ -196,11 +199,11 @@ class Store:
             except (OSError, ValueError) as error:
                 raise RunError(f"{path}: cannot be read: {error}") from error
             if zlib.crc32(mapped) != place.check:
-                raise RunError(f"{path}: damaged (its checksum is wrong)")
+                raise RunError(f"{path}: damaged (wrong checksum)")
             tensors, start = {}, 0
-            for name, kind, shape in weights.layout:
-                # Fresh memory, as if it had just been computed: results may depend on how numbers lie in memory.
-                tensors[name] = torch.empty(shape, dtype=TYPES[kind])
+            for name, dtype, shape in weights.layout:
+                # Freshly allocated, as after training: the last bits of results may depend on the alignment of memory.
+                tensors[name] = torch.empty(shape, dtype=TYPES[dtype])
                 target = _bytes(tensors[name])
                 if len(target):
                     target[:] = mapped[start : start + len(target)]
@@ -215,7 +218,7 @@ class Store:
 
 
 def _mapped(value: Any, change: Any, seen: dict[int, Any]) -> Any:
-    """The same state with every set of weights changed; parts without any are the same objects."""
+    """The same state with every set of weights changed; parts without weights stay the same objects."""
     if isinstance(value, Weights):
         return change(value)
     if value is None or isinstance(value, bool | int | float | str | Arch | Tensor):
@@ -237,7 +240,7 @@ def _mapped(value: Any, change: Any, seen: dict[int, Any]) -> Any:
         new = value if all(changed[name] is fields[name] for name in fields) else dataclasses.replace(value, **changed)
     else:
         new = value
-    seen[id(value)] = value, new  # the value too: its number must not be given to another object
+    seen[id(value)] = value, new  # a reference to the value, so that its id is not reused
     return new
 
 
