@@ -23,8 +23,8 @@ from fedme.core.method import Round
 from fedme.core.model import Model
 from fedme.deployment import provisioning, server_app, site_app
 from fedme.deployment.operator_folder import Federation, Settings
-from fedme.deployment.site_data import client_data, with_own_data
-from fedme.deployment.site_settings import Site, agreed, with_members
+from fedme.deployment.site_data import client_data, with_server_data
+from fedme.deployment.site_settings import Site, agreed_task, with_members
 from fedme.federation.in_process import InProcessEngine
 from fedme.federation.round import run_round
 from fedme.running.progress import Display
@@ -165,8 +165,8 @@ class Deployment:
         """The personal models that one process gives for the same sites."""
         sites = {path.parent.name: Site.read(path) for path in sorted(self.federation.glob("sites/*/site.toml"))}
         experiment = next(iter(sites.values())).experiment
-        base, _ = agreed(experiment)
-        base = with_own_data(base, self.federation, experiment)
+        base, _ = agreed_task(experiment)
+        base = with_server_data(base, self.federation, experiment)
         task = with_members(base, {name: site.member() for name, site in sites.items()})
         data = {name: client_data(site) for name, site in sites.items()}
         root, rounds = Key(experiment.settings.seed), experiment.settings.rounds
@@ -204,8 +204,8 @@ class Near(Grid):
         """What the server app does for the run in `folder`; what it said."""
         federation = Federation.read(self.deployment.federation)
         for node, name in self.sites.items():
-            federation.registered(name).write_text(json.dumps({"node-id": str(node)}))
+            federation.registration(name).write_text(json.dumps({"node-id": str(node)}))
         before = len(self.deployment.log(folder.name))
         with (folder / "server.log").open("a") as log, Display(Console(file=log, width=200)) as display:
-            server_app.play(federation, folder, self, display)
+            server_app.run(federation, folder, self, display)
         return self.deployment.log(folder.name)[before:]

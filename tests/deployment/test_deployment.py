@@ -102,7 +102,7 @@ def test_the_same_models_as_in_one_process(deployment, monkeypatch):
         deployment.agree(method={"name": method}, name=method)
         assert deployment.submit().wait(1200) == 0, deployment.said_by("submit").read_text()
         check_models(deployment, method)
-        assert ("b is there: network_b:Own" in deployment.log(method)) == (method != "fedavg")
+        assert ("b connected: network_b:Own" in deployment.log(method)) == (method != "fedavg")
     found = status(deployment)
     assert found["server"] == "up"
     assert found["sites"] == dict.fromkeys("abc", "online")
@@ -123,7 +123,7 @@ def test_private_sites_keep_their_own_accounts(deployment):
     sites = json.loads((folder / "sites.json").read_text())
     for name in "abc":
         account = json.loads((deployment.site(name) / "state" / "runs" / token / "privacy.json").read_text())
-        batches = -(-sites[name]["hello"]["samples"] // 20)
+        batches = -(-sites[name]["handshake"]["samples"] // 20)
         assert [entry["steps"] for entry in account] == [2 * batches]  # two rounds of one epoch
 
 
@@ -223,15 +223,15 @@ def test_a_site_that_does_not_fit_is_refused_by_name(deployment):
     for name in "abc":
         deployment.node(name)
     deployment.submit()
-    wait_for(lambda: "c is there" in deployment.log(), "site c")
+    wait_for(lambda: "c connected" in deployment.log(), "site c")
     wait_for(lambda: "refused a: unknown architecture 'dnn-4'" in deployment.log(), "the refusal of a")
-    reason = "the server's experiment is not the one this site agreed to: seed"
+    reason = "the server's experiment differs from the one this site agreed to: seed"
     wait_for(lambda: f"refused b: {reason}" in deployment.log(), "the refusal of b")
-    wait_for(lambda: "waiting for sites: 1 of 2 are there" in deployment.log(), "the server to wait")
+    wait_for(lambda: "waiting for sites: 1 of 2 are connected" in deployment.log(), "the server to wait")
     assert status(deployment)["runs"]["experiment"] == {"status": "running", "rounds": 0, "of": 2, "without_model": []}
     assert "stopped experiment; `fedme deploy submit --resume" in deployment.do("deploy", "stop", "federation", "--run")
     assert deployment.processes["submit"].wait(60) == 2
-    assert "the run ended: somebody stopped it; `fedme deploy submit" in deployment.said_by("submit").read_text()
+    assert "the run ended: stopped by the operator; `fedme deploy submit" in deployment.said_by("submit").read_text()
     assert "nothing was running" in deployment.do("deploy", "stop", "federation", "--run")
     found = status(deployment)
     assert (found["server"], found["runs"]["experiment"]["status"]) == ("up", "stopped")
@@ -251,7 +251,7 @@ def test_a_run_survives_what_happens(deployment, monkeypatch):
         deployment.node(name)
     wait_for(lambda: status(deployment)["sites"]["c"] == "online", "c", pause=2)
     deployment.submit()
-    wait_for(lambda: "b is there: network_b:Own" in deployment.log(), "the sites")
+    wait_for(lambda: "b connected: network_b:Own" in deployment.log(), "the sites")
 
     def rounds():
         path = deployment.federation / "runs" / "experiment"
@@ -267,9 +267,9 @@ def test_a_run_survives_what_happens(deployment, monkeypatch):
     deployment.node("d")
     wait_for(lambda: status(deployment)["sites"]["d"] == "online", "the late joiner", pause=2)
     hold.unlink()
-    wait_for(lambda: "b is missing: RuntimeError (the site's own log says more)" in deployment.log(), "the failure of b")
+    wait_for(lambda: "no reply from b: RuntimeError (see the site's log)" in deployment.log(), "the failure of b")
     fail.unlink()
-    wait_for(lambda: "joining in round 2" in deployment.log(), "the late joiner")
+    wait_for(lambda: "joins in round 2" in deployment.log(), "the late joiner")
     wait_for(lambda: rounds() >= 2, "the third round")
     app = wait_for(lambda: deployment.pids("flwr-serverapp"), "the server app")
     for pid in app:
@@ -283,7 +283,7 @@ def test_a_run_survives_what_happens(deployment, monkeypatch):
     assert {t for t, _ in notes} == set(range(5))
     assert "patient" not in deployment.log() + str(notes)  # what an error says of data stays at the site
     assert "patient 17" in _log(deployment, "b")
-    assert notes[1, "b"]["missing"] == "RuntimeError (the site's own log says more)"
+    assert notes[1, "b"]["missing"] == "RuntimeError (see the site's log)"
     assert {t for t, client in notes if client == "d"} == {2, 3, 4}
     assert notes[2, "d"]["joined"] == 2
     assert any("missing" in note for (_, client), note in notes.items() if client == "c")
@@ -316,7 +316,7 @@ def test_lost_state_is_noticed_and_nobody_is_forgotten(deployment, monkeypatch):
     assert "a lost its private state" in deployment.log()
     assert not any("missing" in row.get("notes", {}) for row in rows)
     said = deployment.said_by("submit").read_text()
-    assert "without their models, as they were away: c; `fedme deploy submit --resume` hands them over" in said
+    assert "not connected at the end: c; `fedme deploy submit --resume` delivers their models" in said
     assert status(deployment)["runs"]["experiment"]["without_model"] == ["c"]
     assert not personal(deployment, "experiment", "c").exists()
     (deployment.site("c") / "hold-evaluate").unlink()
@@ -342,7 +342,7 @@ def test_the_printed_commands_do_it_too(deployment):
             deployment.processes[name] = subprocess.Popen(words, cwd="/", stdout=said, stderr=said)
 
     export, commands = printed("server", "federation")
-    for name, command in zip(("superlink", "superexec", "gate"), commands[:3], strict=True):
+    for name, command in zip(("superlink", "superexec", "proxy"), commands[:3], strict=True):
         shell(name, export, command)
     wait_for(lambda: status(deployment)["server"] == "up", "the server", pause=2)
     for command in commands[3:]:

@@ -19,12 +19,12 @@ from fedme_test_deployment import Deployment, Near
 
 @pytest.fixture
 def deployment(tmp_path, monkeypatch):
-    monkeypatch.setattr(site_engine, "WAIT", 0.0)
+    monkeypatch.setattr(site_engine, "RETRY_DELAY", 0.0)
     return Deployment(tmp_path)
 
 
 def new(deployment):
-    return submitted_runs.new(Federation.read(deployment.federation), deployment.federation / "experiment.toml")
+    return submitted_runs.create(Federation.read(deployment.federation), deployment.federation / "experiment.toml")
 
 
 def saved(deployment, run, name):
@@ -63,10 +63,10 @@ def test_every_method_gives_the_models_of_one_process(method, deployment):
 def test_data_is_never_pooled(deployment, fedme):
     deployment.agree(method={"name": "centralized"})
     code, _, err = fedme("deploy", "submit", "--federation", deployment.federation)
-    assert (code, "method 'centralized' brings everybody's data to one place" in err) == (2, True)
+    assert (code, "method 'centralized' trains on the pooled data of all clients" in err) == (2, True)
     assert not list(deployment.federation.glob("runs/*"))
     code, _, err = fedme("deploy", "node", deployment.site("a") / "site.toml", "--check")
-    assert (code, "method 'centralized' brings everybody's data to one place" in err) == (2, True)
+    assert (code, "method 'centralized' trains on the pooled data of all clients" in err) == (2, True)
 
 
 def test_public_samples_are_the_same_for_all(deployment, fedme):
@@ -76,7 +76,7 @@ def test_public_samples_are_the_same_for_all(deployment, fedme):
     code, _, err = fedme("deploy", "submit", "--federation", deployment.federation)
     assert (code, "needs labelled public data: set data.public (a number) or data.public_file" in err) == (2, True)
     deployment.agree(data=deployment.experiment()["data"] | {"public": 20})
-    with pytest.raises(ConfigError, match="data.public: is cut from data that is in one place; sites need a file"):
+    with pytest.raises(ConfigError, match="data.public: a deployment cannot take samples from the sites; use a file"):
         new(deployment)
     about = {name: value for name, value in deployment.experiment()["data"].items() if name != "public"}
     deployment.agree(data=about | {"public_file": "public.npz"})
@@ -84,9 +84,9 @@ def test_public_samples_are_the_same_for_all(deployment, fedme):
         np.savez(folder / "public.npz", x=np.full((20, 64), i == 3), y=np.arange(20) % 10)  # that of c is another one
     deployment.settings(patience=0.1)
     run = new(deployment)
-    with pytest.raises(EngineError, match="waited 0 s for sites, but 2 of 3 are there"):
+    with pytest.raises(EngineError, match="waited 0 s for sites, but 2 of 3 are connected"):
         Near(deployment).play(run)
-    assert "refused c: its public samples are not the server's" in deployment.log()
+    assert "refused c: its public samples differ from the server's" in deployment.log()
 
 
 def test_a_site_that_was_away_at_the_end_gets_its_model_later(deployment):
@@ -94,12 +94,12 @@ def test_a_site_that_was_away_at_the_end_gets_its_model_later(deployment):
     near = Near(deployment, lambda site, kind, count: site in "bc" and kind == "evaluate" and count == 0)
     said = near.play(run)
     assert "no scores from c: Node Unavailable" in said
-    assert "without their models, as they were away: b, c; `fedme deploy submit --resume` hands them over" in said
+    assert "not connected at the end: b, c; `fedme deploy submit --resume` delivers their models" in said
     assert (run / summary.NAME).exists()
     assert saved(deployment, run, "c") is None
     assert submitted_runs.unfinished(Federation.read(deployment.federation)) == run
     near.gone = {"a", "b"}
-    assert "without their models, as they were away: b;" in near.play(run)
+    assert "not connected at the end: b;" in near.play(run)
     check_models(deployment, run, "ac")
     near.gone = {"a", "c"}
     near.play(run)
@@ -131,7 +131,7 @@ def test_a_round_that_never_has_enough_replies_ends_in_an_error_and_can_be_resum
     with pytest.raises(EngineError, match="round 1: only 2 of 3 needed replies within 0 s"):
         near.play(run)
     near.gone = {"b"}
-    with pytest.raises(EngineError, match="waited 0 s for sites, but 2 of 3 are there"):
+    with pytest.raises(EngineError, match="waited 0 s for sites, but 2 of 3 are connected"):
         near.play(run)
     near = Near(deployment)
     near.play(run)

@@ -16,8 +16,8 @@ from rich.console import Console
 from fedme import Client, FedMe
 from fedme.config.experiment import ConfigError, load
 from fedme.core.method import TaskError
-from fedme.federation.flower import QUIET
-from fedme.federation.flower.requests import said
+from fedme.federation.flower import ENVIRONMENT
+from fedme.federation.flower.requests import error_text
 from fedme.methods import METHODS
 from fedme.results import records
 from fedme.running import run
@@ -136,7 +136,7 @@ def test_on_a_cluster_that_is_there_already(tmp_path):
     place = tempfile.mkdtemp(prefix="ray")
     words += [f"--temp-dir={place}"]
     with (tmp_path / "ray").open("w") as said:
-        environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)}
         head = subprocess.Popen([program, *words], stdout=said, stderr=said, env=environment, start_new_session=True)
     try:
         wait_for(lambda: "Ray runtime started" in (tmp_path / "ray").read_text(), "Ray", 120)
@@ -166,7 +166,7 @@ def test_a_client_that_fails_stops_the_run_by_name(tmp_path):
 
 def test_samples_of_a_program_stay_in_it(tmp_path):
     mine = [Client("a", train=(np.zeros((8, 2)), [0, 1] * 4)), Client("b", train=(np.ones((8, 2)), [0, 1] * 4))]
-    with pytest.raises(ConfigError, match="engine.name: Flower's processes read samples from files"):
+    with pytest.raises(ConfigError, match="engine.name: 'flower' needs data in files"):
         FedMe(rounds=1, engine={"name": "flower"}).fit(mine, output=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -179,8 +179,8 @@ def test_an_address_is_for_flower(tmp_path):
 
 def test_what_flower_says_in_one_line():
     error = TaskError("no data: set `val`\nin [data]")
-    assert said(2, f"{type(error)}:<'{error}'>") == "TaskError: no data: set `val` in [data]"
+    assert error_text(2, f"{type(error)}:<'{error}'>") == "TaskError: no data: set `val` in [data]"
     wrapped = "<class 'flwr.ClientAppException'>:<'\nException ClientAppException occurred. Message: no data'>"
-    assert said(2, wrapped) == "no data"
-    assert said(5, "Node Unavailable") == "Node Unavailable"
-    assert said(7, None) == "error 7"
+    assert error_text(2, wrapped) == "no data"
+    assert error_text(5, "Node Unavailable") == "Node Unavailable"
+    assert error_text(7, None) == "error 7"
