@@ -2,18 +2,21 @@
 
 import json
 import shutil
+import zlib
 
 import numpy as np
 import pytest
 from safetensors.torch import load_file
 
 from fedme.config.experiment import ConfigError
+from fedme.core.atomic_files import RunError
 from fedme.deployment import site_engine, submitted_runs
 from fedme.deployment.operator_folder import Federation
 from fedme.federation.flower import EngineError
 from fedme.methods import METHODS
 from fedme.report import chromium
 from fedme.results import records, summary
+from fedme.running import checkpoint
 from fedme_test_deployment import Deployment, Near
 
 
@@ -111,6 +114,29 @@ def test_a_site_that_was_away_at_the_end_gets_its_model_later(deployment):
     whole = summary.read(run)
     assert {result["clients"] for result in whole["results"]} == {3}
     assert near.asked["a", "evaluate"] == 0  # once
+
+
+def test_scores_delivered_late_are_covered_by_the_checksum(deployment):
+    run = new(deployment)
+    near = Near(deployment, lambda site, kind, count: site == "c" and kind == "evaluate" and count == 0)
+    near.play(run)
+    near.play(run)  # c evaluates its model now, and its rows are appended
+    header = json.loads((run / checkpoint.NAME).read_text())["header"]
+    metrics = (run / records.NAME).read_bytes()
+    assert (header["metrics_bytes"], header["metrics_check"]) == (len(metrics), zlib.crc32(metrics))
+    near.play(run)  # nothing is left to do; a wrong checksum would be reported as damage
+    assert (run / records.NAME).read_bytes() == metrics
+
+
+def test_damaged_metrics_are_noticed_before_late_scores_are_added(deployment):
+    run = new(deployment)
+    near = Near(deployment, lambda site, kind, count: site == "c" and kind == "evaluate" and count == 0)
+    near.play(run)
+    metrics = run / records.NAME
+    metrics.write_text(metrics.read_text().replace('"client": "a"', '"client": "x"', 1))
+    with pytest.raises(RunError, match="its checksum"):
+        near.play(run)
+    assert submitted_runs.without_model(run) == ["c"]
 
 
 def test_a_round_waits_for_enough_replies(deployment):

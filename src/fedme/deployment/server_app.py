@@ -127,11 +127,11 @@ def deliver_late(loop: Loop, at: checkpoint.Checkpoint, late: list[ClientId], co
     engine, t = loop.engine, loop.experiment.settings.rounds - 1
     task = with_members(engine.task, {client: engine.task.members[client] for client in late})
     *_, last_row = records.read(loop.folder)
-    book = records.Records(loop.folder, at.header.metrics_bytes)
+    book = records.Records(loop.folder, at.header.metrics_bytes, at.header.metrics_check)
     try:
         scores = loop.evaluate_models(task, at.server, t, last=True)
         book.write(records.rows(t, {}, scores, engine.samples, last_row["server_seconds"]))
-        loop.save(replace(at, header=replace(at.header, metrics_bytes=book.size)), config, book)
+        loop.save(replace(at, header=replace(at.header, metrics_bytes=book.size, metrics_check=book.check)), config, book)
     finally:
         book.close()
 
