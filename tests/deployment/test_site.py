@@ -1,4 +1,4 @@
-"""What a site has on disk: its settings, its prepared data, its private state, its audit log; and what it lets in."""
+"""The files of a site: settings, prepared data, private state, audit log; and which models it accepts."""
 
 import json
 import tempfile
@@ -20,8 +20,7 @@ from fedme.core.model import Model
 from fedme.core.typed import TypedError, build
 from fedme.datasets.data_errors import DataError
 from fedme.datasets.site_files import Sites
-from fedme.deployment import site_app as site_app
-from fedme.deployment import transfer_log
+from fedme.deployment import site_app, transfer_log
 from fedme.deployment.handshake import Handshake, admit, create_handshake, differing_keys
 from fedme.deployment.node import command
 from fedme.deployment.operator_folder import Federation, Settings
@@ -59,7 +58,7 @@ def edited(folder, old, new):
     return Site.read(path)
 
 
-def test_a_kit_is_whole_and_secrets_are_for_their_owner(folder):
+def test_provisioning_is_complete_and_secrets_are_readable_by_their_owner_only(folder):
     assert Federation.read(folder).settings == Settings()
     for secret in ("server/ca.key", "server/server.key", "server/superexec.secret", "sites/a/key"):
         assert (folder / secret).stat().st_mode & 0o777 == 0o600
@@ -78,10 +77,10 @@ def test_a_kit_is_whole_and_secrets_are_for_their_owner(folder):
 
 def test_common_samples_come_with_the_experiment(folder, tmp_path):
     text = (folder / "experiment.toml").read_text()
-    (tmp_path / "mine.toml").write_text(text.replace("[data]", '[data]\npublic_file = "public.npz"\nunlabeled_file = "u.npz"'))
+    (tmp_path / "own.toml").write_text(text.replace("[data]", '[data]\npublic_file = "public.npz"\nunlabeled_file = "u.npz"'))
     for name in ("public.npz", "u.npz"):
         np.savez(tmp_path / name, x=np.zeros((10, 64)), y=np.arange(10))
-    made = write(tmp_path / "other", tmp_path / "mine.toml", ["a"], Settings())
+    made = write(tmp_path / "other", tmp_path / "own.toml", ["a"], Settings())
     assert {name for name in made if name.endswith(".npz")} == {"public.npz", "u.npz", "sites/a/public.npz"}
 
 
@@ -89,7 +88,7 @@ def test_nothing_is_insecure_unless_asked(folder):
     here = Federation.read(folder)
     for words in (here.superlink(), here.superexec(), here.reverse_proxy(), command(site(folder))):
         assert "--insecure" not in words
-        assert any(str(each).endswith("ca.crt") for each in words)
+        assert any(str(word).endswith("ca.crt") for word in words)
     assert "--enable-supernode-auth" in here.superlink()
     assert here.superlink()[here.superlink().index("--host") + 1] == "127.0.0.1"
     abroad = Federation(folder, Settings(host="fed.example.org", listen="0.0.0.0"))
@@ -127,7 +126,7 @@ def sites(*shape):
 
 def test_a_table_and_what_can_be_wrong_with_it(tmp_path):
     path = tmp_path / "data.csv"
-    path.write_text("age,dose,ill,note\n1,2,yes,x\n3,4.5,no,\n")  # a gap in a column that nobody uses
+    path.write_text("age,dose,ill,note\n1,2,yes,x\n3,4.5,no,\n")  # an empty cell in an unused column
     x, labels = sites(2).read(path, "ill", ["dose", "age"])
     assert x.tolist() == [[2, 1], [4.5, 3]]
     assert labels == ["yes", "no"]
@@ -213,8 +212,8 @@ def test_private_state_keeps_the_version_before(tmp_path):
 
 
 def test_a_site_lets_in_what_it_says(folder):
-    mine, archs = site(folder).task()
-    assert list(mine.members) == ["a"]
+    task, archs = site(folder).task()
+    assert list(task.members) == ["a"]
     assert archs.keys() == {"mlr", "dnn-32"}
     small = edited(folder, "# max_parameters = 100000", "max_parameters = 700")
     assert small.task()[1].keys() == {"mlr"}
@@ -225,41 +224,41 @@ def test_a_site_lets_in_what_it_says(folder):
         edited(folder, "file =", "fil =")
 
 
-def test_hello_says_nothing_of_data_and_paths(folder):
+def test_a_handshake_contains_no_data_and_no_paths(folder):
     here = site(folder)
-    hello = create_handshake(here, "run-1", here.experiment.plain(), client_data(here))
-    assert hello == Handshake("a", "mlr", tuple("0123456789"), 24, 0, None, None, None, hello.fedme)
-    theirs = here.experiment.plain() | {"rounds": 3, "train": here.experiment.plain()["train"] | {"lr": 9.0}}
+    handshake = create_handshake(here, "run-1", here.experiment.plain(), client_data(here))
+    assert handshake == Handshake("a", "mlr", tuple("0123456789"), 24, 0, None, None, None, handshake.fedme)
+    received = here.experiment.plain() | {"rounds": 3, "train": here.experiment.plain()["train"] | {"lr": 9.0}}
     with pytest.raises(ConfigError, match="differs from the one this site agreed to: rounds, train.lr"):
-        create_handshake(here, "run-1", theirs, client_data(here))
+        create_handshake(here, "run-1", received, client_data(here))
     assert differing_keys({"name": 1, "a": {"b": 2}}, {"name": 2, "a": {}}) == ["a.b"]
 
 
 def test_the_file_of_unlabeled_samples_has_one_name_for_all(folder):
     for path in (folder / "experiment.toml", folder / "sites/a/experiment.toml"):
         path.write_text(path.read_text().replace("[data]", '[data]\nunlabeled_file = "unlabeled.npz"'))
-    theirs = load(folder / "experiment.toml")[0].plain()
-    assert create_handshake(site(folder), "run-1", theirs, client_data(site(folder))).client == "a"
-    assert theirs["data"]["unlabeled_file"] == "unlabeled.npz"
+    received = load(folder / "experiment.toml")[0].plain()
+    assert create_handshake(site(folder), "run-1", received, client_data(site(folder))).client == "a"
+    assert received["data"]["unlabeled_file"] == "unlabeled.npz"
 
 
 def test_only_methods_that_send_models_need_a_catalogue(folder):
-    hello = create_handshake(site(folder), "run-1", site(folder).experiment.plain(), client_data(site(folder)))
-    stranger = Handshake("a", "mynets:Own", hello.labels, 24, 0, None, None, None, hello.fedme)
+    handshake = create_handshake(site(folder), "run-1", site(folder).experiment.plain(), client_data(site(folder)))
+    unknown = Handshake("a", "mynets:Own", handshake.labels, 24, 0, None, None, None, handshake.fedme)
     for method, allowed in (("fedme", False), ("fml", True), ("pfml", True), ("local", True)):
         experiment, _ = load(folder / "experiment.toml", [f"method.name={method}"])
         base, archs = agreed_task(experiment)
-        assert admit(hello, experiment, base, archs).arch is archs["mlr"]
+        assert admit(handshake, experiment, base, archs).arch is archs["mlr"]
         if allowed:
-            assert admit(stranger, experiment, base, archs).arch.name == "mynets:Own"
+            assert admit(unknown, experiment, base, archs).arch.name == "mynets:Own"
         else:
             with pytest.raises(TaskError, match="unknown architecture 'mynets:Own'.* known: mlr, dnn-32"):
-                admit(stranger, experiment, base, archs)
+                admit(unknown, experiment, base, archs)
     with pytest.raises(TaskError, match="install the same version"):
-        admit(Handshake(**(vars(hello) | {"fedme": "9.9"})), experiment, base, archs)
+        admit(Handshake(**(vars(handshake) | {"fedme": "9.9"})), experiment, base, archs)
     for samples in (0, -5, 10**15):
         with pytest.raises(TaskError, match=f"training samples must be >= 1 and <= .*, got {samples}"):
-            admit(Handshake(**(vars(hello) | {"samples": samples})), experiment, base, archs)
+            admit(Handshake(**(vars(handshake) | {"samples": samples})), experiment, base, archs)
 
 
 def test_who_lends_to_whom():
@@ -289,8 +288,8 @@ def test_a_private_site_never_answers_twice_with_the_same_noise(folder):
     agreed_to = path.with_name("experiment.toml")
     changed = {"rounds": 2, "method": {"name": "fedavg"}, "models": {"pool": ["mlr"]}, "privacy": {"epsilon": 4.0}}
     agreed_to.write_text(tomli_w.dumps(tomllib.loads(agreed_to.read_text()) | changed))
-    mine = Site.read(path)
-    task, archs = mine.task()
+    own_site = Site.read(path)
+    task, archs = own_site.task()
     model = Model.init(task.shared, Key(0))
 
     def ask():
@@ -299,13 +298,15 @@ def test_a_private_site_never_answers_twice_with_the_same_noise(folder):
         return reply.read("up", Up, archs).model, reply.read("spent", Ledger)
 
     (first, once), (second, twice) = ask(), ask()
-    assert not torch.equal(first.params["1.weight"], second.params["1.weight"])  # or asking twice would take it off
-    assert [each.steps for each in twice] == [2 * each.steps for each in once]
-    assert PrivateState(mine.state, "r").spent() == twice  # the site's own account, whatever the server remembers
+    assert not torch.equal(
+        first.params["1.weight"], second.params["1.weight"]
+    )  # otherwise the server could remove the noise by asking twice
+    assert [cost.steps for cost in twice] == [2 * cost.steps for cost in once]
+    assert PrivateState(own_site.state, "r").spent() == twice  # the site's own ledger counts, not the server's
     assert 3.9 < epsilon(twice, 1e-5) <= 4.0
     with pytest.raises(site_app.SiteError, match="beyond privacy.epsilon = 4"):
         ask()
-    (PrivateState(mine.state, "r").folder / "privacy.json").write_text("[1]")
+    (PrivateState(own_site.state, "r").folder / "privacy.json").write_text("[1]")
     with pytest.raises(site_app.SiteError, match="RunError"):
         ask()
 
