@@ -16,6 +16,7 @@ from fedme.learning.local_training import require
 NAME = "federation.toml"
 NODES = "nodes"  # a folder with Flower's answer for every registered key
 CONNECTION = "fedme"  # the name of the server in Flower's own configuration
+SECRET = {"--superexec-auth-secret-file": "superexec.secret"}
 FOLDER = "FEDME_FEDERATION"  # the environment variable that tells the server app where the operator's folder is
 
 
@@ -107,10 +108,7 @@ class Federation:
         """The command of Flower's server."""
         host, port = self.control.split(":")
         options = ["--host", host, "--port", port, "--isolation", "process", "--database", str(self.server / "state.db")]
-        options += [
-            "--disable-runtime-dependency-installation",
-            *self._files({"--superexec-auth-secret-file": "superexec.secret"}),
-        ]
+        options += [*self._files(SECRET), "--disable-runtime-dependency-installation"]
         if self.settings.insecure:
             return [program("flower-superlink"), "--insecure", *options]
         tls = self._files({"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "server.crt", "--ssl-keyfile": "server.key"})
@@ -119,8 +117,7 @@ class Federation:
     def superexec(self) -> list[str]:
         """The command that starts server apps; it is a separate program, so that a run survives a crash of the server."""
         trust = ["--insecure"] if self.settings.insecure else self._files({"--root-certificates": "ca.crt"})
-        secret = self._files({"--superexec-auth-secret-file": "superexec.secret"})
-        return [program("flower-superexec"), "--runtime-api-address", self.control, *trust, *secret]
+        return [program("flower-superexec"), "--runtime-api-address", self.control, *trust, *self._files(SECRET)]
 
     def reverse_proxy(self) -> list[str]:
         """The command of the reverse proxy between the sites and Flower's server."""
@@ -148,9 +145,8 @@ class Federation:
 def flower_environment(home: Path, *import_paths: Path) -> dict[str, str]:
     """The environment of Flower's programs: they keep their files in `home` and import networks from `import_paths`."""
     python_path = os.pathsep.join(filter(None, [*map(str, import_paths), str(Path.cwd()), os.environ.get("PYTHONPATH")]))
-    search_path = (
-        f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"  # Flower starts programs by name
-    )
+    # Flower starts its other programs by name.
+    search_path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     settings = {"FLWR_HOME": str(home), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2", "OMP_NUM_THREADS": "1"}
     return ENVIRONMENT | settings | {"PATH": search_path, "PYTHONPATH": python_path}
 

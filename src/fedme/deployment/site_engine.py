@@ -35,8 +35,8 @@ from fedme.federation.round import NoReply, RejectedReply, Reply
 from fedme.learning.accountant import Ledger
 
 REPLY_MARGIN = 1 << 26  # bytes of a reply beyond twice the size of the message: outputs, reports
-RETRY_DELAY = 1.0  # seconds between two polls for sites; the delay before a round is repeated doubles from here to ...
-MAX_RETRY_DELAY = 30.0
+RETRY_DELAY = 1.0  # seconds between two polls for sites, and before requests are repeated; the latter doubles every time
+MAX_RETRY_DELAY = 30.0  # seconds
 REFUSAL_SECONDS = 30.0  # until a refused site may try again
 SITE_ERROR = "SiteError: "  # precedes an error text that the site itself has written
 
@@ -62,7 +62,9 @@ class SiteEngine:
     archs: Mapping[str, Arch]
     requests: GridRequests
     settings: Settings
-    site_of: Callable[[], Mapping[Node, ClientId]] | None  # the site of every registered node; None without authentication
+    registered_sites: (
+        Callable[[], Mapping[Node, ClientId]] | None
+    )  # the site of every registered node; None without authentication
     log: Callable[[str], None]
     public: str = ""  # fingerprint of the server's public samples
     states: dict[ClientId, Any] = field(default_factory=dict, init=False)  # empty: states stay at the sites
@@ -240,13 +242,13 @@ class SiteEngine:
         self._save_records()
 
     def _admit(self, node: Node, reply: MessageContent | Failure) -> None:
-        registered = self.site_of() if self.site_of is not None else {}
+        registered = self.registered_sites() if self.registered_sites is not None else {}
         try:
             if isinstance(reply, Failure):
                 raise TaskError(_reason(reply))
             handshake = reply.read("handshake", Handshake)
             client = handshake.client
-            if self.site_of is not None and registered.get(node) != client:
+            if self.registered_sites is not None and registered.get(node) != client:
                 raise TaskError(f"it claims to be '{client}', but has another site's key")
             if handshake.public != self.public:
                 raise TaskError("its public samples differ from the server's; use the same data.public_file everywhere")
@@ -259,18 +261,17 @@ class SiteEngine:
             self.log(f"no handshake with {name}: {error}" if unreachable else f"refused {name}: {error}")
             self._refused[node] = time.monotonic() + REFUSAL_SECONDS
             return
-        known = self._records.get(client)
-        record = known or SiteRecord(handshake, handshake.version, self._round)
+        previous = self._records.get(client)
+        record = previous or SiteRecord(handshake, handshake.version, self._round)
         self._records[client] = replace(record, handshake=handshake)
         self._nodes[client] = node
-        late = f", joins in round {self._round}" if self._round and not known else ""
+        late = f", joins in round {self._round}" if self._round and not previous else ""
         self.log(f"{client} connected: {handshake.arch}, {handshake.samples} training samples{late}")
 
     def _update_members(self) -> None:
         """Make every site that has ever connected a member of the task."""
         admitted = (admit(site.handshake, self.experiment, self.agreed, self.archs) for site in self._records.values())
-        members = {member.id: member for member in admitted}
-        self.task = with_members(self.agreed, members)
+        self.task = with_members(self.agreed, {member.id: member for member in admitted})
         self._method.check(self.task)
 
     def _save_records(self) -> None:
