@@ -5,8 +5,10 @@ Existing keys and settings are never changed, so the same command adds sites lat
 
 import datetime
 import ipaddress
+import json
 import secrets
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 from cryptography import x509
@@ -28,7 +30,7 @@ def write(folder: Path, experiment: Path | None, sites: list[str], settings: Set
         agreed_task(read_experiment(experiment))  # rejects an experiment that cannot be deployed before anything is written
     folder.mkdir(parents=True, exist_ok=True)
     existing = {path for path in folder.rglob("*") if path.is_file()}
-    _write_new(folder / NAME, FEDERATION.format(s=settings, insecure=str(settings.insecure).lower()))
+    _write_new(folder / NAME, FEDERATION.format(**{key: json.dumps(value) for key, value in asdict(settings).items()}))
     federation = Federation.read(folder)
     _write_new(folder / "experiment.toml", experiment.read_text() if experiment is not None else EXPERIMENT)
     data = read_experiment(folder / "experiment.toml").dataset
@@ -82,8 +84,8 @@ def _site(federation: Federation, name: str) -> None:
     public = read_experiment(folder / "experiment.toml").dataset.public_file
     if public is not None:
         _copy_if_present(federation.folder / public, folder / public)
-    insecure = str(settings.insecure).lower()
-    (folder / "site.toml").write_text(SITE.format(name=name, address=federation.address, insecure=insecure))
+    text = SITE.format(name=name, address=federation.address, insecure=json.dumps(settings.insecure))
+    (folder / "site.toml").write_text(text)
     (folder / "README.md").write_text(SITE_README.format(name=name))
 
 

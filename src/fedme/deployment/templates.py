@@ -27,22 +27,22 @@ lr = 0.1
 
 FEDERATION = """\
 # Settings of the server. Sites do not see this file.
-host = "{s.host}"        # the address that sites connect to; the server's certificate is issued for it
-port = {s.port}                 # the only port that sites use; it forwards to Flower's fleet API and nothing else
-listen = "{s.listen}"              # the address to listen on, if it differs from host; "0.0.0.0": all addresses of this machine
-control_port = {s.control_port}            # of Flower's server, which only this machine can reach; 0: port + 1
-insecure = {insecure}          # true: no encryption and no authentication
-min_sites = {s.min_sites}             # a run starts when this many sites are connected
-min_replies = {s.min_replies}           # a round counts when this many sites have replied
-timeout = {s.timeout}         # seconds to wait for a site's reply before the round goes on without it
-patience = {s.patience}       # seconds to wait for enough sites or replies before the run fails
+host = {host:<22} # the address that sites connect to; the server's certificate is issued for it
+port = {port:<22} # the only port that sites use; it forwards to Flower's fleet API and nothing else
+listen = {listen:<20} # the address to listen on, if it differs from host; "0.0.0.0": all addresses of this machine
+control_port = {control_port:<14} # of Flower's server, which only this machine can reach; 0: port + 1
+insecure = {insecure:<18} # true: no encryption and no authentication
+min_sites = {min_sites:<17} # a run starts when this many sites are connected
+min_replies = {min_replies:<15} # a round counts when this many sites have replied
+timeout = {timeout:<19} # seconds to wait for a site's reply before the round goes on without it
+patience = {patience:<18} # seconds to wait for enough sites or replies before the run fails
 """
 
 SITE = """\
 # Settings of this site. Only this site sees this file. Paths are relative to it.
 name = "{name}"
 model = "mlr"                 # from the experiment's models.pool; if models stay private (fml, pfml), also "module:Network"
-experiment = "experiment.toml"    # the experiment that this site agrees to
+experiment = "experiment.toml"  # the experiment that this site agrees to
 state = "state"               # private state, models and audit log: back it up, and let nobody else read it
 
 [data]
