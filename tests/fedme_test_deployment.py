@@ -23,8 +23,8 @@ from fedme.core.method import Round
 from fedme.core.model import Model
 from fedme.deployment import provisioning, server_app, site_app
 from fedme.deployment.operator_folder import Federation, Settings
-from fedme.deployment.site_data import client_data, with_own_data
-from fedme.deployment.site_settings import Site, agreed, with_members
+from fedme.deployment.site_data import client_data, with_server_data
+from fedme.deployment.site_settings import Site, agreed_task, with_members
 from fedme.federation.in_process import InProcessEngine
 from fedme.federation.round import run_round
 from fedme.running.progress import Display
@@ -59,14 +59,14 @@ def free_port() -> int:
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE, pause: float = 0.2) -> Any:
     until = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < until, f"waited in vain for {what}"
+    while not (result := condition()):
+        assert time.monotonic() < until, f"timed out waiting for {what}"
         time.sleep(pause)
-    return found
+    return result
 
 
 class Deployment:
-    """A folder with a federation of sites that have some digits each, and the processes that were started for it."""
+    """A federation in a folder, with some digits per site, and the processes that were started for it."""
 
     def __init__(self, folder: Path, sites: str = "abc", **settings: Any) -> None:
         self.prepare(folder)
@@ -74,14 +74,14 @@ class Deployment:
         asked = {"min_sites": len(sites)} | settings
         made = Settings(port=self.port, control_port=self.control, **asked)
         provisioning.write(self.federation, folder / "experiment.toml", list(sites), made)
-        self.bring_data(sites)
+        self.write_data(sites)
 
     def prepare(self, folder: Path) -> None:
         self.folder, self.federation = folder, folder / "federation"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "experiment.toml").write_text(EXPERIMENT)
 
-    def bring_data(self, sites: str) -> None:
+    def write_data(self, sites: str) -> None:
         digits = load_digits()
         images = digits.images.astype("uint8")[:, None]
         np.savez(self.federation / "unlabeled.npz", x=images[-40:])
@@ -103,7 +103,7 @@ class Deployment:
         return tomllib.loads((self.federation / "experiment.toml").read_text())
 
     def agree(self, **values: Any) -> None:
-        """Another experiment, at the server and at every site."""
+        """Change the experiment at the server and at every site."""
         for folder in [self.federation, *self.federation.glob("sites/*")]:
             self.change(folder / "experiment.toml", **values)
 
@@ -116,12 +116,12 @@ class Deployment:
         return done.stdout + done.stderr
 
     def start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
-        with self.said_by(name).open("ab") as said:
-            self.processes[name] = subprocess.Popen(self.command(*words), cwd=self.folder, stdout=said, stderr=said)
+        with self.output_of(name).open("ab") as output:
+            self.processes[name] = subprocess.Popen(self.command(*words), cwd=self.folder, stdout=output, stderr=output)
         return self.processes[name]
 
-    def said_by(self, name: str) -> Path:
-        return self.folder / f"{name}.said"
+    def output_of(self, name: str) -> Path:
+        return self.folder / f"{name}.output"
 
     def server(self) -> None:
         self.start("server", "deploy", "server", "federation")
@@ -143,7 +143,7 @@ class Deployment:
 
     def pids(self, program: str, place: str = "") -> list[int]:
         """The processes of this federation that run a program, at a site whose folder is `place`."""
-        found = []
+        pids = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -151,22 +151,22 @@ class Deployment:
             except OSError:
                 continue
             if program in command and str(self.folder / "federation" / place) in around:
-                found.append(int(path.parent.name))
-        return found
+                pids.append(int(path.parent.name))
+        return pids
 
     def end(self) -> None:
         for name in reversed(list(self.processes)):
             if self.processes[name].poll() is None:
                 self.stop(name)
-        for pid in self.pids("flwr-") + self.pids("flower-"):  # whatever a kill in a test left behind
+        for pid in self.pids("flwr-") + self.pids("flower-"):  # left behind by kills in a test
             os.kill(pid, signal.SIGKILL)
 
     def expected(self) -> dict[str, Model]:
-        """The personal models that one process gives for the same sites."""
+        """The personal models of a run in one process with the same sites."""
         sites = {path.parent.name: Site.read(path) for path in sorted(self.federation.glob("sites/*/site.toml"))}
         experiment = next(iter(sites.values())).experiment
-        base, _ = agreed(experiment)
-        base = with_own_data(base, self.federation, experiment)
+        base, _ = agreed_task(experiment)
+        base = with_server_data(base, self.federation, experiment)
         task = with_members(base, {name: site.member() for name, site in sites.items()})
         data = {name: client_data(site) for name, site in sites.items()}
         root, rounds = Key(experiment.settings.seed), experiment.settings.rounds
@@ -176,36 +176,38 @@ class Deployment:
             server = run_round(experiment.method, task, engine, server, t, rounds, root).server
         deliveries = {name: experiment.method.deliver(task, server, name) for name in sites}
         done = engine.evaluate_models(deliveries, Round(rounds - 1, rounds))
-        return {name: each.value.models["personal"] for name, each in done.items()}
+        return {name: evaluation.value.models["personal"] for name, evaluation in done.items()}
 
 
-class Near(Grid):
-    """A federation whose messages are answered at once by what a site runs; `away` says who misses which."""
+class LocalGrid(Grid):
+    """A grid that calls the sites' client app directly; `misses(site, message_type, count)` selects messages with no reply."""
 
-    def __init__(self, deployment: Deployment, away: Callable[[str, str, int], bool] = lambda site, kind, count: False) -> None:
-        self.deployment, self.away = deployment, away
+    def __init__(
+        self, deployment: Deployment, misses: Callable[[str, str, int], bool] = lambda site, message_type, count: False
+    ) -> None:
+        self.deployment, self.misses = deployment, misses
         self.sites = dict(enumerate(sorted(path.parent.name for path in deployment.federation.glob("sites/*/site.toml")), 1))
         self.gone: set[str] = set()  # not connected
         self.asked: dict[tuple[str, str], int] = {}
-        super().__init__(self.sites, self.at_a_site)
+        super().__init__(self.sites, self.reply)
 
     def get_node_ids(self) -> list[int]:
         return [node for node, name in self.sites.items() if name not in self.gone]
 
-    def at_a_site(self, message: Message) -> Message:
-        node, kind = message.metadata.dst_node_id, message.metadata.message_type
+    def reply(self, message: Message) -> Message:
+        node, message_type = message.metadata.dst_node_id, message.metadata.message_type
         name = self.sites[node]
-        count = self.asked[name, kind] = self.asked.get((name, kind), -1) + 1
-        if self.away(name, kind, count):
+        count = self.asked[name, message_type] = self.asked.get((name, message_type), -1) + 1
+        if self.misses(name, message_type, count):
             return Message(Error(5, "Node Unavailable"), reply_to=message)
         return site_app.app(message, context(node, site=str(self.deployment.site(name) / "site.toml")))
 
-    def play(self, folder: Path) -> str:
-        """What the server app does for the run in `folder`; what it said."""
+    def run_server(self, folder: Path) -> str:
+        """Run the server app for the run in `folder`, and return its log."""
         federation = Federation.read(self.deployment.federation)
         for node, name in self.sites.items():
-            federation.registered(name).write_text(json.dumps({"node-id": str(node)}))
+            federation.registration(name).write_text(json.dumps({"node-id": str(node)}))
         before = len(self.deployment.log(folder.name))
         with (folder / "server.log").open("a") as log, Display(Console(file=log, width=200)) as display:
-            server_app.play(federation, folder, self, display)
+            server_app.run(federation, folder, self, display)
         return self.deployment.log(folder.name)[before:]

@@ -1,4 +1,4 @@
-"""Flower's grid without its processes: every message is answered here and at once. The real one takes its time."""
+"""Flower's grid without its processes: every message is answered immediately, in this process."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -8,10 +8,10 @@ from flwr.supercore.task_identity import TaskIdentity
 
 
 class Grid:
-    """Hands every message to `answer`; what that raises becomes an error, as with Flower."""
+    """Passes every message to `answer`; an exception becomes an error reply, as with Flower."""
 
     def __init__(self, nodes: Iterable[int], answer: Callable[[Message], Message]) -> None:
-        TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # Flower's programs are told at their start
+        TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # Flower's programs set these at their start
         self.nodes, self.answer = list(nodes), answer
         self.numbers, self.replies = itertools.count(), dict[str, Message]()
 

@@ -125,11 +125,12 @@ IMPORTING = {
     "cli/__init__.py": "a list in the file",
     "cli/deploy_commands.py": "a constant",
     "datasets/data_files.py": "constants: packages that are optional",
-    "federation/flower/__init__.py": "constants: modules of that package",
+    "federation/flower/__init__.py": "constants: modules of fedme that need Flower",
     "config/experiment.py": "local configuration: functions and methods of one's own",
     "config/identity.py": "local configuration: the modules whose source a run depends on",
     "results/loggers.py": "a table in the file",
     "reproduction/figures.py": "a constant",
+    "running/flower_run.py": "a constant",
     "networks/lookup.py": "local configuration: networks of one's own, and only where the caller says `imports`",
 }
 IMPORTERS = {"import_module", "find_spec", "spec_from_file_location", "exec_module", "load_module", "reload", "locate"}

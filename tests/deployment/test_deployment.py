@@ -1,4 +1,4 @@
-"""Real federations on loopback, with TLS and keys: the same models as in one process, whatever happens on the way."""
+"""Real federations on loopback, with TLS and keys: the same models as in one process, despite failures."""
 
 import http.client
 import json
@@ -47,7 +47,7 @@ class Own(nn.Module):
 
     def forward(self, x):
         stage = "train" if self.training else "evaluate"
-        while len(x) > 2 and (HERE / f"hold-{stage}").exists():  # two samples: it is only tried whether it fits the data
+        while len(x) > 2 and (HERE / f"hold-{stage}").exists():  # two samples: a check that the network fits the data
             (HERE / f"held-{stage}").touch()
             time.sleep(0.2)
         if (HERE / f"raise-{stage}").exists():
@@ -57,7 +57,7 @@ class Own(nn.Module):
 
 
 def bring_network(deployment, name, monkeypatch):
-    """A private network of the site's own, in a file beside its site.toml, which nobody else has."""
+    """Give the site its own private network, in a file beside its site.toml."""
     (deployment.site(name) / f"network_{name}.py").write_text(NETWORK)
     deployment.change(deployment.site(name) / "site.toml", model=f"network_{name}:Own")
     monkeypatch.syspath_prepend(deployment.site(name))
@@ -73,7 +73,7 @@ def personal(deployment, run, name):
 
 
 def check_models(deployment, run):
-    """Every site has its personal model on its own disk, with the bits of one process; nobody else has it."""
+    """Every site, and no other machine, has its personal model, identical to that of a run in one process."""
     for name, model in deployment.expected().items():
         folder = personal(deployment, run, name)
         saved = load_file(folder / "model.safetensors")
@@ -89,7 +89,7 @@ def test_the_same_models_as_in_one_process(deployment, monkeypatch):
     deployment.server()
     for name in "abc":
         deployment.node(name)
-    assert deployment.submit().wait(1200) == 0, deployment.said_by("submit").read_text()
+    assert deployment.submit().wait(1200) == 0, deployment.output_of("submit").read_text()
     check_models(deployment, "experiment")  # FedMe, of two architectures
     lines = [json.loads(line) for line in (deployment.site("a") / "state" / "audit.jsonl").read_text().splitlines()]
     assert [line["what"] for line in lines] == ["received", "sent", "received", "sent", "received"]
@@ -100,13 +100,13 @@ def test_the_same_models_as_in_one_process(deployment, monkeypatch):
     bring_network(deployment, "b", monkeypatch)
     for method in ("fml", "pfml", "fedavg"):
         deployment.agree(method={"name": method}, name=method)
-        assert deployment.submit().wait(1200) == 0, deployment.said_by("submit").read_text()
+        assert deployment.submit().wait(1200) == 0, deployment.output_of("submit").read_text()
         check_models(deployment, method)
-        assert ("b is there: network_b:Own" in deployment.log(method)) == (method != "fedavg")
-    found = status(deployment)
-    assert found["server"] == "up"
-    assert found["sites"] == dict.fromkeys("abc", "online")
-    assert {run["status"] for run in found["runs"].values()} == {"done"}
+        assert ("b connected: network_b:Own" in deployment.log(method)) == (method != "fedavg")
+    state = status(deployment)
+    assert state["server"] == "up"
+    assert state["sites"] == dict.fromkeys("abc", "online")
+    assert {run["status"] for run in state["runs"].values()} == {"done"}
     assert "stopped the server" in deployment.do("deploy", "stop", "federation")
 
 
@@ -115,15 +115,15 @@ def test_private_sites_keep_their_own_accounts(deployment):
     deployment.server()
     for name in "abc":
         deployment.node(name)
-    assert deployment.submit().wait(1200) == 0, deployment.said_by("submit").read_text()
+    assert deployment.submit().wait(1200) == 0, deployment.output_of("submit").read_text()
     folder = deployment.federation / "runs" / "experiment"
     token = json.loads((folder / "run.json").read_text())["run"]
-    told = {row["client"]: row["epsilon"] for row in records.read(folder)}
-    assert all(7.8 < told[name] <= 8.0 for name in "abc")
+    epsilons = {row["client"]: row["epsilon"] for row in records.read(folder)}
+    assert all(7.8 < epsilons[name] <= 8.0 for name in "abc")
     sites = json.loads((folder / "sites.json").read_text())
     for name in "abc":
         account = json.loads((deployment.site(name) / "state" / "runs" / token / "privacy.json").read_text())
-        batches = -(-sites[name]["hello"]["samples"] // 20)
+        batches = -(-sites[name]["handshake"]["samples"] // 20)
         assert [entry["steps"] for entry in account] == [2 * batches]  # two rounds of one epoch
 
 
@@ -133,24 +133,24 @@ def test_whoever_is_not_known_is_refused(deployment, tmp_path):
     other = Deployment(_folder(tmp_path / "other"))  # another authority, other keys
     (deployment.site("b") / "key").write_bytes((other.site("b") / "key").read_bytes())
     (deployment.site("c") / "ca.crt").write_bytes((other.site("c") / "ca.crt").read_bytes())
-    wait_for(lambda: "registered c" in deployment.said_by("server").read_text(), "the server")
+    wait_for(lambda: "registered c" in deployment.output_of("server").read_text(), "the server")
     for name in "abc":
         deployment.node(name)
     wait_for(lambda: status(deployment)["sites"]["a"] == "online", "site a", pause=2)
-    wait_for(lambda: "does not know this site's key" in deployment.said_by("b").read_text(), "the refusal of an unknown key")
+    wait_for(lambda: "does not know this site's key" in deployment.output_of("b").read_text(), "the refusal of an unknown key")
     wait_for(
-        lambda: "c: node ended (the server's certificate is not" in deployment.said_by("c").read_text(), "the other refusal"
+        lambda: "c: node ended (the server's certificate is not" in deployment.output_of("c").read_text(), "the other refusal"
     )
-    assert f"a: connected to 127.0.0.2:{deployment.port}" in deployment.said_by("a").read_text()
+    assert f"a: connected to 127.0.0.2:{deployment.port}" in deployment.output_of("a").read_text()
     sites = status(deployment)["sites"]
     assert sites["b"] != "online"
     assert sites["c"] != "online"
 
-    # Where sites connect there is nothing but what they need; the rest of Flower's server is for this machine alone.
+    # The port for sites serves only the fleet API; the rest of Flower's server is reachable from this machine only.
     context = ssl.create_default_context(cafile=deployment.federation / "server" / "ca.crt")
 
     def code(path, host="127.0.0.2", port=deployment.port, method="POST"):
-        """Of the answer to a request for exactly this path."""
+        """The status code of a request for exactly this path."""
         with closing(http.client.HTTPSConnection(host, port, timeout=20, context=context)) as line:
             line.request(method, path, b"", {"content-type": "application/protobuf"})
             return line.getresponse().status
@@ -177,7 +177,7 @@ def test_whoever_is_not_known_is_refused(deployment, tmp_path):
         with pytest.raises((urllib.error.URLError, ConnectionError, OSError)):
             urllib.request.urlopen(f"http://127.0.0.{1 + (port == deployment.port)}:{port}/health", timeout=20)
 
-    # Flower's own command line cannot start a run, nor make a key known, from where sites are.
+    # Flower's command line cannot start a run or register a key through the port for sites.
     home = _folder(tmp_path / "home")
     trust = deployment.federation / "server" / "ca.crt"
     (home / "config.toml").write_text(
@@ -198,14 +198,14 @@ def test_whoever_is_not_known_is_refused(deployment, tmp_path):
         ("supernode", "register", str(other.site("a") / "key.pub"), "sites"),
         ("list", "sites"),
     ):
-        passed, said = flwr(*words)
-        assert not passed, said
-        assert "404" in said
+        passed, output = flwr(*words)
+        assert not passed, output
+        assert "404" in output
 
-    # A site may make its own pair of keys, and send the public one.
+    # A site may create its own key pair and send the public key.
     shutil.copy(other.site("b") / "key.pub", deployment.site("b") / "key.pub")
-    wait_for(lambda: "b: connected" in deployment.said_by("b").read_text(), "site b")
-    assert deployment.said_by("server").read_text().count("registered b") == 2
+    wait_for(lambda: "b: connected" in deployment.output_of("b").read_text(), "site b")
+    assert deployment.output_of("server").read_text().count("registered b") == 2
 
 
 def test_a_site_that_does_not_fit_is_refused_by_name(deployment):
@@ -216,25 +216,25 @@ def test_a_site_that_does_not_fit_is_refused_by_name(deployment):
         "runs": {},
     }
     assert "nothing was running" in deployment.do("deploy", "stop", "federation")
-    deployment.settings(min_sites=1, min_replies=2)  # c alone begins no round
+    deployment.settings(min_sites=1, min_replies=2)  # no round starts with c only
     deployment.change(deployment.site("a") / "site.toml", model="dnn-4")  # not in the pool
     deployment.change(deployment.site("b") / "experiment.toml", seed=7)  # agreed to something else
     deployment.server()
     for name in "abc":
         deployment.node(name)
     deployment.submit()
-    wait_for(lambda: "c is there" in deployment.log(), "site c")
+    wait_for(lambda: "c connected" in deployment.log(), "site c")
     wait_for(lambda: "refused a: unknown architecture 'dnn-4'" in deployment.log(), "the refusal of a")
-    reason = "the server's experiment is not the one this site agreed to: seed"
+    reason = "the server's experiment differs from the one this site agreed to: seed"
     wait_for(lambda: f"refused b: {reason}" in deployment.log(), "the refusal of b")
-    wait_for(lambda: "waiting for sites: 1 of 2 are there" in deployment.log(), "the server to wait")
+    wait_for(lambda: "waiting for sites: 1 of 2 are connected" in deployment.log(), "the server to wait")
     assert status(deployment)["runs"]["experiment"] == {"status": "running", "rounds": 0, "of": 2, "without_model": []}
     assert "stopped experiment; `fedme deploy submit --resume" in deployment.do("deploy", "stop", "federation", "--run")
     assert deployment.processes["submit"].wait(60) == 2
-    assert "the run ended: somebody stopped it; `fedme deploy submit" in deployment.said_by("submit").read_text()
+    assert "the run ended: stopped by the operator; `fedme deploy submit" in deployment.output_of("submit").read_text()
     assert "nothing was running" in deployment.do("deploy", "stop", "federation", "--run")
-    found = status(deployment)
-    assert (found["server"], found["runs"]["experiment"]["status"]) == ("up", "stopped")
+    state = status(deployment)
+    assert (state["server"], state["runs"]["experiment"]["status"]) == ("up", "stopped")
     assert "stopped the server" in deployment.do("deploy", "stop", "federation")
     assert deployment.processes["server"].wait(60) == 0
     assert status(deployment)["server"] == "down"
@@ -251,7 +251,7 @@ def test_a_run_survives_what_happens(deployment, monkeypatch):
         deployment.node(name)
     wait_for(lambda: status(deployment)["sites"]["c"] == "online", "c", pause=2)
     deployment.submit()
-    wait_for(lambda: "b is there: network_b:Own" in deployment.log(), "the sites")
+    wait_for(lambda: "b connected: network_b:Own" in deployment.log(), "the sites")
 
     def rounds():
         path = deployment.federation / "runs" / "experiment"
@@ -261,29 +261,29 @@ def test_a_run_survives_what_happens(deployment, monkeypatch):
     hold.touch()  # b takes its time in round 1, and then fails
     fail.touch()
     os.kill(deployment.pids("flower-superlink")[0], signal.SIGKILL)
-    wait_for(lambda: "superlink ended" in deployment.said_by("server").read_text(), "the server's end")
+    wait_for(lambda: "superlink ended" in deployment.output_of("server").read_text(), "the server's end")
     for pid in deployment.pids("flower-supernode", "sites/c"):
         os.kill(pid, signal.SIGKILL)
     deployment.node("d")
     wait_for(lambda: status(deployment)["sites"]["d"] == "online", "the late joiner", pause=2)
     hold.unlink()
-    wait_for(lambda: "b is missing: RuntimeError (the site's own log says more)" in deployment.log(), "the failure of b")
+    wait_for(lambda: "no reply from b: RuntimeError (see the site's log)" in deployment.log(), "the failure of b")
     fail.unlink()
-    wait_for(lambda: "joining in round 2" in deployment.log(), "the late joiner")
+    wait_for(lambda: "joins in round 2" in deployment.log(), "the late joiner")
     wait_for(lambda: rounds() >= 2, "the third round")
     app = wait_for(lambda: deployment.pids("flwr-serverapp"), "the server app")
     for pid in app:
         os.kill(pid, signal.SIGKILL)
     assert deployment.processes["submit"].wait(300) == 2
-    assert "--resume" in deployment.said_by("submit").read_text()
+    assert "--resume" in deployment.output_of("submit").read_text()
     time.sleep(2)
-    assert deployment.submit("--resume").wait(1800) == 0, deployment.said_by("submit").read_text()
+    assert deployment.submit("--resume").wait(1800) == 0, deployment.output_of("submit").read_text()
     rows = list(records.read(deployment.federation / "runs" / "experiment"))
     notes = {(row["round"], row["client"]): row["notes"] for row in rows if "notes" in row}
     assert {t for t, _ in notes} == set(range(5))
-    assert "patient" not in deployment.log() + str(notes)  # what an error says of data stays at the site
+    assert "patient" not in deployment.log() + str(notes)  # the text of an error stays at the site
     assert "patient 17" in _log(deployment, "b")
-    assert notes[1, "b"]["missing"] == "RuntimeError (the site's own log says more)"
+    assert notes[1, "b"]["missing"] == "RuntimeError (see the site's log)"
     assert {t for t, client in notes if client == "d"} == {2, 3, 4}
     assert notes[2, "d"]["joined"] == 2
     assert any("missing" in note for (_, client), note in notes.items() if client == "c")
@@ -291,7 +291,7 @@ def test_a_run_survives_what_happens(deployment, monkeypatch):
 
 @pytest.mark.parametrize("deployment", [{"min_replies": 3}], indirect=True)
 def test_lost_state_is_noticed_and_nobody_is_forgotten(deployment, monkeypatch):
-    """One site loses its state. The round waits for one that leaves; away at the end again, it gets its model later."""
+    """One site loses its state. Another disconnects: the round waits for it, and it gets its model after the end of the run."""
     deployment.agree(method={"name": "fml"}, rounds=2, evaluate_every=2)
     bring_network(deployment, "c", monkeypatch)
     deployment.server()
@@ -310,25 +310,25 @@ def test_lost_state_is_noticed_and_nobody_is_forgotten(deployment, monkeypatch):
     deployment.node("c")
     wait_for((deployment.site("c") / "held-evaluate").exists, "c at work at the end")
     _leave(deployment, "c")
-    assert deployment.processes["submit"].wait(1200) == 0, deployment.said_by("submit").read_text()
+    assert deployment.processes["submit"].wait(1200) == 0, deployment.output_of("submit").read_text()
     rows = list(records.read(deployment.federation / "runs" / "experiment"))
     assert [row["notes"]["lost_state"] for row in rows if "lost_state" in row.get("notes", {})] == ["version 0 instead of 1"]
     assert "a lost its private state" in deployment.log()
     assert not any("missing" in row.get("notes", {}) for row in rows)
-    said = deployment.said_by("submit").read_text()
-    assert "without their models, as they were away: c; `fedme deploy submit --resume` hands them over" in said
+    output = deployment.output_of("submit").read_text()
+    assert "not connected at the end: c; `fedme deploy submit --resume` delivers their models" in output
     assert status(deployment)["runs"]["experiment"]["without_model"] == ["c"]
     assert not personal(deployment, "experiment", "c").exists()
     (deployment.site("c") / "hold-evaluate").unlink()
     deployment.node("c")
-    assert deployment.submit("--resume").wait(600) == 0, deployment.said_by("submit").read_text()
+    assert deployment.submit("--resume").wait(600) == 0, deployment.output_of("submit").read_text()
     assert json.loads((personal(deployment, "experiment", "c") / "model.json").read_text())["arch"] == "network_c:Own"
     assert status(deployment)["runs"]["experiment"]["without_model"] == []
 
 
 @pytest.mark.parametrize("deployment", [{"sites": "ab"}], indirect=True)
 def test_the_printed_commands_do_it_too(deployment):
-    """What --dry-run prints is what a shell, systemd or Kubernetes can run instead of our commands."""
+    """A shell, systemd or Kubernetes can run the commands that --dry-run prints."""
     deployment.agree(rounds=1)
 
     def printed(*words):
@@ -337,12 +337,12 @@ def test_the_printed_commands_do_it_too(deployment):
         return export, [command for command in commands if not command.startswith("#")]
 
     def shell(name, export, command):
-        with deployment.said_by(name).open("ab") as said:
+        with deployment.output_of(name).open("ab") as output:
             words = ["bash", "-c", f"{export}\nexec {command}"]
-            deployment.processes[name] = subprocess.Popen(words, cwd="/", stdout=said, stderr=said)
+            deployment.processes[name] = subprocess.Popen(words, cwd="/", stdout=output, stderr=output)
 
     export, commands = printed("server", "federation")
-    for name, command in zip(("superlink", "superexec", "gate"), commands[:3], strict=True):
+    for name, command in zip(("superlink", "superexec", "proxy"), commands[:3], strict=True):
         shell(name, export, command)
     wait_for(lambda: status(deployment)["server"] == "up", "the server", pause=2)
     for command in commands[3:]:
@@ -359,26 +359,26 @@ def test_the_printed_commands_do_it_too(deployment):
 
 
 def test_insecure_only_when_asked(tmp_path):
-    """Without encryption and keys: it works, and every command says what that means."""
+    """It works without encryption and keys, and every command warns."""
     made = Deployment.__new__(Deployment)
     made.prepare(tmp_path)
     port = free_port()
     words = ["init", "federation", "experiment.toml", "--sites", "a,b", "--port", str(port), "--insecure"]
     warning = "warning: insecure: no encryption and no authentication"
     assert warning in made.do("deploy", *words)
-    made.bring_data("ab")
+    made.write_data("ab")
     made.agree(rounds=1)
     assert not list(made.federation.rglob("*.crt")) + list(made.federation.rglob("key"))
     try:
         made.server()
         for name in "ab":
             made.node(name)
-        assert made.submit().wait(600) == 0, made.said_by("submit").read_text()
+        assert made.submit().wait(600) == 0, made.output_of("submit").read_text()
         for name in "ab":
-            assert warning in made.said_by(name).read_text()
+            assert warning in made.output_of(name).read_text()
             assert (personal(made, "experiment", name) / "model.safetensors").exists()
-        assert warning in made.said_by("server").read_text()
-        assert warning in made.said_by("submit").read_text()
+        assert warning in made.output_of("server").read_text()
+        assert warning in made.output_of("submit").read_text()
         with urllib.request.urlopen(f"http://127.0.0.1:{port + 1}/health", timeout=20) as answer:
             assert answer.status == 200
     finally:
@@ -403,7 +403,7 @@ def test_a_model_of_100_megabytes_passes(deployment, capsys):
         ):
             most[words] = max([most.get(words, 0), *map(_peak, deployment.pids(words))])
         time.sleep(0.5)
-    assert run.wait() == 0, deployment.said_by("submit").read_text()
+    assert run.wait() == 0, deployment.output_of("submit").read_text()
     sent = {row["client"]: row["bytes_up"] for row in records.read(deployment.federation / "runs" / "experiment")}
     assert set(sent) == set("ab")
     assert all(count > 99e6 for count in sent.values())
@@ -412,7 +412,7 @@ def test_a_model_of_100_megabytes_passes(deployment, capsys):
 
 
 def _leave(deployment, name):
-    """A site's node ends, with whatever it was doing."""
+    """End a site's node and the client app that it runs."""
     deployment.stop(name)
     for pid in deployment.pids("flwr-clientapp", f"sites/{name}"):
         os.kill(pid, signal.SIGKILL)

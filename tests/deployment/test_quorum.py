@@ -1,34 +1,34 @@
-"""How long a federation of sites asks for replies: until there are as many as its operator and its experiment want."""
+"""How often sites are asked for replies: until both the operator's and the experiment's minimum are reached."""
 
 import pytest
 
 from fedme.config.experiment import load
 from fedme.core.method import Report, Round
-from fedme.deployment import site_engine as deployed
+from fedme.deployment import site_engine
 from fedme.deployment.operator_folder import Settings
 from fedme.deployment.site_engine import SiteEngine
-from fedme.deployment.site_settings import agreed
+from fedme.deployment.site_settings import agreed_task
 from fedme.federation.flower import EngineError
 from fedme.federation.round import NoReply, Reply
 from fedme_test_support import SITES
 
 
 class Scripted(SiteEngine):
-    """Sites that answer when their time has come: site "a" at once, "b" when it is asked for the second time, and so on."""
+    """Site "a" replies to the first request, "b" to the second, "c" to the third."""
 
-    def _exchange(self, downs, when):
+    def _exchange_once(self, downs, when):
         self.asked = [*getattr(self, "asked", []), "".join(downs)]
         turn = len(self.asked)
         return {c: Reply(down, Report({}), 0.0) if "abc".index(c) < turn else NoReply("not yet") for c, down in downs.items()}
 
-    def _meet(self):
+    def _update_sites(self):
         pass
 
 
 def engine(tmp_path, monkeypatch, settings, *words):
-    monkeypatch.setattr(deployed, "WAIT", 0.0)
+    monkeypatch.setattr(site_engine, "RETRY_DELAY", 0.0)
     experiment, _ = load("digits-fedme", [*SITES, *words])
-    task, archs = agreed(experiment)
+    task, archs = agreed_task(experiment)
     return Scripted(tmp_path, "run", experiment, task, archs, None, settings, None, lambda text: None)
 
 

@@ -1,4 +1,4 @@
-"""What a site has on disk: its settings, its prepared data, its private state, its audit log; and what it lets in."""
+"""The files of a site: settings, prepared data, private state, audit log; and which models it accepts."""
 
 import json
 import tempfile
@@ -20,16 +20,15 @@ from fedme.core.model import Model
 from fedme.core.typed import TypedError, build
 from fedme.datasets.data_errors import DataError
 from fedme.datasets.site_files import Sites
-from fedme.deployment import site_app as site_app
-from fedme.deployment import transfer_log
-from fedme.deployment.handshake import Hello, admitted, differences, introduce
+from fedme.deployment import site_app, transfer_log
+from fedme.deployment.handshake import Handshake, admit, create_handshake, differing_keys
 from fedme.deployment.node import command
 from fedme.deployment.operator_folder import Federation, Settings
 from fedme.deployment.provisioning import write
 from fedme.deployment.site_data import client_data
-from fedme.deployment.site_settings import Site, agreed, with_members
-from fedme.deployment.site_state import PrivateState, claimed, exchanges
-from fedme.federation.flower.message_content import Envelope
+from fedme.deployment.site_settings import Site, agreed_task, with_members
+from fedme.deployment.site_state import PrivateState, check_ledger, exchanges_before
+from fedme.federation.flower.message_content import MessageContent
 from fedme.federation.reply_validation import check_sent
 from fedme.learning.accountant import Ledger, PrivacyCost, epsilon
 from fedme.methods.fedme.exchange import acceptance
@@ -59,14 +58,14 @@ def edited(folder, old, new):
     return Site.read(path)
 
 
-def test_a_kit_is_whole_and_secrets_are_for_their_owner(folder):
+def test_provisioning_is_complete_and_secrets_are_readable_by_their_owner_only(folder):
     assert Federation.read(folder).settings == Settings()
     for secret in ("server/ca.key", "server/server.key", "server/superexec.secret", "sites/a/key"):
         assert (folder / secret).stat().st_mode & 0o777 == 0o600
     before = (folder / "sites/a/key").read_bytes(), (folder / "server/ca.crt").read_bytes()
     assert sorted(name.split("/")[1] for name in write(folder, None, ["a", "c"], Settings())) == ["c"] * 6
     assert before == ((folder / "sites/a/key").read_bytes(), (folder / "server/ca.crt").read_bytes())
-    with pytest.raises(ConfigError, match="'../x' cannot name a site"):
+    with pytest.raises(ConfigError, match="invalid site name '../x'"):
         write(folder, None, ["../x"], Settings())
     (folder / "odd.toml").write_text('[data]\nname = "digits"\n')
     with pytest.raises(ConfigError, match="data.name is 'digits'; a deployment needs 'sites'"):
@@ -78,23 +77,23 @@ def test_a_kit_is_whole_and_secrets_are_for_their_owner(folder):
 
 def test_common_samples_come_with_the_experiment(folder, tmp_path):
     text = (folder / "experiment.toml").read_text()
-    (tmp_path / "mine.toml").write_text(text.replace("[data]", '[data]\npublic_file = "public.npz"\nunlabeled_file = "u.npz"'))
+    (tmp_path / "own.toml").write_text(text.replace("[data]", '[data]\npublic_file = "public.npz"\nunlabeled_file = "u.npz"'))
     for name in ("public.npz", "u.npz"):
         np.savez(tmp_path / name, x=np.zeros((10, 64)), y=np.arange(10))
-    made = write(tmp_path / "other", tmp_path / "mine.toml", ["a"], Settings())
+    made = write(tmp_path / "other", tmp_path / "own.toml", ["a"], Settings())
     assert {name for name in made if name.endswith(".npz")} == {"public.npz", "u.npz", "sites/a/public.npz"}
 
 
 def test_nothing_is_insecure_unless_asked(folder):
     here = Federation.read(folder)
-    for words in (here.superlink(), here.superexec(), here.gate(), command(site(folder))):
+    for words in (here.superlink(), here.superexec(), here.reverse_proxy(), command(site(folder))):
         assert "--insecure" not in words
-        assert any(str(each).endswith("ca.crt") for each in words)
+        assert any(str(word).endswith("ca.crt") for word in words)
     assert "--enable-supernode-auth" in here.superlink()
     assert here.superlink()[here.superlink().index("--host") + 1] == "127.0.0.1"
     abroad = Federation(folder, Settings(host="fed.example.org", listen="0.0.0.0"))
     assert abroad.superlink()[abroad.superlink().index("--host") + 1] == "127.0.0.1"  # whatever sites connect to
-    assert abroad.gate()[abroad.gate().index("--host") + 1] == "0.0.0.0"
+    assert abroad.reverse_proxy()[abroad.reverse_proxy().index("--host") + 1] == "0.0.0.0"
     for host in ("0.0.0.0", "::", ""):
         with pytest.raises(TypedError, match="must be an address that sites can connect to"):
             build(Settings, {"host": host})
@@ -127,7 +126,7 @@ def sites(*shape):
 
 def test_a_table_and_what_can_be_wrong_with_it(tmp_path):
     path = tmp_path / "data.csv"
-    path.write_text("age,dose,ill,note\n1,2,yes,x\n3,4.5,no,\n")  # a gap in a column that nobody uses
+    path.write_text("age,dose,ill,note\n1,2,yes,x\n3,4.5,no,\n")  # an empty cell in an unused column
     x, labels = sites(2).read(path, "ill", ["dose", "age"])
     assert x.tolist() == [[2, 1], [4.5, 3]]
     assert labels == ["yes", "no"]
@@ -209,12 +208,12 @@ def test_private_state_keeps_the_version_before(tmp_path):
     for name in ("../up", "", "A" * 65):
         with pytest.raises(TypedError):
             PrivateState(tmp_path, name)
-    assert exchanges(("one", "two"), Round(3, 9, "two")) == 7
+    assert exchanges_before(("one", "two"), Round(3, 9, "two")) == 7
 
 
 def test_a_site_lets_in_what_it_says(folder):
-    mine, archs = site(folder).task()
-    assert list(mine.members) == ["a"]
+    task, archs = site(folder).task()
+    assert list(task.members) == ["a"]
     assert archs.keys() == {"mlr", "dnn-32"}
     small = edited(folder, "# max_parameters = 100000", "max_parameters = 700")
     assert small.task()[1].keys() == {"mlr"}
@@ -225,41 +224,41 @@ def test_a_site_lets_in_what_it_says(folder):
         edited(folder, "file =", "fil =")
 
 
-def test_hello_says_nothing_of_data_and_paths(folder):
+def test_a_handshake_contains_no_data_and_no_paths(folder):
     here = site(folder)
-    hello = introduce(here, "run-1", here.experiment.plain(), client_data(here))
-    assert hello == Hello("a", "mlr", tuple("0123456789"), 24, 0, None, None, None, hello.fedme)
-    theirs = here.experiment.plain() | {"rounds": 3, "train": here.experiment.plain()["train"] | {"lr": 9.0}}
-    with pytest.raises(ConfigError, match="not the one this site agreed to: rounds, train.lr"):
-        introduce(here, "run-1", theirs, client_data(here))
-    assert differences({"name": 1, "a": {"b": 2}}, {"name": 2, "a": {}}) == ["a.b"]
+    handshake = create_handshake(here, "run-1", here.experiment.plain(), client_data(here))
+    assert handshake == Handshake("a", "mlr", tuple("0123456789"), 24, 0, None, None, None, handshake.fedme)
+    received = here.experiment.plain() | {"rounds": 3, "train": here.experiment.plain()["train"] | {"lr": 9.0}}
+    with pytest.raises(ConfigError, match="differs from the one this site agreed to: rounds, train.lr"):
+        create_handshake(here, "run-1", received, client_data(here))
+    assert differing_keys({"name": 1, "a": {"b": 2}}, {"name": 2, "a": {}}) == ["a.b"]
 
 
 def test_the_file_of_unlabeled_samples_has_one_name_for_all(folder):
     for path in (folder / "experiment.toml", folder / "sites/a/experiment.toml"):
         path.write_text(path.read_text().replace("[data]", '[data]\nunlabeled_file = "unlabeled.npz"'))
-    theirs = load(folder / "experiment.toml")[0].plain()
-    assert introduce(site(folder), "run-1", theirs, client_data(site(folder))).client == "a"
-    assert theirs["data"]["unlabeled_file"] == "unlabeled.npz"
+    received = load(folder / "experiment.toml")[0].plain()
+    assert create_handshake(site(folder), "run-1", received, client_data(site(folder))).client == "a"
+    assert received["data"]["unlabeled_file"] == "unlabeled.npz"
 
 
 def test_only_methods_that_send_models_need_a_catalogue(folder):
-    hello = introduce(site(folder), "run-1", site(folder).experiment.plain(), client_data(site(folder)))
-    stranger = Hello("a", "mynets:Own", hello.labels, 24, 0, None, None, None, hello.fedme)
+    handshake = create_handshake(site(folder), "run-1", site(folder).experiment.plain(), client_data(site(folder)))
+    unknown = Handshake("a", "mynets:Own", handshake.labels, 24, 0, None, None, None, handshake.fedme)
     for method, allowed in (("fedme", False), ("fml", True), ("pfml", True), ("local", True)):
         experiment, _ = load(folder / "experiment.toml", [f"method.name={method}"])
-        base, archs = agreed(experiment)
-        assert admitted(hello, experiment, base, archs).arch is archs["mlr"]
+        base, archs = agreed_task(experiment)
+        assert admit(handshake, experiment, base, archs).arch is archs["mlr"]
         if allowed:
-            assert admitted(stranger, experiment, base, archs).arch.name == "mynets:Own"
+            assert admit(unknown, experiment, base, archs).arch.name == "mynets:Own"
         else:
             with pytest.raises(TaskError, match="unknown architecture 'mynets:Own'.* known: mlr, dnn-32"):
-                admitted(stranger, experiment, base, archs)
+                admit(unknown, experiment, base, archs)
     with pytest.raises(TaskError, match="install the same version"):
-        admitted(Hello(**(vars(hello) | {"fedme": "9.9"})), experiment, base, archs)
+        admit(Handshake(**(vars(handshake) | {"fedme": "9.9"})), experiment, base, archs)
     for samples in (0, -5, 10**15):
-        with pytest.raises(TaskError, match=f"it says it has {samples} training samples"):
-            admitted(Hello(**(vars(hello) | {"samples": samples})), experiment, base, archs)
+        with pytest.raises(TaskError, match=f"training samples must be >= 1 and <= .*, got {samples}"):
+            admit(Handshake(**(vars(handshake) | {"samples": samples})), experiment, base, archs)
 
 
 def test_who_lends_to_whom():
@@ -275,8 +274,8 @@ def test_who_lends_to_whom():
 
 def test_every_transfer_is_a_line(tmp_path):
     own, guest = Model.init(LINEAR, Key(0)), Model.init(DENSE, Key(1))
-    transfer_log.note(tmp_path, "received", "server", "run-1", 3, Down(own, guest, "b", 1))
-    transfer_log.note(tmp_path, "sent", "server", "run-1", 3, None)
+    transfer_log.record(tmp_path, "received", "server", "run-1", 3, Down(own, guest, "b", 1))
+    transfer_log.record(tmp_path, "sent", "server", "run-1", 3, None)
     first, second = map(json.loads, (tmp_path / "audit.jsonl").read_text().splitlines())
     assert first["models"] == [{"as": "own", "arch": "linear"}, {"as": "guest", "arch": "dense"}]
     assert first["with"] == {"lender": "b", "cluster": 1}
@@ -289,32 +288,34 @@ def test_a_private_site_never_answers_twice_with_the_same_noise(folder):
     agreed_to = path.with_name("experiment.toml")
     changed = {"rounds": 2, "method": {"name": "fedavg"}, "models": {"pool": ["mlr"]}, "privacy": {"epsilon": 4.0}}
     agreed_to.write_text(tomli_w.dumps(tomllib.loads(agreed_to.read_text()) | changed))
-    mine = Site.read(path)
-    task, archs = mine.task()
+    own_site = Site.read(path)
+    task, archs = own_site.task()
     model = Model.init(task.shared, Key(0))
 
     def ask():
-        down = Envelope.of(run="r", when=Round(0, 2), down=SharedModel(model))
+        down = MessageContent.of(run="r", when=Round(0, 2), down=SharedModel(model))
         reply = site_app.train(down, {"site": str(path)})
         return reply.read("up", TrainedCopy, archs).model, reply.read("spent", Ledger)
 
     (first, once), (second, twice) = ask(), ask()
-    assert not torch.equal(first.params["1.weight"], second.params["1.weight"])  # or asking twice would take it off
-    assert [each.steps for each in twice] == [2 * each.steps for each in once]
-    assert PrivateState(mine.state, "r").spent() == twice  # the site's own account, whatever the server remembers
+    assert not torch.equal(
+        first.params["1.weight"], second.params["1.weight"]
+    )  # otherwise the server could remove the noise by asking twice
+    assert [cost.steps for cost in twice] == [2 * cost.steps for cost in once]
+    assert PrivateState(own_site.state, "r").spent() == twice  # the site's own ledger counts, not the server's
     assert 3.9 < epsilon(twice, 1e-5) <= 4.0
     with pytest.raises(site_app.SiteError, match="beyond privacy.epsilon = 4"):
         ask()
-    (PrivateState(mine.state, "r").folder / "privacy.json").write_text("[1]")
+    (PrivateState(own_site.state, "r").folder / "privacy.json").write_text("[1]")
     with pytest.raises(site_app.SiteError, match="RunError"):
         ask()
 
 
 def test_a_server_looks_at_short_ledgers_only():
     many = tuple(PrivacyCost(0.5, 1.0 + i, 1) for i in range(17))
-    assert claimed(many[:16]) == many[:16]
-    with pytest.raises(TypedError, match="17 entries"):
-        claimed(many)
+    assert check_ledger(many[:16]) == many[:16]
+    with pytest.raises(TypedError, match="got 17"):
+        check_ledger(many)
 
 
 def test_a_site_refuses_what_cannot_be_meant_for_it(folder):

@@ -1,4 +1,4 @@
-"""The tutorial of docs/deploy.md, run as it is written, by a shell."""
+"""Run the tutorial of docs/deploy.md as written, in a shell."""
 
 import json
 import os
@@ -17,26 +17,26 @@ BLOCK = re.compile(r"^```(\w+)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.
 
 def script() -> str:
     lines = ["set -e"]
-    for kind, title, text in BLOCK.findall(PAGE.read_text()):
-        if kind in ("toml", "python"):
+    for language, title, text in BLOCK.findall(PAGE.read_text()):
+        if language in ("toml", "python"):
             lines.append(f"cat > {shlex.quote(title)} <<'THE END'\n{text}THE END")
-        lines += [f"python {shlex.quote(title)}"] if kind == "python" else [text] if kind == "sh" else []
+        lines += [f"python {shlex.quote(title)}"] if language == "python" else [text] if language == "sh" else []
     return "\n".join([*lines, "kill $(jobs -p) || true", "wait || true"])
 
 
 @pytest.mark.deploy
 def test_three_sites_on_one_laptop(tmp_path):
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    with (tmp_path / "said").open("w") as said:
+    with (tmp_path / "output").open("w") as output:
         shell = subprocess.Popen(
-            ["bash", "-c", script()], cwd=tmp_path, env=environment, stdout=said, stderr=said, start_new_session=True
+            ["bash", "-c", script()], cwd=tmp_path, env=environment, stdout=output, stderr=output, start_new_session=True
         )
     try:
         code = shell.wait(1500)
     finally:
         if shell.poll() is None:
             os.killpg(shell.pid, signal.SIGTERM)
-    text = (tmp_path / "said").read_text()
+    text = (tmp_path / "output").read_text()
     assert code == 0, text
     run = tmp_path / "federation" / "runs" / "digits"
     assert json.loads((run / "summary.json").read_text())["rounds"] == 2
@@ -47,6 +47,6 @@ def test_three_sites_on_one_laptop(tmp_path):
 
 
 def test_every_command_of_the_tutorial_is_ours():
-    commands = [line for kind, _, text in BLOCK.findall(PAGE.read_text()) if kind == "sh" for line in text.splitlines()]
+    commands = [line for language, _, text in BLOCK.findall(PAGE.read_text()) if language == "sh" for line in text.splitlines()]
     assert len(commands) > 8
     assert all(line.startswith("fedme ") for line in commands)

@@ -1,4 +1,4 @@
-"""The edge of the wire: size, text and arrays of a message are looked at before anything is made of them."""
+"""Received messages: size, text and arrays are checked before anything is built from them."""
 
 import io
 import json
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from fedme.core.typed import TypedError
 from fedme.federation.flower import requests
-from fedme.federation.flower.message_content import BODY, TENSORS, Envelope
-from fedme.federation.flower.requests import Failure, Link
+from fedme.federation.flower.message_content import BODY, TENSORS, MessageContent
+from fedme.federation.flower.requests import Failure, GridRequests
 
 
 def message(text, **arrays):
@@ -30,7 +30,7 @@ def npy(array):
 
 
 def claiming(shape, dtype="<f4", data=b"\0" * 8):
-    """An array file whose head says more than it holds."""
+    """An array file whose header claims more than the file holds."""
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
     return file.getvalue() + data
@@ -58,36 +58,36 @@ def claiming(shape, dtype="<f4", data=b"\0" * 8):
 )
 def test_what_is_no_message_is_refused(content, words):
     with pytest.raises(TypedError, match=words):
-        Envelope.opened(content)
+        MessageContent.from_records(content)
 
 
 def test_size_is_looked_at_first():
     big = message("{" * 1000, a=npy(np.zeros(1000)))
-    with pytest.raises(TypedError, match="has 9128 bytes; at most 9000 were expected"):
-        Envelope.opened(big, 9000)
+    with pytest.raises(TypedError, match="has 9128 bytes, expected at most 9000"):
+        MessageContent.from_records(big, 9000)
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_for_an_array_are_refused_or_are_one(data):
     try:
-        opened = Envelope.opened(message("{}", a=data))
+        opened = MessageContent.from_records(message("{}", a=data))
     except TypedError:
         return
     assert isinstance(opened.tensors["a"], torch.Tensor)
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool])
-def test_what_is_sent_arrives_bit_by_bit(kind):
-    for tensor in (torch.arange(6).reshape(2, 3).to(kind), torch.tensor(1).to(kind), torch.empty(0, 3).to(kind)):
-        there = Envelope.opened(Envelope.of(value=tensor, name="x").content())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool])
+def test_what_is_sent_arrives_bit_by_bit(dtype):
+    for tensor in (torch.arange(6).reshape(2, 3).to(dtype), torch.tensor(1).to(dtype), torch.empty(0, 3).to(dtype)):
+        there = MessageContent.from_records(MessageContent.of(value=tensor, name="x").to_records())
         back = there.read("value", torch.Tensor)
-        assert back.dtype == kind
+        assert back.dtype == dtype
         assert torch.equal(back, tensor)
         assert there.read("name", str) == "x"
 
 
 class TwoReplies:
-    """A grid on which every message is answered twice, and once by somebody who was never asked."""
+    """A grid on which every message is answered twice, and once by a node that received no message."""
 
     def push_messages(self, messages):
         self.number = "m1"
@@ -103,17 +103,17 @@ class TwoReplies:
 
 @pytest.fixture(autouse=True)
 def outside_a_run(monkeypatch):
-    """Flower makes messages only within a run of its own."""
+    """Flower creates messages only within a run."""
     monkeypatch.setattr(requests, "Message", lambda content, **about: SimpleNamespace(content=content))
 
 
 def test_only_the_first_reply_to_a_message_is_looked_at():
-    found = Link(TwoReplies(), 0.0).ask("train", {"a": (1, Envelope.of())})
-    assert {who: each.read("says", str) for who, each in found.items()} == {"a": "first"}
+    replies = GridRequests(TwoReplies(), 0.0).send("train", {"a": (1, MessageContent.of())})
+    assert {client: reply.read("says", str) for client, reply in replies.items()} == {"a": "first"}
 
 
 class Restarted(TwoReplies):
-    """A grid whose server is started again while a message is handed over, and while a reply is fetched."""
+    """A grid whose server restarts while a message is pushed, and while a reply is pulled."""
 
     def __init__(self, times):
         self.pushes, self.pulls = times, 1
@@ -132,14 +132,14 @@ class Restarted(TwoReplies):
 
 
 def test_a_server_that_is_started_again_in_between_is_asked_again():
-    found = Link(Restarted(3), 0.0).ask("train", {"a": (1, Envelope.of())})
-    assert found["a"].read("says", str) == "first"
+    replies = GridRequests(Restarted(3), 0.0).send("train", {"a": (1, MessageContent.of())})
+    assert replies["a"].read("says", str) == "first"
     with pytest.raises(ObjectPushError):  # not for ever
-        Link(Restarted(1000), 0.0).ask("train", {"a": (1, Envelope.of())})
+        GridRequests(Restarted(1000), 0.0).send("train", {"a": (1, MessageContent.of())})
 
 
 def test_a_reply_that_is_too_large_is_an_offence():
-    found = Link(TwoReplies(), 0.0).ask("train", {"a": (1, Envelope.of())}, most=lambda who: 5)
-    assert isinstance(found["a"], Failure)
-    assert found["a"].offence
-    assert "at most 5 were expected" in found["a"].reason
+    replies = GridRequests(TwoReplies(), 0.0).send("train", {"a": (1, MessageContent.of())}, max_bytes=lambda client: 5)
+    assert isinstance(replies["a"], Failure)
+    assert replies["a"].offence
+    assert "expected at most 5" in replies["a"].reason

@@ -1,4 +1,4 @@
-"""Flower's simulation runtime gives the same models as one process, bit for bit, and a run on it can be stopped and resumed."""
+"""Runs on Flower's simulation runtime are bit-identical to runs in one process, and can be stopped and resumed."""
 
 import os
 import shutil
@@ -16,8 +16,8 @@ from rich.console import Console
 from fedme import Client, FedMe
 from fedme.config.experiment import ConfigError, load
 from fedme.core.method import TaskError
-from fedme.federation.flower import QUIET
-from fedme.federation.flower.requests import said
+from fedme.federation.flower import ENVIRONMENT
+from fedme.federation.flower.requests import error_text
 from fedme.methods import METHODS
 from fedme.results import records
 from fedme.running import run
@@ -57,21 +57,21 @@ REAL = {
 
 
 def fedme(folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    with (folder / "said").open("w") as said:
-        return subprocess.Popen([sys.executable, "-m", "fedme", *words], cwd=folder, stdout=said, stderr=said)
+    with (folder / "output").open("w") as output:
+        return subprocess.Popen([sys.executable, "-m", "fedme", *words], cwd=folder, stdout=output, stderr=output)
 
 
 def weights(folder: Path) -> dict[str, bytes]:
-    found = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.glob("clients/*/*.safetensors"))}
-    assert len(found) == 8  # four clients, before and after fine-tuning
-    return found
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.glob("clients/*/*.safetensors"))}
+    assert len(files) == 8  # four clients, before and after fine-tuning
+    return files
 
 
 def numbers(folder: Path) -> list[dict[str, object]]:
     return [{key: value for key, value in row.items() if not key.endswith("seconds")} for row in records.read(folder)]
 
 
-SLOW = [pytest.param(each, marks=pytest.mark.deploy) for each in ("fedavg", "private")]
+SLOW = [pytest.param(name, marks=pytest.mark.deploy) for name in ("fedavg", "private")]
 
 
 @pytest.mark.parametrize("method", ["fedme", "fml", *SLOW])
@@ -80,14 +80,14 @@ def test_the_same_models_as_in_one_process(method, tmp_path):
     there = fedme(tmp_path, "run", "experiment.toml", "engine=flower", "engine.workers=2", "output=there", *REAL[method])
     experiment, _ = load(tmp_path / "experiment.toml", [f"output={tmp_path / 'here'}", *REAL[method]])
     run.start(experiment, Display(Console(quiet=True), quiet=True))
-    assert there.wait(180) == 0, (tmp_path / "said").read_text()
+    assert there.wait(180) == 0, (tmp_path / "output").read_text()
     assert weights(tmp_path / "there") == weights(tmp_path / "here")
     assert numbers(tmp_path / "there") == numbers(tmp_path / "here")
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_the_models_of_one_process(method, tmp_path, monkeypatch):
-    """Whatever travels is written and read as with Ray, whose processes are left out: starting them takes its time."""
+    """Messages are serialised as with Ray, but without its processes, which are slow to start."""
 
     def immediately(server, client, nodes, backend_config):
         server(Grid(range(nodes), lambda message: client(message, context())), context())
@@ -113,7 +113,7 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path):
         time.sleep(0.1)
     os.kill(first.pid, signal.SIGINT)
     assert first.wait(60) == 130
-    assert "`fedme resume there` goes on" in (tmp_path / "said").read_text()
+    assert "`fedme resume there` goes on" in (tmp_path / "output").read_text()
     written = (tmp_path / "there" / "metrics.jsonl").stat().st_size
     second = fedme(tmp_path, "resume", "there")
     while (tmp_path / "there" / "metrics.jsonl").stat().st_size <= written and time.monotonic() < until + 120:
@@ -132,19 +132,19 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path):
 def test_on_a_cluster_that_is_there_already(tmp_path):
     port, program = free_port(), Path(sys.executable).with_name("ray")
     words = ["start", "--head", "--block", f"--port={port}", "--num-cpus=2", "--include-dashboard=false"]
-    # A folder of its own with a short name: other runs on this machine must not find the cluster, and sockets need short paths.
+    # Its own folder, so that other runs on this machine do not find the cluster; short, because socket paths must be.
     place = tempfile.mkdtemp(prefix="ray")
     words += [f"--temp-dir={place}"]
-    with (tmp_path / "ray").open("w") as said:
-        environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(sys.path)}
-        head = subprocess.Popen([program, *words], stdout=said, stderr=said, env=environment, start_new_session=True)
+    with (tmp_path / "ray").open("w") as output:
+        environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)}
+        head = subprocess.Popen([program, *words], stdout=output, stderr=output, env=environment, start_new_session=True)
     try:
         wait_for(lambda: "Ray runtime started" in (tmp_path / "ray").read_text(), "Ray", 120)
         (tmp_path / "experiment.toml").write_text(CONFIG)
         method = ["method=pfml", "models.shared=dnn-8"]
         there = ["engine=flower", f"engine.address=127.0.0.1:{port}", "output=there"]
-        assert fedme(tmp_path, "run", "experiment.toml", *there, *method).wait(240) == 0, (tmp_path / "said").read_text()
-        assert head.poll() is None  # it is not ours to end
+        assert fedme(tmp_path, "run", "experiment.toml", *there, *method).wait(240) == 0, (tmp_path / "output").read_text()
+        assert head.poll() is None  # the run must not end the cluster
     finally:
         os.killpg(head.pid, signal.SIGTERM)
         head.wait(60)
@@ -159,15 +159,15 @@ def test_a_client_that_fails_stops_the_run_by_name(tmp_path):
     (tmp_path / "experiment.toml").write_text(CONFIG)
     failed = fedme(tmp_path, "run", "experiment.toml", "engine=flower", "data.val=0")
     assert failed.wait(120) == 2
-    text = (tmp_path / "said").read_text()
+    text = (tmp_path / "output").read_text()
     assert "error: client 0, round 0: client 0 has no validation data" in text
     assert "Traceback" not in text
 
 
 def test_samples_of_a_program_stay_in_it(tmp_path):
-    mine = [Client("a", train=(np.zeros((8, 2)), [0, 1] * 4)), Client("b", train=(np.ones((8, 2)), [0, 1] * 4))]
-    with pytest.raises(ConfigError, match="engine.name: Flower's processes read samples from files"):
-        FedMe(rounds=1, engine={"name": "flower"}).fit(mine, output=tmp_path / "run")
+    clients = [Client("a", train=(np.zeros((8, 2)), [0, 1] * 4)), Client("b", train=(np.ones((8, 2)), [0, 1] * 4))]
+    with pytest.raises(ConfigError, match="engine.name: 'flower' needs data in files"):
+        FedMe(rounds=1, engine={"name": "flower"}).fit(clients, output=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -179,8 +179,8 @@ def test_an_address_is_for_flower(tmp_path):
 
 def test_what_flower_says_in_one_line():
     error = TaskError("no data: set `val`\nin [data]")
-    assert said(2, f"{type(error)}:<'{error}'>") == "TaskError: no data: set `val` in [data]"
+    assert error_text(2, f"{type(error)}:<'{error}'>") == "TaskError: no data: set `val` in [data]"
     wrapped = "<class 'flwr.ClientAppException'>:<'\nException ClientAppException occurred. Message: no data'>"
-    assert said(2, wrapped) == "no data"
-    assert said(5, "Node Unavailable") == "Node Unavailable"
-    assert said(7, None) == "error 7"
+    assert error_text(2, wrapped) == "no data"
+    assert error_text(5, "Node Unavailable") == "Node Unavailable"
+    assert error_text(7, None) == "error 7"

@@ -11,7 +11,7 @@ from fedme.deployment.operator_folder import Federation
 from fedme.learning.accountant import PrivacyError
 from fedme.results import records, summary
 from fedme.running import run
-from fedme_test_deployment import Deployment, Near
+from fedme_test_deployment import Deployment, LocalGrid
 from fedme_test_runs import TINY, Killed, Watching, do, identical
 
 SOUP = ["method.name=fedme_test_user_method:Soup", "method.salt=0.25", "models.shared=dnn-8", "finetune.epochs=0"]
@@ -90,7 +90,7 @@ def test_sites_give_the_models_of_one_process(tmp_path, monkeypatch):
     deployment = Deployment(tmp_path)
     deployment.agree(method={"name": "fedme_test_user_method:Soup"})
     folder = submitted_runs.new(Federation.read(deployment.federation), deployment.federation / "experiment.toml")
-    Near(deployment).play(folder)
+    LocalGrid(deployment).run_server(folder)
     assert submitted_runs.without_model(folder) == []
     assert json.loads((folder / "shared" / "offers.json").read_text()) == ["broth"]
     transfers = transfer_log.read(folder)

@@ -83,8 +83,8 @@ def test_results_from_before_this_table_stay_valid():
 
 
 def test_a_deployment_has_no_simulated_failures(tmp_path):
-    from fedme.deployment.site_settings import agreed
+    from fedme.deployment.site_settings import agreed_task
 
-    agreed(load("digits-fedme", [*SITES, "faults.quorum=2"])[0])
-    with pytest.raises(ConfigError, match="faults: sites fail by themselves"):
-        agreed(load("digits-fedme", [*SITES, "faults.dropout=0.3"])[0])
+    agreed_task(load("digits-fedme", [*SITES, "faults.quorum=2"])[0])
+    with pytest.raises(ConfigError, match="faults: a deployment does not simulate failures"):
+        agreed_task(load("digits-fedme", [*SITES, "faults.dropout=0.3"])[0])

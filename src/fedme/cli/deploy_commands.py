@@ -1,9 +1,8 @@
-"""Real federations: init, server, node, submit, status, stop, audit. Each wraps Flower's commands and can print them."""
+"""`fedme deploy`: init, server, node, submit, status, stop, audit. They run Flower's commands, or print them."""
 
 import json
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,23 +11,30 @@ from fedme.federation import flower
 from fedme.results import views
 from fedme.results.tables import render
 
-deploy_app = typer.Typer(help="Real machines, data stays where it is: a federation on Flower.", no_args_is_help=True)
+deploy_app = typer.Typer(
+    help="Run a federation on real machines with Flower; the data stays at the sites.", no_args_is_help=True
+)
 app.add_typer(deploy_app, name="deploy")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The operator's folder.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print Flower's commands and do nothing.")]
-INSECURE = "insecure: no encryption and no authentication. Whoever is on the way can read and change everything."
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print Flower's commands without running them.")]
+INSECURE = "warning: insecure: no encryption and no authentication. Anyone on the network can read and change all messages."
 
 
-def _part(name: str) -> ModuleType:
-    """A module of fedme.deployment, if Flower is installed."""
-    flower.part("requests")
-    from importlib import import_module
-
-    return import_module(f"fedme.deployment.{name}")
+def _module(name: str) -> Any:
+    """Import a module of fedme.deployment, which needs Flower."""
+    return flower.load_module(f"deployment.{name}")
 
 
-def _say(text: str) -> None:
+def _federation(folder: Path) -> Any:
+    """Read the operator's folder; warn if its federation is insecure."""
+    federation = _module("operator_folder").Federation.read(folder)
+    if federation.settings.insecure:
+        _log(INSECURE)
+    return federation
+
+
+def _log(text: str) -> None:
     err.print(literal(text), highlight=False, soft_wrap=True)
 
 
@@ -38,144 +44,139 @@ def init(
     experiment: Annotated[
         Path | None, typer.Argument(metavar="EXPERIMENT", help="A TOML file with data.name = 'sites'.")
     ] = None,
-    sites: Annotated[str, typer.Option(help="Names of sites, with commas; again later to add some.")] = "",
-    host: Annotated[str | None, typer.Option(help="The address that sites connect to; this machine by default.")] = None,
-    port: Annotated[int | None, typer.Option(help="Its port; the next one is for this machine alone.")] = None,
-    listen: Annotated[
-        str | None, typer.Option(help="Where to listen for sites, if not at --host: 0.0.0.0 is everywhere.")
+    sites: Annotated[str, typer.Option(help="Names of sites, separated by commas; may be used again to add sites.")] = "",
+    host: Annotated[str | None, typer.Option(help="Address that sites connect to; default: 127.0.0.1.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port that sites connect to; the next port is for this machine only.")
     ] = None,
-    min_sites: Annotated[int | None, typer.Option(help="A run begins when so many are there; all by default.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No encryption, no keys.")] = False,
+    listen: Annotated[
+        str | None, typer.Option(help="Address to listen on, if it differs from --host; 0.0.0.0: all addresses.")
+    ] = None,
+    min_sites: Annotated[int | None, typer.Option(help="Sites that a run waits for before it starts; default: all.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="No encryption and no authentication.")] = False,
 ) -> None:
-    """Write everything a federation needs: certificates, keys, the experiment, a folder for every site."""
-    kit, federation = _part("provisioning"), _part("operator_folder")
+    """Create the files of a federation: certificates, keys, the experiment, and a folder per site."""
     names = [name.strip() for name in sites.split(",") if name.strip()]
-    asked = {"host": host, "port": port, "listen": listen, "min_sites": min_sites or len(names) or None}
-    settings = federation.Settings(insecure=insecure, **{key: value for key, value in asked.items() if value is not None})
-    for name in kit.write(folder, experiment, names, settings):
+    options = {"host": host, "port": port, "listen": listen, "min_sites": min_sites or len(names) or None}
+    given = {key: value for key, value in options.items() if value is not None}
+    settings = _module("operator_folder").Settings(insecure=insecure, **given)
+    for name in _module("provisioning").write(folder, experiment, names, settings):
         out.print(f"{folder / name}", highlight=False, soft_wrap=True)
-    if federation.Federation.read(folder).settings.insecure:
-        _say(f"warning: {INSECURE}")
-    _say(f"{folder / 'README.md'} says what to do next")
+    _federation(folder)
+    _log(f"next steps: see {folder / 'README.md'}")
 
 
 @deploy_app.command()
 def server(folder: Folder, dry_run: DryRun = False) -> None:
-    """Run the server until Ctrl-C. What ends unasked is started again; a run goes on."""
-    operate = _part("operator")
-    federation = _part("operator_folder").Federation.read(folder)
-    if federation.settings.insecure:
-        _say(f"warning: {INSECURE}")
-    if dry_run:
-        keys = {} if federation.settings.insecure else federation.keys()
-        shown = _part("supervisor").shown
-        print(shown(federation.environment()))
-        print("# in terminals of their own, or as services")
-        for command in (federation.superlink(), federation.superexec(), federation.gate()):
-            print(shown(command))
-        print("# when they run, once for every site")
-        for name, key in keys.items():
-            print(shown(federation.register(key), federation.registered(name)))
+    """Run the server until Ctrl-C. Programs that end are started again, and runs continue."""
+    federation, shell_line = _federation(folder), _module("supervisor").shell_line
+    if not dry_run:
+        _module("operator").serve(federation, _log)
         return
-    operate.serve(federation, _say)
+    print(shell_line(federation.environment()))
+    print("# run each in its own terminal, or as a service")
+    for command in federation.programs().values():
+        print(shell_line(command()))
+    print("# when they are running, run once per site")
+    for name, key in {} if federation.settings.insecure else federation.keys().items():
+        print(shell_line(federation.register(key), federation.registration(name)))
 
 
 @deploy_app.command()
 def node(
-    file: Annotated[Path, typer.Argument(metavar="SITE.TOML", help="The site's file.")],
+    file: Annotated[Path, typer.Argument(metavar="SITE.TOML", help="The site's settings.")],
     dry_run: DryRun = False,
-    check: Annotated[bool, typer.Option("--check", help="Read everything, say what was found, and end.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Check settings, model and data, print a summary, and exit.")] = False,
 ) -> None:
-    """Run a site's node until Ctrl-C. It tries until the server accepts it, and survives restarts of either side."""
-    nodes = _part("node")
-    site = _part("site_settings").Site.read(file)
+    """Run a site until Ctrl-C. It retries until the server accepts it, and reconnects after every restart."""
+    nodes, shell_line = _module("node"), _module("supervisor").shell_line
+    site = _module("site_settings").Site.read(file)
     if site.settings.server.insecure:
-        _say(f"warning: {INSECURE}")
+        _log(INSECURE)
     if dry_run:
-        print(_part("supervisor").shown(nodes.programs(site)))
-        print(_part("supervisor").shown(nodes.command(site)))
+        print(shell_line(nodes.environment(site)))
+        print(shell_line(nodes.command(site)))
     elif check:
         out.print(nodes.check(site), highlight=False)
     else:
-        nodes.run(site, _say)
+        nodes.run(site, _log)
 
 
 @deploy_app.command()
 def submit(
     experiment: Annotated[
-        Path | None, typer.Argument(metavar="EXPERIMENT", help="The experiment; the folder's by default.")
+        Path | None,
+        typer.Argument(metavar="EXPERIMENT", help="The experiment; default: experiment.toml in the operator's folder."),
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--federation", help="The operator's folder; the experiment's by default.")
+        Path | None, typer.Option("--federation", help="The operator's folder; default: the folder of the experiment.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the last run that is not done.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the last unfinished run.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the run to end.")] = False,
     dry_run: DryRun = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Start a run and wait for its end. Ctrl-C stops waiting; the run goes on."""
-    operate, runs = _part("operator"), _part("submitted_runs")
-    federation = _part("operator_folder").Federation.read(folder or (experiment.parent if experiment else Path()))
-    if federation.settings.insecure:
-        _say(f"warning: {INSECURE}")
+    """Start a run and wait until it ends. Ctrl-C stops waiting; the run continues."""
+    operator, runs, shell_line = _module("operator"), _module("submitted_runs"), _module("supervisor").shell_line
+    federation = _federation(folder or (experiment.parent if experiment else Path()))
     file = experiment or federation.folder / "experiment.toml"
     if dry_run:
-        folder = runs.unfinished(federation) if resume else runs.free(federation, runs.read(federation, file))
-        shown = _part("supervisor").shown
-        print(shown(federation.environment()))
+        run = runs.unfinished(federation) if resume else runs.free_folder(federation, runs.read(federation, file))
+        print(shell_line(federation.environment()))
         if not resume:
-            print(shown(["mkdir", "-p", str(folder)]))
-            print(shown(["cp", str(file.resolve()), str(folder / "config.toml")]))
-        print(shown(federation.run(folder.name)))
+            print(shell_line(["mkdir", "-p", str(run)]))
+            print(shell_line(["cp", str(file.resolve()), str(run / "config.toml")]))
+        print(shell_line(federation.run(run.name)))
         return
-    run = runs.unfinished(federation) if resume else runs.new(federation, file)
-    operate.submit(federation, run)
-    _say(f"run directory: {run}")
+    run = runs.unfinished(federation) if resume else runs.create(federation, file)
+    operator.submit(federation, run)
+    _log(f"run directory: {run}")
     if detach:
         return
     try:
-        operate.follow(run, (lambda text: None) if quiet else _say)
+        operator.follow(run, (lambda text: None) if quiet else _log)
     except KeyboardInterrupt:
-        _say(f"the run goes on without being watched; `fedme deploy status {federation.folder}` looks at it")
+        _log(f"the run continues; `fedme deploy status {federation.folder}` shows its status")
         raise typer.Exit(130) from None
     views.results(run, "table", out, as_json)
 
 
 @deploy_app.command()
 def status(folder: Folder, as_json: Json = False) -> None:
-    """Show the server, the sites and the runs."""
-    found = _part("operator").status(_part("operator_folder").Federation.read(folder))
+    """Show the status of the server, the sites and the runs."""
+    state = _module("operator").status(_module("operator_folder").Federation.read(folder))
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(state, indent=2))
         return
-    out.print(f"server at {found['address']}: {found['server']}", highlight=False)
-    for name, word in found["sites"].items():
-        out.print(f"site {literal(name)}: {word}", highlight=False)
-    for name, run in found["runs"].items():
-        owed = f"; without their models: {', '.join(run['without_model'])}" if run["without_model"] else ""
-        out.print(
-            f"run {literal(name)}: {run['status']}, {run['rounds']} of {run['of']} rounds{literal(owed)}", highlight=False
-        )
+    out.print(f"server at {state['address']}: {state['server']}", highlight=False)
+    for name, site_status in state["sites"].items():
+        out.print(f"site {literal(name)}: {site_status}", highlight=False)
+    for name, run in state["runs"].items():
+        late = f"; sites without their models: {', '.join(run['without_model'])}" if run["without_model"] else ""
+        rounds = f"{run['status']}, {run['rounds']} of {run['of']} rounds"
+        out.print(f"run {literal(name)}: {rounds}{literal(late)}", highlight=False)
 
 
 @deploy_app.command()
-def stop(folder: Folder, run: Annotated[bool, typer.Option("--run", help="Only the run; the server stays.")] = False) -> None:
-    """Stop the run and the server. Sites wait for the server to come back."""
-    for line in _part("operator").stop(_part("operator_folder").Federation.read(folder), run):
-        _say(line)
+def stop(
+    folder: Folder, run: Annotated[bool, typer.Option("--run", help="Stop only the run, not the server.")] = False
+) -> None:
+    """Stop the run and the server. Sites reconnect when the server is started again."""
+    for line in _module("operator").stop(_module("operator_folder").Federation.read(folder), run):
+        _log(line)
 
 
 @deploy_app.command()
 def audit(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's directory, or a site's state.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's directory, or a site's state directory.")],
     style: Style = "table",
     as_json: Json = False,
 ) -> None:
-    """Show what went where: a line for every transfer, from the log that the server and every site keep."""
-    log = _part("transfer_log")
-    found = log.read(folder)
+    """Show all transfers of a run or of a site, from the audit log that the server and every site keep."""
+    log = _module("transfer_log")
+    transfers = log.read(folder)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(transfers, indent=2))
         return
-    render(f"{len(found)} transfers, in {folder / log.NAME}", log.HEADER, log.cells(found), style, out)
+    render(f"{len(transfers)} transfers, in {folder / log.NAME}", log.HEADER, log.cells(transfers), style, out)

@@ -1,1 +1,1 @@
-"""Real federations: what the operator and the sites have on disk, what they say to each other, and Flower's commands for it."""
+"""Real federations: the files of the operator and the sites, their messages, and the Flower commands that run them."""

@@ -1,4 +1,4 @@
-"""The first thing a server asks: who are you, and do we agree on what to do?"""
+"""The first message between server and site: who the site is, and whether both agree on the experiment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from fedme.deployment.site_settings import Site, with_members
 from fedme.deployment.site_state import PrivateState
 from fedme.federation.client_work import AnyMethod
 
-MOST_SAMPLES = 2**40
-LOCAL = ("output", "name", "checkpoint_every", "evaluate_every", "log")  # keys that are the operator's business alone
+MAX_SAMPLES = 2**40
+OPERATOR_KEYS = ("output", "name", "checkpoint_every", "evaluate_every", "log")  # a site need not agree on these
 
 
 @dataclass(frozen=True)
-class Hello:
-    """What a site says of itself. No data, no paths."""
+class Handshake:
+    """A site's description of itself. It contains no data and no paths."""
 
     client: ClientId
     arch: str
@@ -34,62 +34,58 @@ class Hello:
     accepts: tuple[str, ...] | None
     lends_to: tuple[ClientId, ...] | None
     fedme: str
-    public: str = ""  # what tells its public samples from others
+    public: str = ""  # fingerprint of its public samples
 
 
-def introduce(site: Site, run: str, config: Mapping[str, Any], data: ClientData) -> Hello:
-    """The site's answer, if the server's experiment is the one that the site agreed to."""
-    if differing := differences(site.experiment.plain(), config):
+def create_handshake(site: Site, run: str, config: Mapping[str, Any], data: ClientData) -> Handshake:
+    """Describe the site, if the server's experiment `config` is the one that the site agreed to."""
+    if keys := differing_keys(site.experiment.plain(), config):
         raise ConfigError(
-            f"the server's experiment is not the one this site agreed to: {', '.join(differing[:5])}; "
-            f"the operator sends the new experiment.toml, and the site puts it in place if it agrees"
+            f"the server's experiment differs from the one this site agreed to: {', '.join(keys[:5])}; "
+            f"the operator must send the new experiment.toml, and the site must install it if it agrees"
         )
-    me = site.member()
-    known = PrivateState(site.state, run).versions()
-    version = known[-1] if known else 0
-    return Hello(
-        me.id,
-        me.arch.name,
-        me.labels,
+    member = site.member()
+    return Handshake(
+        member.id,
+        member.arch.name,
+        member.labels,
         len(data.train),
-        version,
-        me.max_parameters,
-        me.accepts,
-        me.lends_to,
+        max(PrivateState(site.state, run).versions(), default=0),
+        member.max_parameters,
+        member.accepts,
+        member.lends_to,
         __version__,
         fingerprint(data.public),
     )
 
 
-def differences(mine: Any, theirs: Any, at: str = "") -> list[str]:
+def differing_keys(agreed: Any, received: Any, at: str = "") -> list[str]:
     """The keys in which two configurations differ."""
-    if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
-        keys = [key for key in dict.fromkeys([*mine, *theirs]) if at or key not in LOCAL]
-        return [each for key in keys for each in differences(mine.get(key), theirs.get(key), f"{at}.{key}" if at else str(key))]
-    return [] if mine == theirs else [at]
+    if not (isinstance(agreed, Mapping) and isinstance(received, Mapping)):
+        return [] if agreed == received else [at]
+    keys = [key for key in dict.fromkeys([*agreed, *received]) if at or key not in OPERATOR_KEYS]
+    pairs = {f"{at}.{key}" if at else str(key): (agreed.get(key), received.get(key)) for key in keys}
+    return [key for path, pair in pairs.items() for key in differing_keys(*pair, path)]
 
 
-def admitted(hello: Hello, experiment: Experiment, task: Task, archs: Mapping[str, Arch]) -> Member:
-    """The member that a hello describes, or a TaskError that says why it cannot be one."""
+def admit(handshake: Handshake, experiment: Experiment, task: Task, archs: Mapping[str, Arch]) -> Member:
+    """The member that a handshake describes; a TaskError says why it cannot join."""
     method: AnyMethod = experiment.method
-    if hello.fedme.split(".")[:2] != __version__.split(".")[:2]:
-        raise TaskError(f"it has fedme {hello.fedme}, the server {__version__}: install the same version")
-    if not 1 <= hello.samples <= MOST_SAMPLES:
-        raise TaskError(f"it says it has {hello.samples} training samples; a member has at least 1")
-    arch = archs.get(hello.arch) or _elsewhere(hello.arch)
-    member = Member(hello.client, arch, hello.labels, hello.max_parameters, hello.accepts, hello.lends_to)
-    alone = with_members(task, {member.id: member})
-    method.check(alone)
-    # Methods whose server keeps the clients' models (FedMe) must know how to build them; the others never see one.
-    delivery = method.deliver(alone, method.init_server(alone, Key(experiment.settings.seed).at("init")), member.id)
-    if hello.arch not in archs and any(model.arch is arch for _, model in models_in(delivery)):
+    if handshake.fedme.split(".")[:2] != __version__.split(".")[:2]:
+        raise TaskError(f"it has fedme {handshake.fedme}, the server {__version__}; install the same version")
+    if not 1 <= handshake.samples <= MAX_SAMPLES:
+        raise TaskError(f"training samples must be >= 1 and <= {MAX_SAMPLES}, got {handshake.samples}")
+    # The server only imports architectures of its own experiment, never because a message names them.
+    arch = archs.get(handshake.arch) or Arch.named(handshake.arch, nn.Module)
+    limits = handshake.max_parameters, handshake.accepts, handshake.lends_to
+    member = Member(handshake.client, arch, handshake.labels, *limits)
+    single = with_members(task, {member.id: member})
+    method.check(single)
+    # Methods whose server keeps the clients' models (FedMe) must be able to build them; the others never receive one.
+    delivery = method.deliver(single, method.init_server(single, Key(experiment.settings.seed).at("init")), member.id)
+    if handshake.arch not in archs and any(model.arch is arch for _, model in models_in(delivery)):
         raise TaskError(
-            f"unknown architecture '{hello.arch}': this method sends models between sites, so it must be in the experiment's "
-            f"models.pool; known: {', '.join(archs)}"
+            f"unknown architecture '{handshake.arch}': this method sends models between sites, so the architecture must be in "
+            f"the experiment's models.pool; known: {', '.join(archs)}"
         )
     return member
-
-
-def _elsewhere(name: str) -> Arch:
-    """An architecture that only its site has: nothing is imported because a message named it."""
-    return Arch.named(name, nn.Module)

@@ -1,12 +1,14 @@
-"""Everything a federation needs: an authority and the server's certificate, a key pair for every site, files to fill in.
+"""Create the files of a federation: an authority, the server's certificate, a key pair per site, and settings to edit.
 
-What exists is left alone, so that the same command adds sites later.
+Existing keys and settings are never changed, so the same command adds sites later.
 """
 
 import datetime
 import ipaddress
+import json
 import secrets
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 from cryptography import x509
@@ -16,38 +18,40 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedme.config.experiment import ConfigError
 from fedme.deployment.operator_folder import CONNECTION, NAME, NODES, Federation, Settings
-from fedme.deployment.site_settings import agreed, read_experiment
+from fedme.deployment.site_settings import agreed_task, read_experiment
 from fedme.deployment.templates import APP, EXPERIMENT, FEDERATION, OPERATOR, SITE, SITE_README
 
 YEARS = 3
 
 
 def write(folder: Path, experiment: Path | None, sites: list[str], settings: Settings) -> list[str]:
-    """Write what is not there yet; the names of what is new."""
+    """Write the files that do not exist yet, and return their names."""
     if experiment is not None:
-        agreed(read_experiment(experiment))  # whatever cannot be deployed is said before anything is made
+        agreed_task(read_experiment(experiment))  # rejects an experiment that cannot be deployed before anything is written
     folder.mkdir(parents=True, exist_ok=True)
-    before = {path for path in folder.rglob("*") if path.is_file()}
-    if not (folder / NAME).exists():
-        (folder / NAME).write_text(FEDERATION.format(s=settings, insecure=str(settings.insecure).lower()))
+    existing = {path for path in folder.rglob("*") if path.is_file()}
+    _write_new(folder / NAME, FEDERATION.format(**{key: json.dumps(value) for key, value in asdict(settings).items()}))
     federation = Federation.read(folder)
-    if not (folder / "experiment.toml").exists():
-        (folder / "experiment.toml").write_text(experiment.read_text() if experiment is not None else EXPERIMENT)
+    _write_new(folder / "experiment.toml", experiment.read_text() if experiment is not None else EXPERIMENT)
     data = read_experiment(folder / "experiment.toml").dataset
     for name in (data.unlabeled_file, data.public_file):
-        if (
-            experiment is not None
-            and name is not None
-            and not (folder / name).exists()
-            and (experiment.parent / name).is_file()
-        ):
-            shutil.copy(experiment.parent / name, folder / name)
+        if experiment is not None and name is not None and not (folder / name).exists():
+            _copy_if_present(experiment.parent / name, folder / name)
     _server(federation)
     for site in sites:
         _site(federation, site)
-    if not (folder / "README.md").exists():
-        (folder / "README.md").write_text(OPERATOR)
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path not in before)
+    _write_new(folder / "README.md", OPERATOR)
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path not in existing)
+
+
+def _write_new(path: Path, text: str) -> None:
+    if not path.exists():
+        path.write_text(text)
+
+
+def _copy_if_present(source: Path, target: Path) -> None:
+    if source.is_file():
+        shutil.copy(source, target)
 
 
 def _server(federation: Federation) -> None:
@@ -66,8 +70,8 @@ def _server(federation: Federation) -> None:
 
 
 def _site(federation: Federation, name: str) -> None:
-    if not name or not all(letter.isalnum() or letter in "-_" for letter in name):
-        raise ConfigError(f"'{name}' cannot name a site: use letters, digits, '-' and '_'")
+    if not name or not all(character.isalnum() or character in "-_" for character in name):
+        raise ConfigError(f"invalid site name '{name}'; use letters, digits, '-' and '_'")
     folder, settings = federation.folder / "sites" / name, federation.settings
     if folder.exists():
         return
@@ -78,23 +82,23 @@ def _site(federation: Federation, name: str) -> None:
         shutil.copy(federation.server / "ca.crt", folder / "ca.crt")
     shutil.copy(federation.folder / "experiment.toml", folder / "experiment.toml")
     public = read_experiment(folder / "experiment.toml").dataset.public_file
-    if public is not None and (federation.folder / public).is_file():
-        shutil.copy(federation.folder / public, folder / public)
-    insecure = str(settings.insecure).lower()
-    (folder / "site.toml").write_text(SITE.format(name=name, address=federation.address, insecure=insecure))
+    if public is not None:
+        _copy_if_present(federation.folder / public, folder / public)
+    text = SITE.format(name=name, address=federation.address, insecure=json.dumps(settings.insecure))
+    (folder / "site.toml").write_text(text)
     (folder / "README.md").write_text(SITE_README.format(name=name))
 
 
 def _key_pair(folder: Path) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
-    text = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    _secret(folder / "key", key.private_bytes(*text))
+    encoding = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    _secret(folder / "key", key.private_bytes(*encoding))
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     (folder / "key.pub").write_bytes(public + b"\n")
 
 
 def _certificates(server: Path, host: str) -> None:
-    """An authority of the federation's own, and a certificate for the server's address."""
+    """Create the federation's own authority, and a certificate for the server's address."""
     authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "FedMe federation")])
     usage = dict.fromkeys(
@@ -108,12 +112,12 @@ def _certificates(server: Path, host: str) -> None:
         names.append(x509.IPAddress(ipaddress.ip_address(host)))
     except ValueError:
         names.append(x509.DNSName(host))
-    own = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
+    key_id = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
     root = (
         _certificate(issuer, issuer, authority.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(signing, critical=True)
-        .add_extension(own, critical=False)
+        .add_extension(key_id, critical=False)
         .sign(authority, hashes.SHA256())
     )
     leaf = (
@@ -122,12 +126,12 @@ def _certificates(server: Path, host: str) -> None:
         .add_extension(serving, critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName(list(dict.fromkeys(names))), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(key_id), critical=False)
         .sign(authority, hashes.SHA256())
     )
-    text = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    _secret(server / "ca.key", authority.private_bytes(*text))
-    _secret(server / "server.key", key.private_bytes(*text))
+    encoding = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    _secret(server / "ca.key", authority.private_bytes(*encoding))
+    _secret(server / "server.key", key.private_bytes(*encoding))
     (server / "ca.crt").write_bytes(root.public_bytes(serialization.Encoding.PEM))
     (server / "server.crt").write_bytes(leaf.public_bytes(serialization.Encoding.PEM))
 
@@ -146,5 +150,6 @@ def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePub
 
 
 def _secret(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read."""
     path.touch(mode=0o600)
     path.write_bytes(content)

@@ -1,7 +1,7 @@
-"""The door for sites: hands on to Flower's server what nodes ask of its fleet API, and nothing else.
+"""A reverse proxy for sites: it forwards requests for the fleet API to Flower's server and rejects all others.
 
-Flower serves nodes, operators and server apps on one port, and does not ask operators who they are. So that port is for this
-machine alone, and this program listens where sites connect. Nodes sign what they ask, which the server checks as before.
+Flower serves nodes, operators and server apps on one port and does not authenticate operators. So that port is open to this
+machine only, and sites connect to this proxy. Nodes sign their requests, and Flower's server verifies the signatures.
 """
 
 import argparse
@@ -16,59 +16,54 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 FLEET = re.compile(r"/v1/fleet/[a-z-]+")
-OWN = {b"host", b"connection", b"keep-alive", b"transfer-encoding", b"date", b"server"}  # headers of one connection
+HOP_HEADERS = {b"host", b"connection", b"keep-alive", b"transfer-encoding", b"date", b"server"}  # valid for one connection
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=20)
 
 
-def gate(server: str, trust: ssl.SSLContext | bool) -> ASGIApp:
-    """What hands on requests for the fleet API to the server at this address."""
-    inside = httpx.AsyncClient(base_url=server, verify=trust, timeout=60, limits=LIMITS, trust_env=False)
+def proxy(server: str, trust: ssl.SSLContext | bool) -> ASGIApp:
+    """Create an app that forwards requests for the fleet API to the server at this address."""
+    upstream = httpx.AsyncClient(base_url=server, verify=trust, timeout=60, limits=LIMITS, trust_env=False)
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            request = Request(scope, receive)
-            await (await handed_on(request))(scope, receive, send)
+            response = await forward(Request(scope, receive))
+            await response(scope, receive, send)
 
-    async def handed_on(request: Request) -> Response:
+    async def forward(request: Request) -> Response:
         path = request.scope["path"]
         if request.method != "POST" or not FLEET.fullmatch(path):
-            return PlainTextResponse("only sites are served here\n", 404)
-        headers = [(name, value) for name, value in request.headers.raw if name not in OWN]
-        asked = inside.build_request("POST", path, headers=headers, content=request.stream())
+            return PlainTextResponse("only the fleet API is available here\n", 404)
+        headers = [(name, value) for name, value in request.headers.raw if name not in HOP_HEADERS]
+        forwarded = upstream.build_request("POST", path, headers=headers, content=request.stream())
         try:
-            got = await inside.send(asked, stream=True)
+            received = await upstream.send(forwarded, stream=True)
         except httpx.TransportError:
-            return PlainTextResponse("the server is not up\n", 503)  # nodes try again
-        answer = StreamingResponse(got.aiter_raw(), got.status_code, background=BackgroundTask(got.aclose))
-        answer.raw_headers = [(name.lower(), value) for name, value in got.headers.raw if name.lower() not in OWN]
-        return answer
+            return PlainTextResponse("the server is not running\n", 503)  # nodes try again
+        response = StreamingResponse(received.aiter_raw(), received.status_code, background=BackgroundTask(received.aclose))
+        lowered = [(name.lower(), value) for name, value in received.headers.raw]
+        response.raw_headers = [(name, value) for name, value in lowered if name not in HOP_HEADERS]
+        return response
 
-    return answer
+    return app
 
 
 def main() -> None:
-    """Listen until told to end."""
+    """Serve until the process is stopped."""
     parser = argparse.ArgumentParser(prog="fedme.deployment.reverse_proxy", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--host", required=True, help="where to listen")
-    parser.add_argument("--port", required=True, type=int)
-    parser.add_argument("--server", required=True, help="Flower's server, as host:port")
-    parser.add_argument(
-        "--authority", help="the certificate that the server's is signed with; without one nothing is encrypted"
-    )
+    parser.add_argument("--host", required=True, help="address to listen on")
+    parser.add_argument("--port", required=True, type=int, help="port to listen on")
+    parser.add_argument("--server", required=True, help="address of Flower's server, as host:port")
+    parser.add_argument("--authority", help="certificate of the authority; without it nothing is encrypted")
     parser.add_argument("--certificate", help="the server's certificate")
-    parser.add_argument("--key", help="its private key")
-    asked = parser.parse_args()
-    secure = asked.authority is not None
-    app = gate(
-        f"{'https' if secure else 'http'}://{asked.server}",
-        ssl.create_default_context(cafile=asked.authority) if secure else False,
-    )
+    parser.add_argument("--key", help="the server's private key")
+    options = parser.parse_args()
+    trust = ssl.create_default_context(cafile=options.authority) if options.authority is not None else False
     uvicorn.run(
-        app,
-        host=asked.host,
-        port=asked.port,
-        ssl_certfile=asked.certificate,
-        ssl_keyfile=asked.key,
+        proxy(f"{'https' if trust else 'http'}://{options.server}", trust),
+        host=options.host,
+        port=options.port,
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.key,
         lifespan="off",
         access_log=False,
         server_header=False,

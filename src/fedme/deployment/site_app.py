@@ -1,4 +1,4 @@
-"""What a site does when a message arrives: say hello, take part in a round, score its models. Personal models stay here."""
+"""A site's message handlers: handshake, training, evaluation. Personal models and private state stay at the site."""
 
 import functools
 import logging
@@ -12,126 +12,124 @@ import torch
 from fedme import networks
 from fedme.artifacts.saved_models import folder_of
 from fedme.config.experiment import ConfigError
-from fedme.core.data import ClientData
 from fedme.core.key import Key
-from fedme.core.method import Round, Task, TaskError
-from fedme.core.model import Arch
+from fedme.core.method import Round, TaskError
 from fedme.core.typed import TypedError
 from fedme.deployment import transfer_log
-from fedme.deployment.handshake import introduce
+from fedme.deployment.handshake import create_handshake
 from fedme.deployment.site_data import client_data
 from fedme.deployment.site_settings import Site
-from fedme.deployment.site_state import PrivateState, exchanges
+from fedme.deployment.site_state import PrivateState, exchanges_before
 from fedme.federation.client_work import Finetune
-from fedme.federation.flower.flower_apps import client_app
-from fedme.federation.flower.message_content import Envelope
+from fedme.federation.flower.flower_apps import Handler, client_app
+from fedme.federation.flower.message_content import MessageContent
 from fedme.federation.in_process import InProcessEngine
 from fedme.federation.reply_validation import Kinds, check_sent
 from fedme.learning.accountant import Ledger
 from fedme.running import privacy_budget
 from fedme.running.round_loop import save_models
 
-SPOKEN = (
-    TypedError,
-    TaskError,
-    ConfigError,
-    networks.ArchError,
-)  # errors about the federation; others may tell of data or paths
+# Errors about the federation. The text of any other error may reveal data or paths, so it stays at the site.
+PUBLIC_ERRORS = (TypedError, TaskError, ConfigError, networks.ArchError)
 log = logging.getLogger("fedme.site")
 
 
 class SiteError(RuntimeError):
-    """What the server is told of an error at a site."""
+    """An error at a site, with the text that the server may see."""
 
 
-def discreet(work: Callable[[Site, Envelope], Envelope]) -> Callable[[Envelope, Mapping[str, Any]], Envelope]:
-    """The same for Flower, with errors that say to the server no more than it may know; the site's log has the rest."""
+def handler(work: Callable[[Site, MessageContent], MessageContent]) -> Handler:
+    """Convert a function of a site to a handler whose errors reveal nothing private; the site's log has the details."""
 
     @functools.wraps(work)
-    def answered(ask: Envelope, node_config: Mapping[str, Any]) -> Envelope:
+    def handle(request: MessageContent, node_config: Mapping[str, Any]) -> MessageContent:
         try:
-            return work(Site.read(Path(str(node_config["site"]))), ask)
+            return work(Site.read(Path(str(node_config["site"]))), request)
         except Exception as error:
-            log.exception("a message could not be answered")
-            spoken = str(error) if isinstance(error, SPOKEN) else f"{type(error).__name__} (the site's own log says more)"
-            raise SiteError(spoken) from None
+            log.exception("a request failed")
+            text = str(error) if isinstance(error, PUBLIC_ERRORS) else f"{type(error).__name__} (see the site's log)"
+            raise SiteError(text) from None
 
-    return answered
+    return handle
 
 
-@discreet
-def hello(site: Site, ask: Envelope) -> Envelope:
-    """Who this site is, if both agree on the experiment."""
-    run, config = ask.read("run", str), ask.read("config", dict[str, Any])
-    _, archs = site.task()  # an architecture that cannot be built is said now
+@handler
+def handshake(site: Site, request: MessageContent) -> MessageContent:
+    """Describe this site to the server, if both agree on the experiment."""
+    run, config = request.read("run", str), request.read("config", dict[str, Any])
+    _, archs = site.task()
     data = client_data(site)
     privacy_budget.require_private_training(site.experiment, archs.values(), [data])
-    return Envelope.of(hello=introduce(site, run, config, data))
+    return MessageContent.of(handshake=create_handshake(site, run, config, data))
 
 
-@discreet
-def train(site: Site, ask: Envelope) -> Envelope:
-    """One exchange of a round."""
-    desk = Desk(site, ask)
-    down = ask.read("down", desk.kinds.down, desk.archs)
-    check_sent(site.experiment.method, desk.task, down, desk.when)
-    transfer_log.note(site.state, "received", "server", desk.run, desk.when.t, down)
-    before = exchanges(desk.engine.method.phases, desk.when)
-    version = desk.take_state(before)
-    answer = desk.engine.exchange({desk.me: down}, desk.when)[desk.me]
-    spent = desk.spend()
-    desk.private.write(before + 1, desk.engine.states[desk.me])
-    transfer_log.note(site.state, "sent", "server", desk.run, desk.when.t, answer.up)
-    told = {"when": desk.when, "before": version, "after": before + 1}
-    return Envelope.of(up=answer.up, report=answer.report, seconds=answer.seconds, spent=spent, **told)
+@handler
+def train(site: Site, request: MessageContent) -> MessageContent:
+    """Take part in one exchange of a round."""
+    client = SiteClient(site, request)
+    when, name = client.when, client.name
+    down = client.receive("down", when)
+    before = exchanges_before(client.engine.method.phases, when)
+    version = client.load_state(before)
+    reply = client.engine.exchange({name: down}, when)[name]
+    spent = client.save_ledger()
+    client.private.write(before + 1, client.engine.states[name])
+    transfer_log.record(site.state, "sent", "server", client.run, when.t, reply.up)
+    versions = {"before": version, "after": before + 1}
+    return MessageContent.of(up=reply.up, report=reply.report, seconds=reply.seconds, spent=spent, when=when, **versions)
 
 
-@discreet
-def evaluate(site: Site, ask: Envelope) -> Envelope:
-    """Score the site's models; at the end they are saved here. Only scores are sent."""
-    desk = Desk(site, ask)
-    delivery = ask.read("delivery", desk.kinds.down, desk.archs)
-    check_sent(site.experiment.method, desk.task, delivery, replace(desk.when, phase=site.experiment.method.phases[0]))
-    transfer_log.note(site.state, "received", "server", desk.run, desk.when.t, delivery)
-    desk.take_state((desk.when.t + 1) * len(desk.engine.method.phases))
-    done = desk.engine.evaluate_models({desk.me: delivery}, desk.when, ask.read("finetune", Finetune | None))[desk.me]  # type: ignore[arg-type]
-    spent = desk.spend()
-    if desk.when.t + 1 == desk.when.total:
-        folder, data = folder_of(desk.private.folder, desk.me), desk.engine.clients[desk.me]
-        for note in save_models(folder, site.experiment, desk.task, data, done.value):
+@handler
+def evaluate(site: Site, request: MessageContent) -> MessageContent:
+    """Evaluate the site's models and send only their scores. At the end of a run, save the models at the site."""
+    client = SiteClient(site, request)
+    when, name, phases = client.when, client.name, client.engine.method.phases
+    delivery = client.receive("delivery", replace(when, phase=phases[0]))
+    client.load_state((when.t + 1) * len(phases))
+    finetune = request.read("finetune", Finetune | None)  # type: ignore[arg-type]
+    evaluation = client.engine.evaluate_models({name: delivery}, when, finetune)[name]
+    spent = client.save_ledger()
+    if when.t + 1 == when.total:
+        folder, data = folder_of(client.private.folder, name), client.engine.clients[name]
+        for note in save_models(folder, site.experiment, client.engine.task, data, evaluation.value):
             log.warning(note)
-    return Envelope.of(scores=done.value.scores, seconds=done.seconds, spent=spent)
+    return MessageContent.of(scores=evaluation.value.scores, seconds=evaluation.seconds, spent=spent)
 
 
-class Desk:
-    """What is needed for one message: the experiment as this site has it, its data, and its private state."""
+class SiteClient:
+    """The site as a client of one run: its engine with the site's data, and its private state."""
 
-    def __init__(self, site: Site, ask: Envelope) -> None:
-        self.me, self.run, self.when = site.settings.name, ask.read("run", str), ask.read("when", Round)
+    def __init__(self, site: Site, request: MessageContent) -> None:
+        self.site, self.request, self.name = site, request, site.settings.name
+        self.run, self.when = request.read("run", str), request.read("when", Round)
         torch.set_num_threads(site.experiment.settings.engine.threads)
-        self.task: Task
-        self.archs: dict[str, Arch]
-        self.task, self.archs = site.task()
+        task, self.archs = site.task()
         self.private = PrivateState(site.state, self.run)
-        data: ClientData = client_data(site)
-        root = Key(site.experiment.settings.seed)
-        # The server knows the seed of the experiment, and may ask twice: noise is drawn anew for every message.
+        root, data = Key(site.experiment.settings.seed), {self.name: client_data(site)}
+        # The server knows the seed of the experiment and may ask twice, so every message gets fresh noise.
         policies = privacy_budget.policies(site.experiment, privacy_budget.drawn_secret())
-        self.engine = InProcessEngine(site.experiment.method, self.task, {self.me: data}, root, policies=policies)
-        self.engine.states.ledgers[self.me] = self.private.spent()
-        self.kinds = Kinds.of(site.experiment.method)
+        self.engine = InProcessEngine(site.experiment.method, task, data, root, policies=policies)
+        self.engine.states.ledgers[self.name] = self.private.spent()
+        self.types = Kinds.of(site.experiment.method)
 
-    def take_state(self, until: int) -> int:
-        """Go on from the newest private state that has seen at most `until` exchanges; its version."""
-        version, state = self.private.read(self.kinds.state, self.archs, until)
-        self.engine.states.update({} if state is None else {self.me: state})
+    def receive(self, name: str, when: Round) -> Any:
+        """Read, check and log the server's message."""
+        value = self.request.read(name, self.types.down, self.archs)
+        check_sent(self.engine.method, self.engine.task, value, when)
+        transfer_log.record(self.site.state, "received", "server", self.run, when.t, value)
+        return value
+
+    def load_state(self, exchanges: int) -> int:
+        """Load the newest private state of at most this many exchanges, and return its version."""
+        version, state = self.private.read(self.types.state, self.archs, exchanges)
+        self.engine.states.update({} if state is None else {self.name: state})
         return version
 
-    def spend(self) -> Ledger:
-        """Write down what the message has cost of the site's privacy; all that the run has used."""
-        ledger = self.engine.states.ledgers[self.me]
-        self.private.spend(ledger)
+    def save_ledger(self) -> Ledger:
+        """Save what the run has spent of the site's privacy, and return it."""
+        ledger = self.engine.states.ledgers[self.name]
+        self.private.save_ledger(ledger)
         return ledger
 
 
-app = client_app(hello, train, evaluate)
+app = client_app({"query.handshake": handshake, "train": train, "evaluate": evaluate})

@@ -1,6 +1,6 @@
-"""A site's data, read once: checked, labelled, cut into its three parts and written as a file that is mapped into memory.
+"""A site's data: read, checked, labelled and split once, then stored in a file that is memory-mapped.
 
-Flower starts a new process for every message, so reading must cost nothing.
+Flower starts a new process for every message, so loading must be cheap.
 """
 
 import hashlib
@@ -24,15 +24,8 @@ NAME = "data.safetensors"
 
 
 def client_data(site: Site) -> ClientData:
-    """The site's samples; they are read anew when the file, or what is done with it, has changed."""
-    path, told = site.state / NAME, site.state / "data.json"
-    mark = _mark(site)
-    tensors = _kept(path, told, mark)
-    if tensors is None:
-        site.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        tensors = _read(site)
-        write_tensors(path, tensors, {})
-        write_json(told, mark)
+    """The site's samples. They are read again when the file, or the settings that affect them, have changed."""
+    tensors = _load_prepared(site)
     scaling = Scaling(site.experiment.dataset.scale)
     source, public = Arrays(tensors["x"], tensors["y"], scaling), None
     if "public_x" in tensors:
@@ -42,17 +35,17 @@ def client_data(site: Site) -> ClientData:
 
 
 def public_samples(experiment: Experiment, folder: Path) -> Split | None:
-    """The labelled samples that everybody has (FedMD), from a file beside the experiment."""
-    asked = experiment.dataset
-    if asked.public_file is None:
+    """The labelled samples that the server and all sites have (FedMD), from a file beside the experiment."""
+    dataset = experiment.dataset
+    if dataset.public_file is None:
         return None
-    path = folder / asked.public_file
-    x, words = asked.read(path, asked.public_label)
-    return Split(Arrays(x, _numbered(words, asked.classes, path, {}), Scaling(asked.scale)), torch.arange(len(x)))
+    path = folder / dataset.public_file
+    x, labels = dataset.read(path, dataset.public_label)
+    return Split(Arrays(x, _class_indices(labels, dataset.classes, path, {}), Scaling(dataset.scale)), torch.arange(len(x)))
 
 
-def with_own_data(task: Task, folder: Path, experiment: Experiment) -> Task:
-    """The same federation with the samples that the server has: its own unlabeled ones, and how many public ones there are."""
+def with_server_data(task: Task, folder: Path, experiment: Experiment) -> Task:
+    """The task with the server's data: its unlabeled samples, and the number of public samples."""
     name, public = experiment.dataset.unlabeled_file, public_samples(experiment, folder)
     task = replace(task, public=len(public) if public is not None else 0)
     if name is None:
@@ -63,7 +56,7 @@ def with_own_data(task: Task, folder: Path, experiment: Experiment) -> Task:
 
 
 def fingerprint(public: Split | None) -> str:
-    """What tells these samples from others."""
+    """A hash of the public samples; empty if there are none."""
     if public is None:
         return ""
     x = public.inputs()
@@ -71,43 +64,51 @@ def fingerprint(public: Split | None) -> str:
     return hashlib.sha256(x.numpy().tobytes() + public.y.numpy().tobytes()).hexdigest()
 
 
-def _kept(path: Path, told: Path, mark: dict[str, str | int]) -> dict[str, torch.Tensor] | None:
-    """What was prepared before, if it is whole and about the same file."""
+def _load_prepared(site: Site) -> dict[str, torch.Tensor]:
+    """The prepared data, from disk if it is intact and up to date."""
+    path, source_path, source = site.state / NAME, site.state / "data.json", _source(site)
     try:
-        return read_tensors(path)[0] if json.loads(told.read_text()) == mark else None
+        if json.loads(source_path.read_text()) == source:
+            return read_tensors(path)[0]
     except (OSError, ValueError, RecursionError, RunError):
-        return None
+        pass
+    site.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    tensors = _prepare(site)
+    write_tensors(path, tensors, {})
+    write_json(source_path, source)
+    return tensors
 
 
-def _mark(site: Site) -> dict[str, str | int]:
+def _source(site: Site) -> dict[str, str | int]:
+    """Everything that the prepared data depends on: files and settings."""
     experiment, path = site.experiment, site.path(site.settings.data.file)
     files = [path] if experiment.dataset.public_file is None else [path, site.shared / experiment.dataset.public_file]
     try:
-        found = [each.stat() for file in files for each in (file, *file.rglob("*"))]  # a file, or a folder of images
+        stats = [entry.stat() for file in files for entry in (file, *file.rglob("*"))]  # a file, or a folder of images
     except OSError as error:
         raise DataError(f"{error.filename}: {error.strerror}") from error
-    asked = repr((site.settings.data, site.settings.name, experiment.dataset, experiment.data, experiment.settings.seed))
-    size, changed = sum(each.st_size for each in found), max(each.st_mtime_ns for each in found)
-    return {"size": size, "changed": changed, "asked": hashlib.sha256(asked.encode()).hexdigest()}
+    settings = repr((site.settings.data, site.settings.name, experiment.dataset, experiment.data, experiment.settings.seed))
+    size, changed = sum(stat.st_size for stat in stats), max(stat.st_mtime_ns for stat in stats)
+    return {"size": size, "changed": changed, "asked": hashlib.sha256(settings.encode()).hexdigest()}
 
 
-def _read(site: Site) -> dict[str, torch.Tensor]:
-    asked, experiment = site.settings.data, site.experiment
-    path = site.path(asked.file)
-    x, words = experiment.dataset.read(path, asked.label, asked.features)
-    labels = _numbered(words, site.labels, path, asked.rename)
+def _prepare(site: Site) -> dict[str, torch.Tensor]:
+    settings, experiment = site.settings.data, site.experiment
+    path = site.path(settings.file)
+    x, labels = experiment.dataset.read(path, settings.label, settings.features)
+    y = _class_indices(labels, site.labels, path, settings.rename)
     key = Key(experiment.settings.seed).at("partition", "client", site.settings.name)
     none = torch.empty(0, dtype=torch.int64)
-    share = experiment.data.test or TEST_FRACTION
-    parts = split_client(site.settings.name, (torch.arange(len(x)), none), share, experiment.data.val, 0, key)
+    test = experiment.data.test or TEST_FRACTION
+    parts = split_client(site.settings.name, (torch.arange(len(x)), none), test, experiment.data.val, 0, key)
     public = public_samples(experiment, site.shared)
-    common = {} if public is None else {"public_x": public.source.x, "public_y": public.y}  # type: ignore[attr-defined]
-    return {"x": x, "y": labels, "train": parts.train, "val": parts.val, "test": parts.test} | common
+    shared = {} if public is None else {"public_x": public.source.x, "public_y": public.y}  # type: ignore[attr-defined]
+    return {"x": x, "y": y, "train": parts.train, "val": parts.val, "test": parts.test} | shared
 
 
-def _numbered(words: Sequence[str], classes: Sequence[str], path: Path, rename: Mapping[str, str]) -> torch.Tensor:
-    number = {name: i for i, name in enumerate(classes)}
-    names = [rename.get(word, word) for word in words]
-    if odd := sorted(set(names) - number.keys()):
-        raise DataError(f"{path}: label {', '.join(odd[:5])} is not in the label space {list(classes)}; use data.rename")
-    return torch.tensor([number[name] for name in names])
+def _class_indices(labels: Sequence[str], classes: Sequence[str], path: Path, rename: Mapping[str, str]) -> torch.Tensor:
+    indices = {name: i for i, name in enumerate(classes)}
+    names = [rename.get(label, label) for label in labels]
+    if unknown := sorted(set(names) - indices.keys()):
+        raise DataError(f"{path}: label {', '.join(unknown[:5])} is not in the label space {list(classes)}; use data.rename")
+    return torch.tensor([indices[name] for name in names])

@@ -1,4 +1,7 @@
-"""The server's side of a deployment: who is there, what each is sent, what came back. A site that is missing is normal."""
+"""An engine whose clients are sites: which sites are connected, what each is sent, and what it replied.
+
+Sites may be missing from any round.
+"""
 
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -10,41 +13,42 @@ from fedme import networks
 from fedme.config.experiment import Experiment
 from fedme.core.atomic_files import write_json
 from fedme.core.data import ClientId
-from fedme.core.method import Member, Report, Round, Task, TaskError
+from fedme.core.method import Report, Round, Task, TaskError
 from fedme.core.model import Arch
 from fedme.core.operations import Computation
 from fedme.core.tree import nbytes
 from fedme.core.typed import TypedError, build
 from fedme.deployment import transfer_log
-from fedme.deployment.handshake import Hello, admitted
+from fedme.deployment.handshake import Handshake, admit
 from fedme.deployment.operator_folder import Settings
 from fedme.deployment.site_settings import with_members
-from fedme.deployment.site_state import claimed, exchanges
+from fedme.deployment.site_state import check_ledger, exchanges_before
 from fedme.deployment.submitted_runs import SITES
 from fedme.execution.lockstep import T, Timed, run_in_lockstep
 from fedme.execution.reference import one_by_one
 from fedme.federation.client_work import AnyMethod, Evaluation, Finetune, ModelScore
 from fedme.federation.flower import EngineError
-from fedme.federation.flower.message_content import Envelope
-from fedme.federation.flower.requests import Failure, Link, Node
+from fedme.federation.flower.message_content import MessageContent
+from fedme.federation.flower.requests import Failure, GridRequests, Node
 from fedme.federation.reply_validation import Kinds, check_scores
 from fedme.federation.round import ClientStates, NoReply, RejectedReply, Reply
 from fedme.learning.accountant import Ledger
 
-ROOM = 1 << 26  # bytes that a site may send beside twice what it was sent: outputs, reports
-WAIT = 1.0  # seconds between two looks for sites, and until a round is asked for again; every time twice as long, up to ...
-LONGEST = 30.0
-AGAIN = 30.0  # seconds until a site that was refused is asked again
+REPLY_MARGIN = 1 << 26  # bytes of a reply beyond twice the size of the message: outputs, reports
+RETRY_DELAY = 1.0  # seconds between two polls for sites, and before requests are repeated; the latter doubles every time
+MAX_RETRY_DELAY = 30.0  # seconds
+REFUSAL_SECONDS = 30.0  # until a refused site may try again
+SITE_ERROR = "SiteError: "  # precedes an error text that the site itself has written
 
 
 @dataclass(frozen=True)
-class Known:
-    """What the server remembers of a site through restarts."""
+class SiteRecord:
+    """What the server remembers of a site across restarts."""
 
-    hello: Hello
+    handshake: Handshake
     version: int  # of its private state, after its last reply
     joined: int  # the round
-    has_model: bool = False  # whether it was handed its model at the end
+    has_model: bool = False  # whether it received its model at the end
 
 
 @dataclass
@@ -54,221 +58,224 @@ class SiteEngine:
     folder: Path
     run: str
     experiment: Experiment
-    agreed: Task  # without members
+    agreed: Task  # the task without members
     archs: Mapping[str, Arch]
-    link: Link
+    requests: GridRequests
     settings: Settings
-    names: Callable[[], Mapping[Node, ClientId]] | None  # whose key a node has; None without authentication
-    say: Callable[[str], None]
-    public: str = ""  # what tells the server's public samples from others
-    states: ClientStates = field(default_factory=ClientStates)  # only ledgers, as the sites tell them; states stay there
-    known: dict[ClientId, Known] = field(default_factory=dict)
-    nodes: dict[ClientId, Node] = field(default_factory=dict)  # who is connected
-    refused: dict[Node, float] = field(default_factory=dict)  # when they may be asked again
-    round: int = 0
+    registered_sites: (
+        Callable[[], Mapping[Node, ClientId]] | None
+    )  # the site of every registered node; None without authentication
+    log: Callable[[str], None]
+    public: str = ""  # fingerprint of the server's public samples
+    states: ClientStates = field(default_factory=ClientStates, init=False)  # only ledgers: states stay at the sites
 
     def __post_init__(self) -> None:
-        self.method: AnyMethod = self.experiment.method
-        self.kinds = Kinds.of(self.method)
         self.task = self.agreed
+        self._method: AnyMethod = self.experiment.method
+        self._types = Kinds.of(self._method)
+        self._records: dict[ClientId, SiteRecord] = {}
+        self._nodes: dict[ClientId, Node] = {}  # of the connected sites
+        self._refused: dict[Node, float] = {}  # when they may try again
+        self._round = 0
 
     @property
     def samples(self) -> dict[ClientId, int]:
-        """How much every site trains on."""
-        return {client: known.hello.samples for client, known in self.known.items()}
-
-    @property
-    def needed(self) -> int:
-        """How many replies make a round count."""
-        cohort = self.experiment.settings.train.cohort
-        return min(self.settings.min_replies, cohort or self.settings.min_replies)
+        """The number of training samples per site."""
+        return {client: record.handshake.samples for client, record in self._records.items()}
 
     def current_task(self) -> Task:
-        """Look who is there; whoever is new is asked who it is. Waits for enough sites."""
-        needed = self.needed if self.round else max(self.settings.min_sites, self.needed)
-        self._wait(lambda: len(self.nodes) >= needed, lambda: f"{len(self.nodes)} of {needed} are there")
+        """Admit new sites, wait for enough of them, and return the task with all members."""
+        needed = self._min_replies if self._round else max(self.settings.min_sites, self._min_replies)
+        self._wait(lambda: len(self._nodes) >= needed, lambda: f"{len(self._nodes)} of {needed} are connected")
         return self.task
 
-    def wait_for(self, clients: Collection[ClientId]) -> None:
-        """Wait until one of these is there."""
-        self._wait(lambda: any(client in self.nodes for client in clients), lambda: f"{', '.join(clients)} must come back")
+    def wait_for_any(self, clients: Collection[ClientId]) -> None:
+        """Wait until one of these sites is connected."""
+        self._wait(
+            lambda: any(client in self._nodes for client in clients), lambda: f"none of {', '.join(clients)} is connected"
+        )
 
     def without_model(self) -> list[ClientId]:
-        """Who was not handed its model at the end."""
-        return [client for client, known in self.known.items() if not known.has_model]
+        """The sites that have not received their model at the end."""
+        return [client for client, record in self._records.items() if not record.has_model]
 
-    def _wait(self, enough: Callable[[], bool], state: Callable[[], str]) -> None:
-        until, said = time.monotonic() + self.settings.patience, ""
-        while True:
-            self._meet()
-            if enough():
-                return
-            if state() != said:
-                said = state()
-                self.say(f"waiting for sites: {said}")
-            if time.monotonic() > until:
-                raise EngineError(f"waited {self.settings.patience:.0f} s for sites, but {state()}")
-            self.link.look()
-            time.sleep(WAIT)
+    def restore(self, records: Mapping[str, Any], round_number: int) -> None:
+        """Continue in this round with saved site records."""
+        self._round = round_number
+        self._records = {client: build(SiteRecord, record, client) for client, record in records.items()}
+        self._update_members()
 
     def unavailable(self, when: Round) -> dict[ClientId, str]:
         """The members that are not connected."""
-        return dict.fromkeys((client for client in self.task.members if client not in self.nodes), "not connected")
+        return dict.fromkeys((client for client in self.task.members if client not in self._nodes), "not connected")
 
     def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply | NoReply]:
-        """Send every site its message; those that fail are asked again until enough have answered."""
-        self.round = when.t + 1
-        until = time.monotonic() + self.settings.patience
+        """Send every site its message, and repeat it to those that fail until enough have replied."""
+        self._round = when.t + 1
+        patience = self.settings.patience
+        deadline = time.monotonic() + patience
         quorum = self.experiment.settings.faults.needs.needed(len(downs))
-        needed, pause = min(max(self.needed, quorum), len(downs)), WAIT
-        answers: dict[ClientId, Reply | NoReply] = {}
+        needed, delay = min(max(self._min_replies, quorum), len(downs)), RETRY_DELAY
+        replies: dict[ClientId, Reply | NoReply] = {}
         while True:
-            missing = [client for client in downs if not isinstance(answers.get(client), Reply)]
-            answers |= self._exchange({client: downs[client] for client in missing}, when)
-            came = sum(isinstance(answer, Reply) for answer in answers.values())
-            if came >= needed:
-                self._remember()
-                return answers
-            if time.monotonic() > until:
-                patience = self.settings.patience
-                raise EngineError(f"round {when.t}: only {came} of {needed} needed replies within {patience:.0f} s")
-            self.say(f"round {when.t}: {came} of {needed} needed replies; asking the others again in {pause:.0f} s")
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST)
-            self._meet()
-
-    def _exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply | NoReply]:
-        found: dict[ClientId, Reply | NoReply] = {
-            client: NoReply("not connected") for client in downs if client not in self.nodes
-        }
-        asked = {}
-        for client, down in downs.items():
-            if client in self.nodes:
-                transfer_log.note(self.folder, "sent", client, self.run, when.t, down)
-                asked[client] = (self.nodes[client], Envelope.of(run=self.run, when=when, down=down))
-        for client, reply in self.link.ask("train", asked, most=lambda client: ROOM + 2 * nbytes(downs[client])).items():
-            found[client] = self._answer(client, reply, when)
-        for client, answer in found.items():
-            if isinstance(answer, NoReply):
-                self.say(f"round {when.t}: {client} is missing: {answer.reason}")
-        return found
-
-    def _answer(self, client: ClientId, reply: Envelope | Failure, when: Round) -> Reply | NoReply:
-        if isinstance(reply, Failure):
-            return RejectedReply(_said(reply)) if reply.offence else NoReply(_said(reply))
-        try:
-            up = reply.read("up", self.kinds.up | None, self.archs)
-            report, seconds = reply.read("report", Report), reply.read("seconds", float)
-            before, after = reply.read("before", int), reply.read("after", int)
-            about = reply.read("when", Round)
-            self.states.ledgers[client] = claimed(reply.read("spent", Ledger))
-        except TypedError as error:
-            return RejectedReply(f"refused: {error}")
-        transfer_log.note(self.folder, "received", client, self.run, when.t, up)
-        known, notes = self.known[client], dict(report.notes)
-        expected = min(known.version, exchanges(self.method.phases, when))
-        if before < expected:
-            notes["lost_state"] = f"version {before} instead of {expected}"
-            self.say(f"round {when.t}: {client} lost its private state: it has version {before} instead of {expected}")
-        if known.joined == when.t and when.t:
-            notes["joined"] = when.t
-        self.known[client] = replace(known, version=after)
-        return Reply(up, replace(report, notes=notes), seconds, about)
+            missing = [client for client in downs if not isinstance(replies.get(client), Reply)]
+            replies |= self._exchange_once({client: downs[client] for client in missing}, when)
+            count = sum(isinstance(reply, Reply) for reply in replies.values())
+            if count >= needed:
+                self._save_records()
+                return replies
+            if time.monotonic() > deadline:
+                raise EngineError(f"round {when.t}: only {count} of {needed} needed replies within {patience:.0f} s")
+            self.log(f"round {when.t}: {count} of {needed} needed replies; asking the others again in {delay:.0f} s")
+            time.sleep(delay)
+            delay = min(2 * delay, MAX_RETRY_DELAY)
+            self._update_sites()
 
     def evaluate_models(
         self, deliveries: Mapping[ClientId, Any], when: Round, finetune: Finetune | None = None
     ) -> dict[ClientId, Timed[Evaluation]]:
-        """Let the sites score their models, which stay where they are; at the end they keep them."""
-        asked = {}
-        for client, delivery in deliveries.items():
-            if client in self.nodes:
-                transfer_log.note(self.folder, "sent", client, self.run, when.t, delivery)
-                envelope = Envelope.of(run=self.run, when=when, delivery=delivery, finetune=finetune)
-                asked[client] = (self.nodes[client], envelope)
-            else:
-                self.say(f"round {when.t}: no scores from {client}: not connected")
-        done = {}
-        for client, reply in self.link.ask("evaluate", asked, most=lambda client: ROOM).items():
+        """Let the sites evaluate their models, which stay there; at the end of the run the sites save them."""
+        evaluations = {}
+        replies = self._send("evaluate", "delivery", deliveries, when, lambda client: REPLY_MARGIN, finetune=finetune)
+        for client, reply in replies.items():
             try:
                 if isinstance(reply, Failure):
-                    raise TypedError("", _said(reply))
+                    raise TypedError("", _reason(reply))
                 scores, seconds = reply.read("scores", list[ModelScore]), reply.read("seconds", float)
                 check_scores(scores)
-                self.states.ledgers[client] = claimed(reply.read("spent", Ledger))
-                done[client] = Timed(Evaluation(None, {}, scores), seconds)
-                self.known[client] = replace(self.known[client], has_model=when.t + 1 == when.total)
+                self.states.ledgers[client] = check_ledger(reply.read("spent", Ledger))
+                evaluations[client] = Timed(Evaluation(None, {}, scores), seconds)
+                self._records[client] = replace(self._records[client], has_model=when.t + 1 == when.total)
             except TypedError as error:
-                self.say(f"round {when.t}: no scores from {client}: {error}")
-        self._remember()
-        return done
+                self.log(f"round {when.t}: no scores from {client}: {error}")
+        self._save_records()
+        return evaluations
 
     def run_on_server(self, steps: Computation[T]) -> Timed[T]:
-        """Run work of the server."""
+        """Run the server's work in this process."""
         return run_in_lockstep({"server": steps}, one_by_one())["server"]
 
-    def _meet(self) -> None:
-        """Notice who left, and ask whoever is new for its hello."""
-        there = set(self.link.nodes())
-        for client, node in list(self.nodes.items()):
-            if node not in there:
-                del self.nodes[client]
-                self.say(f"{client} left")
-        refused = {node for node, until in self.refused.items() if until > time.monotonic()}
-        strangers = sorted(there - set(self.nodes.values()) - refused)
-        if not strangers:
+    @property
+    def _min_replies(self) -> int:
+        cohort = self.experiment.settings.train.cohort
+        return min(self.settings.min_replies, cohort or self.settings.min_replies)
+
+    def _wait(self, enough: Callable[[], bool], situation: Callable[[], str]) -> None:
+        """Admit sites until there are enough; log the situation whenever it changes."""
+        deadline, logged = time.monotonic() + self.settings.patience, ""
+        while True:
+            self._update_sites()
+            if enough():
+                return
+            if situation() != logged:
+                logged = situation()
+                self.log(f"waiting for sites: {logged}")
+            if time.monotonic() > deadline:
+                raise EngineError(f"waited {self.settings.patience:.0f} s for sites, but {situation()}")
+            self.requests.on_poll()
+            time.sleep(RETRY_DELAY)
+
+    def _send(
+        self,
+        message_type: str,
+        name: str,
+        values: Mapping[ClientId, Any],
+        when: Round,
+        max_bytes: Callable[[ClientId], int],
+        **common: Any,
+    ) -> dict[ClientId, MessageContent | Failure]:
+        """Send every connected site its value under this name, and collect the replies."""
+        requests = {}
+        for client, value in values.items():
+            if client in self._nodes:
+                transfer_log.record(self.folder, "sent", client, self.run, when.t, value)
+                requests[client] = self._nodes[client], MessageContent.of(run=self.run, when=when, **{name: value}, **common)
+        replies = self.requests.send(message_type, requests, max_bytes=max_bytes)
+        return {client: replies.get(client, Failure("not connected")) for client in values}
+
+    def _exchange_once(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply | NoReply]:
+        received = self._send("train", "down", downs, when, lambda client: REPLY_MARGIN + 2 * nbytes(downs[client]))
+        replies = {client: self._read_reply(client, content, when) for client, content in received.items()}
+        for client, reply in replies.items():
+            if isinstance(reply, NoReply):
+                self.log(f"round {when.t}: no reply from {client}: {reply.reason}")
+        return replies
+
+    def _read_reply(self, client: ClientId, content: MessageContent | Failure, when: Round) -> Reply | NoReply:
+        if isinstance(content, Failure):
+            return (RejectedReply if content.offence else NoReply)(_reason(content))
+        try:
+            up = content.read("up", self._types.up | None, self.archs)
+            report, seconds = content.read("report", Report), content.read("seconds", float)
+            before, after = content.read("before", int), content.read("after", int)
+            about = content.read("when", Round)
+            self.states.ledgers[client] = check_ledger(content.read("spent", Ledger))
+        except TypedError as error:
+            return RejectedReply(f"refused: {error}")
+        transfer_log.record(self.folder, "received", client, self.run, when.t, up)
+        record, notes = self._records[client], dict(report.notes)
+        expected = min(record.version, exchanges_before(self._method.phases, when))
+        if before < expected:
+            notes["lost_state"] = f"version {before} instead of {expected}"
+            self.log(f"round {when.t}: {client} lost its private state: it has {notes['lost_state']}")
+        if record.joined == when.t and when.t:
+            notes["joined"] = when.t
+        self._records[client] = replace(record, version=after)
+        return Reply(up, replace(report, notes=notes), seconds, about)
+
+    def _update_sites(self) -> None:
+        """Drop the sites that have disconnected, and shake hands with new nodes."""
+        connected = set(self.requests.nodes())
+        for client in [client for client, node in self._nodes.items() if node not in connected]:
+            del self._nodes[client]
+            self.log(f"{client} disconnected")
+        refused = {node for node, until in self._refused.items() if until > time.monotonic()}
+        new = sorted(connected - set(self._nodes.values()) - refused)
+        if not new:
             return
-        ask = Envelope.of(run=self.run, config=self.experiment.plain())
-        for node, reply in self.link.ask(
-            "query.hello", {node: (node, ask) for node in strangers}, most=lambda node: ROOM
-        ).items():
-            self._welcome(node, reply)
-        self._enrol()
-        self._remember()
+        content = MessageContent.of(run=self.run, config=self.experiment.plain())
+        requests = {node: (node, content) for node in new}
+        for node, reply in self.requests.send("query.handshake", requests, max_bytes=lambda node: REPLY_MARGIN).items():
+            self._admit(node, reply)
+        self._update_members()
+        self._save_records()
 
-    def _enrol(self) -> None:
-        """Everybody who ever came is a member."""
-        members: dict[ClientId, Member] = {}
-        for client, known in self.known.items():
-            members[client] = admitted(known.hello, self.experiment, self.agreed, self.archs)
-        self.task = with_members(self.agreed, members)
-        self.method.check(self.task)
-
-    def _welcome(self, node: Node, reply: Envelope | Failure) -> None:
-        names = self.names() if self.names is not None else {}
-        called = names.get(node, f"node {node}")
+    def _admit(self, node: Node, reply: MessageContent | Failure) -> None:
+        registered = self.registered_sites() if self.registered_sites is not None else {}
         try:
             if isinstance(reply, Failure):
-                raise TaskError(_said(reply))
-            hello = reply.read("hello", Hello)
-            if self.names is not None and names.get(node) != hello.client:
-                raise TaskError(f"it calls itself '{hello.client}', but has another site's key")
-            if hello.public != self.public:
-                raise TaskError("its public samples are not the server's: all need the same data.public_file")
-            if hello.client in self.nodes:
-                raise TaskError(f"there is a '{hello.client}' already")
-            admitted(hello, self.experiment, self.agreed, self.archs)
+                raise TaskError(_reason(reply))
+            handshake = reply.read("handshake", Handshake)
+            client = handshake.client
+            if self.registered_sites is not None and registered.get(node) != client:
+                raise TaskError(f"it claims to be '{client}', but has another site's key")
+            if handshake.public != self.public:
+                raise TaskError("its public samples differ from the server's; use the same data.public_file everywhere")
+            if client in self._nodes:
+                raise TaskError(f"'{client}' is already connected")
+            admit(handshake, self.experiment, self.agreed, self.archs)
         except (TaskError, TypedError, networks.ArchError, ValueError) as error:
-            unheard = isinstance(reply, Failure) and reply.reason == _said(reply)  # it could not even be asked
-            self.say(f"no hello from {called}: {error}" if unheard else f"refused {called}: {error}")
-            self.refused[node] = time.monotonic() + AGAIN
+            unreachable = isinstance(reply, Failure) and not reply.reason.startswith(SITE_ERROR)
+            name = registered.get(node, f"node {node}")
+            self.log(f"no handshake with {name}: {error}" if unreachable else f"refused {name}: {error}")
+            self._refused[node] = time.monotonic() + REFUSAL_SECONDS
             return
-        before = self.known.get(hello.client)
-        version, joined = (before.version, before.joined) if before else (hello.version, self.round)
-        self.known[hello.client] = Known(hello, version, joined, before is not None and before.has_model)
-        self.nodes[hello.client] = node
-        late = f", joining in round {self.round}" if self.round and not before else ""
-        self.say(f"{hello.client} is there: {hello.arch}, {hello.samples} training samples{late}")
+        previous = self._records.get(client)
+        record = previous or SiteRecord(handshake, handshake.version, self._round)
+        self._records[client] = replace(record, handshake=handshake)
+        self._nodes[client] = node
+        late = f", joins in round {self._round}" if self._round and not previous else ""
+        self.log(f"{client} connected: {handshake.arch}, {handshake.samples} training samples{late}")
 
-    def _remember(self) -> None:
-        write_json(self.folder / SITES, {client: asdict(known) for client, known in self.known.items()})
+    def _update_members(self) -> None:
+        """Make every site that has ever connected a member of the task."""
+        admitted = (admit(site.handshake, self.experiment, self.agreed, self.archs) for site in self._records.values())
+        self.task = with_members(self.agreed, {member.id: member for member in admitted})
+        self._method.check(self.task)
 
-    def recall(self, plain: Mapping[str, Any], at: int) -> None:
-        """Go on in round `at` with what was remembered."""
-        self.round = at
-        self.known = {client: build(Known, each, client) for client, each in plain.items()}
-        self._enrol()
+    def _save_records(self) -> None:
+        write_json(self.folder / SITES, {client: asdict(record) for client, record in self._records.items()})
 
 
-def _said(failure: Failure) -> str:
-    """A site's own words, without the name of the exception they came in."""
-    return failure.reason.removeprefix("SiteError: ")
+def _reason(failure: Failure) -> str:
+    return failure.reason.removeprefix(SITE_ERROR)

@@ -1,4 +1,4 @@
-"""A site's own file, `site.toml`: which data, which architecture, whom it trusts with what. Only the site reads it."""
+"""The settings of a site in `site.toml`: its data, its architecture, and what it shares. Only the site reads this file."""
 
 import functools
 from collections.abc import Mapping
@@ -22,18 +22,18 @@ NAME = "site.toml"
 
 @dataclass(frozen=True)
 class SiteData:
-    """The `[data]` table: the site's samples, and what its labels are called here."""
+    """The `[data]` table: the site's samples and labels."""
 
-    file: str  # .npz (an array beside that of the labels), .csv, .tsv, .parquet, or a folder of images
-    label: str = "y"  # the array or the column of the labels
-    features: tuple[str, ...] = ()  # columns of a table, in their order; all but the label by default
-    rename: Mapping[str, str] = field(default_factory=dict)  # this site's word for a label = the federation's
-    classes: tuple[str, ...] | None = None  # a label space of its own, for methods that can do with it
+    file: str  # .npz (one array of samples and one of labels), .csv, .tsv, .parquet, or a folder of images
+    label: str = "y"  # the array or column of the labels
+    features: tuple[str, ...] = ()  # columns of a table, in this order; default: all columns except the label
+    rename: Mapping[str, str] = field(default_factory=dict)  # labels in this site's data = labels of the federation
+    classes: tuple[str, ...] | None = None  # the site's own label space, for methods that support it
 
 
 @dataclass(frozen=True)
 class Guests:
-    """The `[guests]` table: which models of others may come here."""
+    """The `[guests]` table: which models of other sites this site accepts."""
 
     accept: Literal["all"] | tuple[str, ...] = "all"  # names of architectures
     max_parameters: int | None = None
@@ -41,136 +41,133 @@ class Guests:
 
 @dataclass(frozen=True)
 class Lending:
-    """The `[lend]` table: who may have this site's model as a guest."""
+    """The `[lend]` table: which sites may receive this site's model as a guest."""
 
-    to: Literal["all"] | tuple[ClientId, ...] = "all"  # names of sites; an empty list is nobody
+    to: Literal["all"] | tuple[ClientId, ...] = "all"  # names of sites; an empty list: no site
 
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """The `[server]` table: where the server is, and how both know each other."""
+    """The `[server]` table: the server's address, and the files for authentication."""
 
     address: str = "127.0.0.1:9443"
-    certificate: str = "ca.crt"  # of the authority that signed the server's
-    key: str = "key"  # this site's private key; the server knows the public one
+    certificate: str = "ca.crt"  # of the authority that signed the server's certificate
+    key: str = "key"  # this site's private key; the server has the public one
     insecure: bool = False  # no encryption and no authentication: for experiments on one machine only
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The whole file."""
+    """The contents of `site.toml`."""
 
     name: str
     data: SiteData
-    model: str = ""  # the architecture of its own model: of the experiment's pool, or (private models) any import path
-    experiment: str = "experiment.toml"  # what this site agreed to
-    state: str = "state"  # a directory for everything that must not be lost or seen
+    model: str = ""  # an architecture of the experiment's pool; if models stay private, also any import path
+    experiment: str = "experiment.toml"  # the experiment that this site agrees to
+    state: str = "state"  # the directory of private state, models and audit log
     guests: Guests = Guests()
     lend: Lending = Lending()
     server: ServerAddress = ServerAddress()
 
     def __post_init__(self) -> None:
-        require(bool(self.name) and self.name.isprintable() and "/" not in self.name, "name", "must be a short plain name")
+        valid = bool(self.name) and self.name.isprintable() and "/" not in self.name
+        require(valid, "name", f"must be printable, without '/', and not empty, got {self.name!r}")
 
 
 @dataclass(frozen=True)
 class Site:
-    """A site: its file, read, and the folder that all paths in it are relative to."""
+    """A site's settings, and the folder that their paths are relative to."""
 
     settings: Settings
     folder: Path
 
     @classmethod
     def read(cls, path: Path) -> "Site":
-        """The site that a file describes."""
+        """Read a site's file."""
         try:
             return cls(build(Settings, read_toml(path)), path.resolve().parent)
         except TypedError as error:
             raise ConfigError(f"{path}: {error}") from error
 
     def path(self, name: str) -> Path:
-        """A path of the file."""
+        """Resolve a path of the settings."""
         return self.folder / Path(name).expanduser()
 
     @property
     def shared(self) -> Path:
-        """Where the files are that everybody has: beside the experiment."""
+        """The folder of the files that all sites have: the experiment's."""
         return self.path(self.settings.experiment).parent
 
     @property
     def state(self) -> Path:
-        """Where everything is kept."""
+        """The directory of private state, models and audit log."""
         return self.path(self.settings.state)
 
     @functools.cached_property
     def experiment(self) -> Experiment:
-        """What this site agreed to."""
+        """The experiment that this site agreed to."""
         return read_experiment(self.path(self.settings.experiment))
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The site's label space."""
-        own = self.settings.data.classes
-        return self.experiment.dataset.classes if own is None else own
+        classes = self.settings.data.classes
+        return self.experiment.dataset.classes if classes is None else classes
 
     def arch(self) -> Arch:
         """The architecture of the site's own model."""
         models, schema = self.experiment.settings.models, self.experiment.dataset.schema
         if not self.experiment.method.own_architectures:
             return networks.arch(models.shared if models.shared is not None else models.pool[0], schema, len(self.labels))
+        pool = {networks.arch(spec, schema).name: spec for spec in models.pool}
         if not self.settings.model:
-            known = ", ".join(networks.arch(spec, schema).name for spec in models.pool)
-            raise ConfigError(f"{self.folder / NAME}: model is missing; the experiment's pool has {known}")
-        by_name = {networks.arch(spec, schema).name: spec for spec in models.pool}
-        return networks.arch(by_name.get(self.settings.model, self.settings.model), schema, len(self.labels))
+            raise ConfigError(f"{self.folder / NAME}: model is missing; the experiment's pool has {', '.join(pool)}")
+        return networks.arch(pool.get(self.settings.model, self.settings.model), schema, len(self.labels))
 
     def member(self) -> Member:
-        """What the federation is told of this site."""
-        guests, to = self.settings.guests, self.settings.lend.to
+        """The site as a member of the federation."""
+        guests, lend_to = self.settings.guests, self.settings.lend.to
         accepts = None if guests.accept == "all" else guests.accept
-        lends_to = None if to == "all" else to
+        lends_to = None if lend_to == "all" else lend_to
         return Member(self.settings.name, self.arch(), self.labels, guests.max_parameters, accepts, lends_to)
 
     def task(self) -> tuple[Task, dict[str, Arch]]:
-        """The federation as this site sees it, and the architectures that it lets in."""
-        experiment, me = self.experiment, self.member()
-        task, archs = agreed(experiment)
-        networks.check(me.arch, task.schema, len(self.labels))
-        allowed = {
+        """The task with this site as the only member, and the architectures that the site accepts."""
+        member = self.member()
+        task, archs = agreed_task(self.experiment)
+        networks.check(member.arch, task.schema, len(self.labels))
+        accepted = {
             name: arch
             for name, arch in archs.items()
-            if (me.accepts is None or name in me.accepts)
-            and (me.max_parameters is None or arch.parameters <= me.max_parameters)
+            if (member.accepts is None or name in member.accepts)
+            and (member.max_parameters is None or arch.parameters <= member.max_parameters)
         }
-        private = {task.shared.name: task.shared, me.arch.name: me.arch}
+        always = [task.shared, member.arch]
         if len(self.labels) != len(task.schema.classes):
-            mine = task.resolve(task.shared.name, len(self.labels))
-            private[mine.name] = mine
-        return with_members(task, {me.id: me}), allowed | private
+            always.append(task.resolve(task.shared.name, len(self.labels)))
+        return with_members(task, {member.id: member}), accepted | {arch.name: arch for arch in always}
 
 
 def read_experiment(file: Path) -> Experiment:
-    """The experiment of a file, if it is one for sites."""
+    """Read an experiment and check that its data is at sites."""
     experiment, _ = load(file)
     if experiment.data_name != "sites":
         raise ConfigError(f"{file}: data.name is '{experiment.data_name}'; a deployment needs 'sites'")
     return experiment
 
 
-def agreed(experiment: Experiment) -> tuple[Task, dict[str, Arch]]:
-    """What an experiment of sites says before anybody has come, and its catalogue of architectures."""
+def agreed_task(experiment: Experiment) -> tuple[Task, dict[str, Arch]]:
+    """The task of an experiment before any site has joined, and its catalogue of architectures."""
     if experiment.method.pooled:
         raise ConfigError(
-            f"method '{experiment.method_name}' brings everybody's data to one place, and the data of sites stays where it is; "
-            f"choose another method, or run it with `fedme run` where all data may be"
+            f"method '{experiment.method_name}' trains on the pooled data of all clients, but the data of sites stays local; "
+            f"choose another method, or use `fedme run` on a machine that may have all data"
         )
     for key in ("public", "unlabeled"):
         if getattr(experiment.data, key):
-            raise ConfigError(f"data.{key}: is cut from data that is in one place; sites need a file: data.{key}_file")
+            raise ConfigError(f"data.{key}: a deployment cannot take samples from the sites; use a file: data.{key}_file")
     if experiment.settings.faults.simulates:
-        raise ConfigError(
-            "faults: sites fail by themselves; only `quorum` and `repeats` are for a deployment, leave out the others"
-        )
+        raise ConfigError("faults: a deployment does not simulate failures; keep only `quorum` and `repeats`")
     schema, models = experiment.dataset.schema, experiment.settings.models
     shared = networks.arch(models.shared if models.shared is not None else models.pool[0], schema)
     archs = {arch.name: arch for arch in [*(networks.arch(spec, schema) for spec in models.pool), shared]}
@@ -185,10 +182,6 @@ def agreed(experiment: Experiment) -> tuple[Task, dict[str, Arch]]:
 
 
 def with_members(task: Task, members: Mapping[ClientId, Member]) -> Task:
-    """The same federation with these members, in the order of their names."""
-    ordered = {name: members[name] for name in sorted(members, key=_natural)}
-    return replace(task, members=ordered)
-
-
-def _natural(name: str) -> tuple[int, str]:
-    return (int(name), "") if name.isdecimal() else (1 << 62, name)
+    """The task with these members, sorted by name; numbers come first, in numerical order."""
+    names = sorted(members, key=lambda name: (int(name), "") if name.isdecimal() else (1 << 62, name))
+    return replace(task, members={name: members[name] for name in names})

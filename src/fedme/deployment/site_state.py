@@ -1,7 +1,7 @@
-"""A site's private state on its own disk: one file a version, written atomically; a repeated round finds the one before.
+"""A site's private state on its own disk: one file per version, written atomically.
 
-The version is the number of exchanges of the run that the state has seen. It travels with every reply: a site that lost its
-state has a lower one than the server remembers.
+The version is the number of exchanges of the run that the state has seen. It travels with every reply, so the server notices a
+site that has lost its state. The version before the newest is kept for a round that the server repeats.
 """
 
 import json
@@ -22,14 +22,14 @@ from fedme.learning.accountant import Ledger
 
 FORMAT = "fedme-private-1"
 LEDGER = "privacy.json"
-MOST = 16  # entries of a ledger that a server looks at; a method has one for every size of its training parts
-KEPT = 2  # versions: the newest, and the one before it for a round that the server repeats
+MAX_LEDGER_ENTRIES = 16  # that a server accepts; a method has one per size of its training parts
+VERSIONS_KEPT = 2
 
 
-def claimed(ledger: Ledger) -> Ledger:
-    """What a site says it has spent, unless it is too much to be looked at."""
-    if len(ledger) > MOST:
-        raise TypedError("spent", f"has {len(ledger)} entries, more than {MOST}")
+def check_ledger(ledger: Ledger) -> Ledger:
+    """Return the ledger that a site sent, or raise a TypedError if it is too long."""
+    if len(ledger) > MAX_LEDGER_ENTRIES:
+        raise TypedError("spent", f"must have at most {MAX_LEDGER_ENTRIES} entries, got {len(ledger)}")
     return ledger
 
 
@@ -38,54 +38,56 @@ class PrivateState:
 
     def __init__(self, site_state: Path, run: str) -> None:
         if not re.fullmatch(r"[a-z0-9-]{1,64}", run):
-            raise TypedError("run", "is not the name of a run")
+            raise TypedError("run", "must be 1 to 64 characters of a-z, 0-9 and '-'")
         self.folder = site_state / "runs" / run
 
     def versions(self) -> list[int]:
-        """What there is, oldest first."""
+        """The existing versions, oldest first."""
         return sorted(int(path.stem.removeprefix("state-")) for path in self.folder.glob("state-*.safetensors"))
 
-    def read(self, kind: Any, archs: Mapping[str, Arch], until: int) -> tuple[int, Any | None]:
-        """The newest version that has seen at most `until` exchanges, and its state; 0 and None if there is none."""
-        known = [version for version in self.versions() if version <= until]
-        if not known:
+    def read(self, state_type: Any, archs: Mapping[str, Arch], exchanges: int) -> tuple[int, Any | None]:
+        """The newest version that has seen at most this many exchanges, and its state; (0, None) if there is none."""
+        version = max((version for version in self.versions() if version <= exchanges), default=None)
+        if version is None:
             return 0, None
-        path = self._path(known[-1])
-        tensors, about = read_tensors(path)
+        path = self._path(version)
+        tensors, body = read_tensors(path)
         try:
-            return known[-1], unpack(kind, about["state"], tensors, archs, "state")
+            return version, unpack(state_type, body["state"], tensors, archs, "state")
         except (TypedError, KeyError) as error:
-            raise RunError(f"{path}: damaged: {error}; delete it to go on with the state before") from error
+            raise RunError(f"{path}: damaged: {error}; delete it to continue from the version before") from error
 
     def write(self, version: int, state: Any) -> None:
-        """Keep a new version; those that cannot be asked for any more go."""
+        """Save a new version, and delete those that the server cannot ask for any more."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         tensors: dict[str, Tensor] = {}
         body = pack(state, tensors, "state")
         write_tensors(self._path(version), tensors, {"format": FORMAT, "state": body})
-        for old in [v for v in self.versions() if v > version] + [v for v in self.versions() if v <= version][:-KEPT]:
+        versions = self.versions()
+        current = [v for v in versions if v <= version][-VERSIONS_KEPT:]
+        for old in set(versions) - set(current):
             self._path(old).unlink()
 
     def spent(self) -> Ledger:
-        """What this run has used of the site's privacy."""
+        """What this run has spent of the site's privacy."""
         path = self.folder / LEDGER
         if not path.exists():
             return ()
         try:
             return build(Ledger, json.loads(path.read_text(encoding="utf-8")))  # type: ignore[no-any-return]
         except (TypedError, ValueError, OSError) as error:
-            raise RunError(f"{path}: damaged: {error}; nothing more is trained in this run") from error
+            raise RunError(f"{path}: damaged: {error}; restore it: this run cannot train without it") from error
 
-    def spend(self, ledger: Ledger) -> None:
-        """Write down what has been used, before anything that it paid for is sent."""
+    def save_ledger(self, ledger: Ledger) -> None:
+        """Save what has been spent, before any result is sent."""
         if ledger:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_json(self.folder / LEDGER, [asdict(each) for each in ledger])
+            write_json(self.folder / LEDGER, [asdict(cost) for cost in ledger])
 
     def _path(self, version: int) -> Path:
         return self.folder / f"state-{version:06d}.safetensors"
 
 
-def exchanges(phases: tuple[str, ...], when: Round) -> int:
-    """How many exchanges there were before this one."""
+def exchanges_before(phases: tuple[str, ...], when: Round) -> int:
+    """The number of exchanges of the run before this one."""
     return when.t * len(phases) + phases.index(when.phase)

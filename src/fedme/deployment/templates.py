@@ -1,22 +1,22 @@
-"""The files that `fedme deploy init` writes, for people to read and to fill in."""
+"""The files that `fedme deploy init` writes for operators and sites to read and edit."""
 
 EXPERIMENT = """\
-# What the federation does. Every site has the same file: a site refuses a server whose experiment differs from its own.
+# The experiment. The server and all sites have the same file: a site refuses a server whose experiment differs from its own.
 name = "federation"
 rounds = 10
 
 [method]
-name = "fedme"                # `fedme list methods`
+name = "fedme"                # `fedme list methods` shows all methods
 
-[data]                        # what a sample looks like; the data itself stays at the sites
+[data]                        # the format of a sample; the data itself stays at the sites
 name = "sites"
 shape = [1, 8, 8]
 classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
-scale = 0.0625                # raw numbers are multiplied by this
+scale = 0.0625                # raw values are multiplied by this
 val = 0.2
 test = 0.25
 
-[models]                      # the catalogue: a site picks one in its site.toml
+[models]                      # the catalogue: every site picks one in its site.toml
 pool = ["mlr", "dnn-32"]
 
 [train]
@@ -26,37 +26,37 @@ lr = 0.1
 """
 
 FEDERATION = """\
-# The server's own settings. Sites do not see this file.
-host = "{s.host}"        # the address that sites connect to; the certificate is for it
-port = {s.port}                 # sites use this one only, and only Flower's fleet API is behind it
-listen = "{s.listen}"              # where to listen for sites, if not at host: "0.0.0.0" is every address of this machine
-control_port = {s.control_port}            # of Flower's server, always on this machine alone; 0: the one after port
-insecure = {insecure}          # true: no encryption, no authentication
-min_sites = {s.min_sites}             # a run begins when so many sites have said hello
-min_replies = {s.min_replies}           # a round counts when so many have answered
-timeout = {s.timeout}         # seconds until a site that does not answer is left out of the round
-patience = {s.patience}       # seconds to wait for enough sites or replies before the run gives up
+# Settings of the server. Sites do not see this file.
+host = {host:<22} # the address that sites connect to; the server's certificate is issued for it
+port = {port:<22} # the only port that sites use; it forwards to Flower's fleet API and nothing else
+listen = {listen:<20} # the address to listen on, if it differs from host; "0.0.0.0": all addresses of this machine
+control_port = {control_port:<14} # of Flower's server, which only this machine can reach; 0: port + 1
+insecure = {insecure:<18} # true: no encryption and no authentication
+min_sites = {min_sites:<17} # a run starts when this many sites are connected
+min_replies = {min_replies:<15} # a round counts when this many sites have replied
+timeout = {timeout:<19} # seconds to wait for a site's reply before the round goes on without it
+patience = {patience:<18} # seconds to wait for enough sites or replies before the run fails
 """
 
 SITE = """\
-# This site's own settings. Nobody else sees this file. Paths are relative to it.
+# Settings of this site. Only this site sees this file. Paths are relative to it.
 name = "{name}"
-model = "mlr"                 # of the experiment's models.pool; private models (fml, pfml): also "module:Network"
-experiment = "experiment.toml"    # what this site agreed to
-state = "state"               # private state, models, audit log: keep it, and keep it to yourself
+model = "mlr"                 # from the experiment's models.pool; if models stay private (fml, pfml), also "module:Network"
+experiment = "experiment.toml"  # the experiment that this site agrees to
+state = "state"               # private state, models and audit log: back it up, and let nobody else read it
 
 [data]
-file = "data.npz"             # arrays x and y; or .csv, .tsv, .parquet, or a folder of images
+file = "data.npz"             # arrays x and y; or a .csv, .tsv or .parquet file, or a folder of images
 label = "y"                   # the array or column of the labels
-# features = ["age", "dose"]  # columns of a table, in this order; all but the label by default
-# rename = {{ yes = "1" }}      # this site's word for a label = the federation's
+# features = ["age", "dose"]  # columns of a table, in this order; default: all columns except the label
+# rename = {{ yes = "1" }}      # labels in this site's data = labels of the federation
 
-[guests]                      # which models of others may come here
+[guests]                      # which models of other sites this site accepts
 accept = "all"                # or a list of architectures
 # max_parameters = 100000
 
-[lend]                        # who may have this site's model as a guest
-to = "all"                    # or a list of sites; [] is nobody
+[lend]                        # which sites may receive this site's model as a guest
+to = "all"                    # or a list of sites; []: no site
 
 [server]
 address = "{address}"
@@ -68,33 +68,37 @@ insecure = {insecure}
 OPERATOR = """\
 # A federation
 
-1. Look through `experiment.toml` and `federation.toml`. Whoever changes `experiment.toml` later sends it to every site again.
-2. Give every folder of `sites/` to its site, over a channel you trust: it holds the site's private key. Then delete
-   your copy of `sites/NAME/key`; keep `key.pub`.
-3. `fedme deploy server .` and leave it running.
-4. `fedme deploy submit experiment.toml`; `fedme deploy status .` says who is there; results are in `runs/`.
+1. Check `experiment.toml` and `federation.toml`. If you change `experiment.toml` later, send it to every site again.
+2. Send each folder in `sites/` to its site over a channel you trust, because it contains the site's private key. Then delete
+   your copy of `sites/NAME/key`, and keep `key.pub`.
+3. Start `fedme deploy server .` and leave it running.
+4. Start a run with `fedme deploy submit experiment.toml`. `fedme deploy status .` shows which sites are connected. The results
+   are in `runs/`.
 
-Keep `server/` to yourself. Whoever reaches the control port of Flower's server can run code on every site: it listens on this
-machine alone, so trust whoever may log in here. Sites reach only the other one. More sites: `fedme deploy init . --sites NAME`.
+To add a site, run `fedme deploy init . --sites NAME`.
+
+Keep `server/` private. Anyone who reaches the control port of Flower's server can run code at every site. It is open to this
+machine only, so give accounts on this machine only to people you trust. Sites connect to the other port.
 """
 
 SITE_README = """\
 # Site {name}
 
-1. `pip install 'fedme[flower]'`, the version the operator has.
-2. Read `experiment.toml`: it says what will be computed and what is shared. Fill in `site.toml`: your data, your model,
-   and whom you trust with what.
-3. `fedme deploy node site.toml` and leave it running. It comes back by itself after every restart of either side.
+1. Install FedMe with `pip install 'fedme[flower]'`, in the same version as the operator's.
+2. Read `experiment.toml`: it defines what is computed and what is shared. Then edit `site.toml`: set your data and your model,
+   which models of other sites you accept, and which sites may receive yours.
+3. Check your settings with `fedme deploy node site.toml --check`.
+4. Start `fedme deploy node site.toml` and leave it running. It reconnects after every restart of the site or the server.
 
-Your data never leaves. What was sent and received is in `state/audit.jsonl`; your model is in `state/runs/` when a run is done.
-Keep `key` and `state/` to yourself.
+Your data never leaves your machine. `state/audit.jsonl` lists everything that was sent and received. When a run is done, your
+model is in `state/runs/`. Keep `key` and `state/` private.
 """
 
 APP = """\
 [project]
 name = "fedme-run"
 version = "1.0.0"
-description = "Starts what is installed: this app holds no code"
+description = "Starts the installed FedMe; this app contains no code"
 license = "Apache-2.0"
 dependencies = []
 

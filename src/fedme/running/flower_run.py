@@ -1,4 +1,4 @@
-"""An experiment on Flower's simulation runtime: the same rounds, the clients in other processes."""
+"""Run an experiment on Flower's simulation runtime: the same rounds, with the clients in other processes."""
 
 import functools
 import json
@@ -13,32 +13,35 @@ from fedme.federation.in_process import InProcessEngine
 from fedme.running import assembly
 from fedme.running.privacy_budget import policies
 
+SIMULATION = "federation.flower.simulation"
+
 
 def require_flower(experiment: Experiment) -> None:
-    """Refuse what cannot run on Flower before anything is trained."""
+    """Reject an experiment that cannot run on Flower, before training starts."""
     if experiment.supplied is not None:
         raise ConfigError(
-            "engine.name: Flower's processes read samples from files, but these are a program's own; leave it out"
+            "engine.name: 'flower' needs data in files, because its processes cannot see the arrays of this program; "
+            "leave engine.name out"
         )
-    flower.part("simulation")
+    flower.load_module(SIMULATION)
 
 
 def on_flower(
     experiment: Experiment,
     prepared: assembly.Prepared,
     work: Callable[[Any], None],
-    tick: Callable[[], None],
-    stop: Callable[[], None],
+    on_reply: Callable[[], None],
+    on_poll: Callable[[], None],
 ) -> None:
-    """Do `work` with Flower as its engine. `tick` is called at every reply, `stop` while waiting."""
-    simulation, engine = flower.part("simulation"), experiment.settings.engine
+    """Call `work` with an engine on Flower. `on_reply` is called at every reply, `on_poll` while waiting."""
+    engine = experiment.settings.engine
     assigned = {client: member.arch.name for client, member in prepared.task.members.items()}
-    simulation.run(
+    flower.load_module(SIMULATION).run(
         work,
-        _room(experiment, prepared),
-        functools.partial(_opened, json.dumps(experiment.plain()), json.dumps(assigned)),
-        tick,
-        stop,
+        _actor(experiment, prepared),
+        functools.partial(_open_actor, json.dumps(experiment.plain()), json.dumps(assigned)),
+        on_reply,
+        on_poll,
         engine.workers or processors(),
         engine.threads,
         engine.address,
@@ -46,11 +49,11 @@ def on_flower(
 
 
 @functools.lru_cache(maxsize=1)
-def _opened(config: str, assigned: str) -> Any:
-    return _room(*assembly.reopened(config, assigned))
+def _open_actor(config: str, assigned: str) -> Any:
+    return _actor(*assembly.reopened(config, assigned))
 
 
-def _room(experiment: Experiment, prepared: assembly.Prepared) -> Any:
+def _actor(experiment: Experiment, prepared: assembly.Prepared) -> Any:
     clients, key = prepared.federation.clients, Key(experiment.settings.seed)
     engine = InProcessEngine(experiment.method, prepared.task, clients, key, policies=policies(experiment))
-    return flower.part("simulation").Room(engine, prepared.archs)
+    return flower.load_module(SIMULATION).ActorContext(engine, prepared.archs)

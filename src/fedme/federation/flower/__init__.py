@@ -1,6 +1,6 @@
-"""Flower as the engine: clients in the processes of a Ray cluster, or at real sites. Everything that imports flwr is in here.
+"""Flower as a transport: clients in the processes of a Ray cluster, or at real sites. Only this package imports flwr.
 
-Flower and Ray are told to keep quiet before they are imported: no telemetry, no look for updates, nothing downloaded.
+The environment is set before Flower and Ray are imported: no telemetry, no update checks, no downloads.
 """
 
 import importlib
@@ -8,7 +8,7 @@ import importlib.util
 import os
 from types import ModuleType
 
-QUIET = {
+ENVIRONMENT = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -16,16 +16,16 @@ QUIET = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-os.environ.update(QUIET)
+os.environ.update(ENVIRONMENT)
 
 
 class EngineError(RuntimeError):
-    """Flower, or a client on it, failed; the message says who and why."""
+    """Flower, or a client that runs on it, failed; the message names the client and the reason."""
 
 
-def part(name: str) -> ModuleType:
-    """A module of this package, if Flower is installed."""
+def load_module(name: str) -> ModuleType:
+    """Import a module of `fedme` that needs Flower; `name` is relative to the package, as in "deployment.node"."""
     missing = [package for package in ("flwr", "ray") if importlib.util.find_spec(package) is None]
     if missing:
-        raise EngineError(f"{' and '.join(missing)} not installed; `pip install 'fedme[flower]'` brings what Flower needs")
-    return importlib.import_module(f"{__name__}.{name}")
+        raise EngineError(f"{' and '.join(missing)} not installed; run `pip install 'fedme[flower]'`")
+    return importlib.import_module(f"fedme.{name}")

@@ -1,4 +1,4 @@
-"""The two programs of a deployment as Flower starts them: one loop at the server, and what a site does with a message."""
+"""The two apps that Flower starts: the server's main function, and a client's message handlers."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,13 +7,13 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedme.federation.flower.message_content import Envelope
+from fedme.federation.flower.message_content import MessageContent
 
-Answering = Callable[[Envelope, Mapping[str, Any]], Envelope]  # a message and the node's own settings -> the reply
+Handler = Callable[[MessageContent, Mapping[str, Any]], MessageContent]  # (request, node settings) -> reply
 
 
 def server_app(main: Callable[[Grid, Mapping[str, Any]], None]) -> ServerApp:
-    """A server app that runs `main` with the grid and the run's settings."""
+    """Create a server app that calls `main` with the grid and the settings of the run."""
     app = ServerApp()
 
     @app.main()
@@ -23,24 +23,18 @@ def server_app(main: Callable[[Grid, Mapping[str, Any]], None]) -> ServerApp:
     return app
 
 
-def client_app(hello: Answering, train: Answering, evaluate: Answering) -> ClientApp:
-    """A client app that answers three kinds of messages."""
+def client_app(handlers: Mapping[str, Handler]) -> ClientApp:
+    """Create a client app from its handlers by message type ("train", "evaluate", "query.handshake")."""
     app = ClientApp()
 
-    def answered(by: Answering, message: Message, context: Context) -> Message:
-        reply = by(Envelope.opened(message.content), context.node_config)
-        return Message(reply.content(), reply_to=message)
+    def adapt(handler: Handler) -> Callable[[Message, Context], Message]:
+        def handle(message: Message, context: Context) -> Message:
+            reply = handler(MessageContent.from_records(message.content), context.node_config)
+            return Message(reply.to_records(), reply_to=message)
 
-    @app.query("hello")
-    def say_hello(message: Message, context: Context) -> Message:
-        return answered(hello, message, context)
+        return handle
 
-    @app.train()
-    def participate(message: Message, context: Context) -> Message:
-        return answered(train, message, context)
-
-    @app.evaluate()
-    def evaluate_models(message: Message, context: Context) -> Message:
-        return answered(evaluate, message, context)
-
+    for message_type, handler in handlers.items():
+        category, *action = message_type.split(".")
+        getattr(app, category)(*action)(adapt(handler))
     return app

@@ -1,4 +1,4 @@
-"""What a message carries: plain data as text, and tensors by name. Read as the types a method declares, never unpickled."""
+"""The content of a message: plain data as JSON, and tensors by name. It is read as declared types and never unpickled."""
 
 import io
 import json
@@ -18,41 +18,41 @@ from fedme.core.typed import TypedError
 
 T = TypeVar("T")
 BODY, TENSORS = "body", "tensors"
-ROOM = 1 << 36  # bytes of a message when nobody knows better
+MAX_BYTES = 1 << 36  # of a message whose expected size is unknown
 
 
 @dataclass(frozen=True)
-class Envelope:
-    """Values that travel together, by name."""
+class MessageContent:
+    """The values of a message, by name."""
 
     body: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, **values: Any) -> "Envelope":
-        """An envelope with these values."""
+    def of(cls, **values: Any) -> "MessageContent":
+        """Pack these values."""
         tensors: dict[str, Tensor] = {}
         return cls({name: pack(value, tensors, name) for name, value in values.items()}, tensors)
 
-    def read(self, name: str, kind: type[T], archs: Mapping[str, Arch] | None = None) -> T:
-        """One of the values, as a `kind`; architectures are looked up in `archs`."""
+    def read(self, name: str, value_type: type[T], archs: Mapping[str, Arch] | None = None) -> T:
+        """Read one value as a `value_type`; architectures are looked up in `archs`."""
         if name not in self.body:
             raise TypedError(name, "is missing from the message")
-        return unpack(kind, self.body[name], self.tensors, archs or {}, name)
+        return unpack(value_type, self.body[name], self.tensors, archs or {}, name)
 
-    def content(self) -> RecordDict:
-        """The envelope as Flower carries it."""
+    def to_records(self) -> RecordDict:
+        """Convert to Flower's records."""
         arrays = ArrayRecord({name: tensor.detach().contiguous() for name, tensor in self.tensors.items()})
         return RecordDict({BODY: ConfigRecord({"json": json.dumps(self.body)}), TENSORS: arrays})
 
     @classmethod
-    def opened(cls, content: RecordDict, most: int = ROOM) -> "Envelope":
-        """The envelope that somebody sent. A message of more than `most` bytes is refused before anything in it is read."""
+    def from_records(cls, content: RecordDict, max_bytes: int = MAX_BYTES) -> "MessageContent":
+        """Read received records. A message of more than `max_bytes` bytes is rejected before it is parsed."""
         try:
             text, arrays = str(content.config_records[BODY]["json"]), content.array_records[TENSORS]
             size = len(text) + sum(len(array.data) for array in arrays.values())
-            if size > most:
-                raise TypedError("message", f"has {size} bytes; at most {most} were expected")
+            if size > max_bytes:
+                raise TypedError("message", f"has {size} bytes, expected at most {max_bytes}")
             body = json.loads(text)
             tensors = {name: _tensor(array.data) for name, array in arrays.items()}
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -63,13 +63,13 @@ class Envelope:
 
 
 def _tensor(data: bytes) -> Tensor:
-    """The tensor in an npy file. What its head claims is compared with the bytes that there are before room is made."""
+    """Read a tensor from an npy file. The size in its header must match its bytes, so a forged one allocates nothing."""
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
     if version != (1, 0):
-        raise ValueError(f"npy format {version} is not in use")
-    shape, by_column, dtype = np.lib.format.read_array_header_1_0(file)
-    rest = len(data) - file.tell()
-    if dtype.kind not in "fiub" or by_column or rest != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"an array claims to be {dtype} of shape {shape}, but has {rest} bytes")
+        raise ValueError(f"unsupported npy format {version}")
+    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+    size = len(data) - file.tell()
+    if dtype.kind not in "fiub" or fortran_order or size != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"an array claims to be {dtype} of shape {shape}, but has {size} bytes")
     return torch.from_numpy(np.frombuffer(data, dtype, offset=file.tell()).reshape(shape).copy())

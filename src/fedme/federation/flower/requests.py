@@ -1,4 +1,4 @@
-"""Ask many clients at once and take the replies as they come: Flower's grid with finite patience."""
+"""Send requests to many clients at once and collect the replies as they arrive, with a timeout, over Flower's grid."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -10,105 +10,104 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 
 from fedme.core.typed import TypedError
-from fedme.federation.flower.message_content import ROOM, Envelope
+from fedme.federation.flower.message_content import MAX_BYTES, MessageContent
 
 Node = int
-WRAPPED = "occurred. Message: "
-TRIES = 20  # to hand over one message while Flower's server comes and goes
+WRAPPER = "occurred. Message: "  # precedes the original text when Flower wraps one exception in another
+PUSH_ATTEMPTS = 20  # per message, while Flower's server restarts
 K = TypeVar("K")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no reply, or none that can be read."""
+    """Why there is no usable reply."""
 
     reason: str
-    offence: bool = False  # something came, but it was no message
+    offence: bool = False  # the client replied, but with an unreadable message
 
 
 @dataclass
-class Link:
-    """The server's end of Flower. `look` is called at every look for replies and may raise."""
+class GridRequests:
+    """The server's end of Flower's grid. `on_poll` is called at every poll for replies and may raise."""
 
     grid: Grid
-    pause: float  # seconds between two looks
-    timeout: float | None = None  # seconds until a client counts as missing; without one it is waited for
-    look: Callable[[], None] = lambda: None
+    poll_interval: float  # seconds
+    timeout: float | None = None  # seconds until a client counts as missing; None: wait forever
+    on_poll: Callable[[], None] = lambda: None
 
     def nodes(self) -> list[Node]:
-        """Who is connected."""
+        """The connected nodes."""
         return sorted(self.grid.get_node_ids())
 
-    def ask(
+    def send(
         self,
-        kind: str,
-        asked: Mapping[K, tuple[Node, Envelope]],
-        heard: Callable[[K], None] = lambda who: None,
-        most: Callable[[K], int] = lambda who: ROOM,
-    ) -> dict[K, Envelope | Failure]:
-        """Every reply, or why there is none, by who was asked; `most` is how many bytes somebody may send.
+        message_type: str,
+        requests: Mapping[K, tuple[Node, MessageContent]],
+        on_reply: Callable[[K], None] = lambda client: None,
+        max_bytes: Callable[[K], int] = lambda client: MAX_BYTES,
+    ) -> dict[K, MessageContent | Failure]:
+        """Send one request per client and return every reply, or why there is none; `max_bytes` limits a client's reply.
 
-        Replies are told apart by the message they answer: a second one to the same message, or one to a message that is not
-        waited for any more, is never looked at.
+        Replies are matched by the id of the request. A second reply to a request, or a reply after the timeout, is ignored.
         """
-        replies: dict[K, Envelope | Failure] = {}
-        waiting: dict[str, K] = {}
-        for who, (node, envelope) in asked.items():  # one by one: a refused message must not shift the others
-            if number := self._pushed(kind, node, envelope):
-                waiting[number] = who
+        replies: dict[K, MessageContent | Failure] = {}
+        pending: dict[str, K] = {}
+        for client, (node, content) in requests.items():  # one by one: a rejected message must not shift the ids of others
+            if message_id := self._push(message_type, node, content):
+                pending[message_id] = client
             else:
-                replies[who] = Failure("not connected")
-        until = time.monotonic() + self.timeout if self.timeout is not None else None
-        while waiting:
-            for reply in self._pulled(waiting):
-                number = reply.metadata.reply_to_message_id
-                if number in waiting:
-                    who = waiting.pop(number)
-                    replies[who] = _opened(reply, most(who))
-                    heard(who)
-            if waiting and until is not None and time.monotonic() > until:
-                replies.update({who: Failure(f"no reply within {self.timeout:.0f} s") for who in waiting.values()})
+                replies[client] = Failure("not connected")
+        deadline = time.monotonic() + self.timeout if self.timeout is not None else None
+        while pending:
+            for reply in self._pull(pending):
+                message_id = reply.metadata.reply_to_message_id
+                if message_id in pending:
+                    client = pending.pop(message_id)
+                    replies[client] = _read(reply, max_bytes(client))
+                    on_reply(client)
+            if pending and deadline is not None and time.monotonic() > deadline:
+                replies.update({client: Failure(f"no reply within {self.timeout:.0f} s") for client in pending.values()})
                 break
-            self.look()
-            if waiting:
-                time.sleep(self.pause)
-        return {who: replies[who] for who in asked}
+            self.on_poll()
+            if pending:
+                time.sleep(self.poll_interval)
+        return {client: replies[client] for client in requests}
 
-    def _pushed(self, kind: str, node: Node, envelope: Envelope) -> str:
-        """The number of a message that is on its way; empty if nobody is there for it."""
-        for tries_left in reversed(range(TRIES)):
-            message = Message(envelope.content(), dst_node_id=node, message_type=kind, ttl=self.timeout)
+    def _push(self, message_type: str, node: Node, content: MessageContent) -> str:
+        """Send a message and return its id; the id is empty if the node is not connected."""
+        for attempts_left in reversed(range(PUSH_ATTEMPTS)):
+            message = Message(content.to_records(), dst_node_id=node, message_type=message_type, ttl=self.timeout)
             try:
                 return next(iter(self.grid.push_messages([message])), "")
-            except ObjectPushError:  # Flower's server was started again in between, and knows nothing of half a message
-                if not tries_left:
+            except ObjectPushError:  # Flower's server restarted and has forgotten the first part of the message
+                if not attempts_left:
                     raise
-                self.look()
-                time.sleep(self.pause)
+                self.on_poll()
+                time.sleep(self.poll_interval)
         return ""
 
-    def _pulled(self, waiting: Mapping[str, K]) -> list[Message]:
-        """What has come; a reply that could not be had whole is asked for again."""
+    def _pull(self, pending: Mapping[str, K]) -> list[Message]:
+        """The replies that have arrived; an incomplete one is pulled again at the next poll."""
         try:
-            return list(self.grid.pull_messages(list(waiting)))
+            return list(self.grid.pull_messages(list(pending)))
         except ObjectPullError:
             return []
 
 
-def _opened(reply: Message, most: int) -> Envelope | Failure:
+def _read(reply: Message, max_bytes: int) -> MessageContent | Failure:
     if reply.has_error():
-        return Failure(said(reply.error.code, reply.error.reason))
+        return Failure(error_text(reply.error.code, reply.error.reason))
     try:
-        return Envelope.opened(reply.content, most)
+        return MessageContent.from_records(reply.content, max_bytes)
     except TypedError as error:
         return Failure(f"refused: {error}", offence=True)
 
 
-def said(code: int, reason: str | None) -> str:
-    """Flower's error in one line. An exception arrives as its class and its text, in a simulation inside another one."""
+def error_text(code: int, reason: str | None) -> str:
+    """Flower's error on one line. Flower sends an exception as its class and text; a simulation wraps it in another one."""
     text = " ".join((reason or f"error {code}").split())
     if text.startswith("<class '") and "'>:<" in text:
-        kind, _, words = text.removeprefix("<class '").partition("'>:<")
-        words = words.strip("<>'\" ")
-        return words.partition(WRAPPED)[2] if WRAPPED in words else f"{kind.rpartition('.')[2]}: {words}"
+        class_name, _, message = text.removeprefix("<class '").partition("'>:<")
+        message = message.strip("<>'\" ")
+        return message.partition(WRAPPER)[2] if WRAPPER in message else f"{class_name.rpartition('.')[2]}: {message}"
     return text

@@ -1,9 +1,10 @@
 """Clients on Flower's simulation runtime: Ray processes on this machine or on a cluster.
 
-A client has no place of its own here: its state travels with every message, so any process can play any client, and what is
-saved between rounds is the same as in one process. A process opens the experiment's data once and keeps it.
+A client's state travels with every message, so any process can run any client, and checkpoints are the same as for a run in one
+process. Each process loads the data of the experiment once.
 """
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -12,8 +13,7 @@ from typing import Any
 
 import flwr.simulation
 import torch
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedme.core.data import ClientId
@@ -24,166 +24,150 @@ from fedme.core.typed import TypedError
 from fedme.execution.lockstep import T, Timed
 from fedme.federation.client_work import Evaluation, Finetune, ModelScore
 from fedme.federation.flower import EngineError
-from fedme.federation.flower.message_content import Envelope
-from fedme.federation.flower.requests import Failure, Link
+from fedme.federation.flower.flower_apps import client_app
+from fedme.federation.flower.message_content import MessageContent
+from fedme.federation.flower.requests import Failure, GridRequests
 from fedme.federation.in_process import InProcessEngine
 from fedme.federation.reply_validation import Kinds, check_sent
 from fedme.federation.round import ClientStates, NoReply, RejectedReply, Reply
 from fedme.learning.accountant import Ledger
 
-PAUSE = 0.02  # seconds between two looks for replies
+POLL_INTERVAL = 0.02  # seconds between two polls for replies
 
 
 @dataclass(frozen=True)
-class Room:
-    """All clients, as one process sees them, and every architecture that may occur."""
+class ActorContext:
+    """What one process needs to run any client: an engine with all clients, and every architecture that may occur."""
 
     engine: InProcessEngine
     archs: Mapping[str, Arch]
 
 
 class FlowerSimulation:
-    """The clients of `room`, each message played wherever there is a free process."""
+    """An engine that sends every client's work to a free process."""
 
-    def __init__(self, room: Room, link: Link, tick: Callable[[], None]) -> None:
-        self.room, self.link, self.tick = room, link, tick
-        self.kinds = Kinds.of(room.engine.method)
-        self.clients, self.samples = room.engine.clients, room.engine.samples
+    def __init__(self, actor: ActorContext, requests: GridRequests, on_reply: Callable[[], None]) -> None:
+        self._actor, self._requests, self._on_reply = actor, requests, on_reply
+        self._types = Kinds.of(actor.engine.method)
+        self.clients, self.samples = actor.engine.clients, actor.engine.samples
         self.states = ClientStates()
 
     def current_task(self) -> Task:
-        """The federation, always the same."""
-        return self.room.engine.task
+        """The task, which never changes."""
+        return self._actor.engine.task
 
     def unavailable(self, when: Round) -> dict[ClientId, str]:
-        """Nobody."""
+        """All clients are available."""
         return {}
 
     def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply | NoReply]:
-        """Hand every client its message and its state, and collect both."""
-        replies = self._ask("train", {client: {"down": down} for client, down in downs.items()}, when)
-        answers: dict[ClientId, Reply | NoReply] = {}
-        for client, reply in replies.items():
-            self.states[client] = reply.read("state", self.kinds.state, self.room.archs)
+        """Send every client its message and its state, and collect the replies and the new states."""
+        archs = self._actor.archs
+        replies: dict[ClientId, Reply | NoReply] = {}
+        for client, content in self._send("train", {client: {"down": down} for client, down in downs.items()}, when).items():
+            self.states[client] = content.read("state", self._types.state, archs)
             try:
-                up = reply.read("up", self.kinds.up | None, self.room.archs)
-                report, seconds = reply.read("report", Report), reply.read("seconds", float)
-                answers[client] = Reply(up, report, seconds, reply.read("when", Round))
+                up = content.read("up", self._types.up | None, archs)
+                report, seconds = content.read("report", Report), content.read("seconds", float)
+                replies[client] = Reply(up, report, seconds, content.read("when", Round))
             except TypedError as error:
-                answers[client] = RejectedReply(f"refused: {error}")
-        return answers
+                replies[client] = RejectedReply(f"refused: {error}")
+        return replies
 
     def evaluate_models(
         self, deliveries: Mapping[ClientId, Any], when: Round, finetune: Finetune | None = None
     ) -> dict[ClientId, Timed[Evaluation]]:
-        """Let every client show how its models do."""
-        asked = {client: {"delivery": delivery, "finetune": finetune} for client, delivery in deliveries.items()}
-        done = {}
-        for client, reply in self._ask("evaluate", asked, when).items():
-            state = self.states[client] = reply.read("state", self.kinds.state, self.room.archs)
-            models = reply.read("models", dict[str, Model], self.room.archs)
-            assessment = Evaluation(state, models, reply.read("scores", list[ModelScore]))
-            done[client] = Timed(assessment, reply.read("seconds", float))
-        return done
+        """Let every client evaluate its models."""
+        requests = {client: {"delivery": delivery, "finetune": finetune} for client, delivery in deliveries.items()}
+        evaluations = {}
+        for client, content in self._send("evaluate", requests, when).items():
+            state = self.states[client] = content.read("state", self._types.state, self._actor.archs)
+            models = content.read("models", dict[str, Model], self._actor.archs)
+            evaluation = Evaluation(state, models, content.read("scores", list[ModelScore]))
+            evaluations[client] = Timed(evaluation, content.read("seconds", float))
+        return evaluations
 
     def run_on_server(self, steps: Computation[T]) -> Timed[T]:
-        """Run work of the server, here."""
-        return self.room.engine.run_on_server(steps)
+        """Run the server's work in this process."""
+        return self._actor.engine.run_on_server(steps)
 
-    def _ask(self, kind: str, asked: Mapping[ClientId, Mapping[str, Any]], when: Round) -> dict[ClientId, Envelope]:
-        nodes = self.link.nodes()
-        envelopes = {
-            client: (nodes[i], Envelope.of(client=client, when=when, **self._own(client), **values))
-            for i, (client, values) in enumerate(asked.items())
-        }
+    def _send(
+        self, message_type: str, requests: Mapping[ClientId, Mapping[str, Any]], when: Round
+    ) -> dict[ClientId, MessageContent]:
+        nodes = self._requests.nodes()
+        contents = {}
+        for i, (client, values) in enumerate(requests.items()):
+            private = {"state": self.states.get(client), "spent": self.states.ledgers.get(client, ())}
+            contents[client] = nodes[i], MessageContent.of(client=client, when=when, **private, **values)
         replies = {}
-        for client, reply in self.link.ask(kind, envelopes, lambda client: self.tick()).items():
-            if isinstance(reply, Failure):  # in a simulation nobody is away: something is wrong with the experiment
+        for client, reply in self._requests.send(message_type, contents, lambda client: self._on_reply()).items():
+            if isinstance(reply, Failure):  # simulated clients are always available: the experiment itself fails
                 raise EngineError(f"client {client}, round {when.t}: {reply.reason}")
             replies[client] = reply
             self.states.ledgers |= {client: ledger} if (ledger := reply.read("spent", Ledger)) else {}
         return replies
 
-    def _own(self, client: ClientId) -> dict[str, Any]:
-        """What travels with a client, as it has no place of its own."""
-        return {"state": self.states.get(client), "spent": self.states.ledgers.get(client, ())}
 
-
-def played(room: Room, kind: str, ask: Envelope) -> Envelope:
-    """A client's work, in whatever process the message arrived."""
-    engine, kinds = room.engine, Kinds.of(room.engine.method)
-    client, when = ask.read("client", str), ask.read("when", Round)
-    state = ask.read("state", kinds.state | None, room.archs)
-    engine.states = ClientStates({} if state is None else {client: state}, {client: ask.read("spent", Ledger)})
-    if kind == "train":
-        down = ask.read("down", kinds.down, room.archs)
+def handle(
+    message_type: str, open_actor: Callable[[], ActorContext], request: MessageContent, node_config: Mapping[str, Any]
+) -> MessageContent:
+    """Do a client's work in the process that received the message; `open_actor` caches its result per process."""
+    actor = open_actor()
+    engine, types = actor.engine, Kinds.of(actor.engine.method)
+    client, when = request.read("client", str), request.read("when", Round)
+    state = request.read("state", types.state | None, actor.archs)
+    engine.states = ClientStates({} if state is None else {client: state}, {client: request.read("spent", Ledger)})
+    if message_type == "train":
+        down = request.read("down", types.down, actor.archs)
         check_sent(engine.method, engine.task, down, when)
-        answer = engine.exchange({client: down}, when)[client]
-        own = {"state": engine.states[client], "spent": engine.states.ledgers[client], "when": when}
-        return Envelope.of(up=answer.up, report=answer.report, seconds=answer.seconds, **own)
-    delivery = ask.read("delivery", kinds.down, room.archs)
-    done = engine.evaluate_models({client: delivery}, when, ask.read("finetune", Finetune | None))[client]  # type: ignore[arg-type]
-    own = {"state": done.value.state, "spent": engine.states.ledgers[client]}
-    return Envelope.of(models=done.value.models, scores=done.value.scores, seconds=done.seconds, **own)
-
-
-def client_app(opened: Callable[[], Room]) -> ClientApp:
-    """What a process does with a message; `opened` gives the room, the same one for every message to a process."""
-    app = ClientApp()
-
-    def answer(kind: str, message: Message) -> Message:
-        return Message(played(opened(), kind, Envelope.opened(message.content)).content(), reply_to=message)
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return answer("train", message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return answer("evaluate", message)
-
-    return app
+        reply = engine.exchange({client: down}, when)[client]
+        values = {"up": reply.up, "report": reply.report, "seconds": reply.seconds, "when": when}
+    else:
+        delivery, finetune = request.read("delivery", types.down, actor.archs), request.read("finetune", Finetune | None)  # type: ignore[arg-type]
+        evaluation = engine.evaluate_models({client: delivery}, when, finetune)[client]
+        values = {"models": evaluation.value.models, "scores": evaluation.value.scores, "seconds": evaluation.seconds}
+    return MessageContent.of(state=engine.states[client], spent=engine.states.ledgers[client], **values)
 
 
 def run(
     work: Callable[[FlowerSimulation], None],
-    room: Room,
-    opened: Callable[[], Room],
-    tick: Callable[[], None],
-    stop: Callable[[], None],
+    actor: ActorContext,
+    open_actor: Callable[[], ActorContext],
+    on_reply: Callable[[], None],
+    on_poll: Callable[[], None],
     workers: int,
     threads: int,
     address: str | None = None,
 ) -> None:
-    """Do `work` with an engine on Flower: on the Ray cluster at `address`, else on `workers` processes of this machine.
+    """Call `work` with an engine on Flower: on the Ray cluster at `address`, else on `workers` processes of this machine.
 
-    `tick` is called at every reply, `stop` while waiting for one.
+    `on_reply` is called at every reply, `on_poll` while waiting for one; it may raise to stop the run.
     """
     ended = threading.Event()
     app = ServerApp()
 
-    def alive() -> None:
-        stop()
+    def check_running() -> None:
+        on_poll()
         if ended.is_set():
             raise EngineError("Flower's simulation ended before the run did; its messages above say why")
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        torch.set_num_threads(threads)  # the number belongs to the thread
-        link = Link(grid, PAUSE, look=alive)
-        while len(link.nodes()) < len(room.engine.clients):
-            alive()
-            ended.wait(PAUSE)
-        work(FlowerSimulation(room, link, tick))
+        torch.set_num_threads(threads)  # PyTorch keeps this number per thread
+        requests = GridRequests(grid, POLL_INTERVAL, on_poll=check_running)
+        while len(requests.nodes()) < len(actor.engine.clients):
+            check_running()
+            ended.wait(POLL_INTERVAL)
+        work(FlowerSimulation(actor, requests, on_reply))
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    # "local": processes of this run's own, also where a cluster is there that nobody asked for.
+    # "local" starts new Ray processes even if a cluster is already running on this machine.
     where: dict[str, Any] = {"address": address} if address else {"address": "local", "num_cpus": workers}
     try:
         flwr.simulation.run_simulation(
             app,
-            client_app(opened),
-            len(room.engine.clients),
+            client_app({name: functools.partial(handle, name, open_actor) for name in ("train", "evaluate")}),
+            len(actor.engine.clients),
             backend_config={
                 "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
                 "init_args": {**where, "log_to_driver": False, "logging_level": logging.ERROR},
