@@ -144,7 +144,7 @@ def join(
     tuning = epochs if epochs is not None else experiment.settings.finetune.epochs or EPOCHS
     key = Key(experiment.settings.seed).at("newcomer", client)
     steps = _steps(experiment, there, data, tuning, key, schema.unit)
-    taken, models, scores = run_in_lockstep({client: steps}, execute or one_by_one())[client].value
+    taken, models, scores = run_in_lockstep({client: steps}, execute or one_by_one)[client].value
     folder = saved_models.folder_of(run, client, saved_models.NEWCOMERS)
     rounds = experiment.settings.rounds
     lineage = taken.lineage

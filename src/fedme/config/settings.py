@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fedme.core.data import ClientId
 from fedme.datasets.user_data import ClientFiles
 from fedme.execution.device import Device
-from fedme.execution.dispatcher import Way
+from fedme.execution.dispatcher import EnginePath
 from fedme.federation.failures import Faults
 from fedme.federation.malicious_clients import Attack
 from fedme.learning.local_training import Training, require
@@ -78,7 +78,7 @@ class EngineOptions:
 
     name: Literal["inprocess", "flower"] = "inprocess"  # "flower": clients in processes of Ray, one operation after another
     address: str | None = None  # of a Ray cluster, for "flower"; this machine by default
-    path: Way = "auto"  # one way for all operations: "reference", "compiled", "stacked", "vmap" or "workers"
+    path: EnginePath = "auto"  # one path for all operations: "reference", "compiled", "stacked" or "workers"
     device: Device = "cpu"  # where arithmetic is done: "cpu", "cuda" or "mps"
     workers: int | None = None  # processes for networks that are not stacked, such as convolutions; one a processor by default
     threads: int = 1  # of torch in this process; results depend on it in their last bits

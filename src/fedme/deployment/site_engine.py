@@ -205,7 +205,7 @@ class SiteEngine:
 
     def run_on_server(self, steps: Computation[T]) -> Timed[T]:
         """Run work of the server."""
-        return run_in_lockstep({"server": steps}, one_by_one())["server"]
+        return run_in_lockstep({"server": steps}, one_by_one)["server"]
 
     def _meet(self) -> None:
         """Notice who left, and ask whoever is new for its hello."""

@@ -29,7 +29,7 @@ class InProcessEngine:
     ) -> None:
         self.method, self.task, self.root, self.private = method, task, root, private
         self.spent: dict[ClientId, Ledger] = {}  # of every client's privacy, if trainings are private
-        self.execute = execute or one_by_one()
+        self.execute = execute or one_by_one
         self.clients = dict(clients)
         self.states: dict[ClientId, Any] = {}
         if method.pooled:
