@@ -24,8 +24,7 @@ from fedme.core.tree import Params
 from fedme.execution.input_tables import InputTable, InputTables
 from fedme.execution.network_layers import Activation, Convolution, Dropout, Flatten, Linear, MaxPool, network_layers
 from fedme.execution.reference import DRAWS_PER_STEP, result_of
-from fedme.execution.routing import Tick
-from fedme.execution.stacked_dense import flattens
+from fedme.execution.routing import Tick, models_of
 from fedme.execution.threads import Computing, on_threads
 from fedme.learning.objectives import CrossEntropy, Mutual
 from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
@@ -35,8 +34,8 @@ LAYER_TYPES = {Linear: 0, Convolution: 1, MaxPool: 2}
 ACTIVATIONS = {"relu": 1, "tanh": 2, "sigmoid": 3}
 
 
-def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
-    return [(name, kind) for name in names]
+def _fields(c_type: Any, *names: str) -> list[tuple[str, Any]]:
+    return [(name, c_type) for name in names]
 
 
 class Batches(ctypes.Structure):
@@ -151,7 +150,7 @@ class Compiled:
             return "no compiled code"
         if reason := self.tables.supports(op):
             return reason
-        for model in op.models.values() if isinstance(op, Train) else [op.model]:
+        for model in models_of(op):
             layers = fused_layers(model.arch)
             if isinstance(layers, str):
                 return layers
@@ -159,23 +158,18 @@ class Compiled:
                 return f"{model.arch.name} has buffers"
             if model.dtype not in (torch.float32, torch.float64):
                 return f"unsupported type {model.dtype}"
-            table = self.tables.table(op.data.source, model.dtype)
-            if not table.values.is_floating_point():
-                return "the inputs are not floating-point numbers"
-            if isinstance(layers[0].layer, Linear) and len(table.shape) > 1 and not flattens(model.arch):
-                return f"{model.arch.name} does not flatten its inputs"
+            if reason := self.tables.table(op).obstacle(model.arch):
+                return reason
         return training_obstacle(op) if isinstance(op, Train) else ""
 
     def group(self, op: Op) -> Hashable:
         """Operations on one table of inputs."""
-        model = next(iter(op.models.values())) if isinstance(op, Train) else op.model
-        return isinstance(op, Train), model.dtype, id(op.data.source)
+        return isinstance(op, Train), models_of(op)[0].dtype, id(op.data.source)
 
     def run(self, ops: Sequence[Op], tick: Tick) -> list[Any]:
         """Run operations on several threads; `tick` is called on this thread."""
-        model = next(iter(ops[0].models.values())) if isinstance(ops[0], Train) else ops[0].model
-        table = self.tables.table(ops[0].data.source, model.dtype)
-        return on_threads(ops, functools.partial(_compute, table=table), max(torch.get_num_threads(), self.threads), tick)
+        compute = functools.partial(_compute, table=self.tables.table(ops[0]))
+        return on_threads(ops, compute, max(torch.get_num_threads(), self.threads), tick)
 
 
 def training_obstacle(op: Train) -> str:

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedme.core.data import Arrays, Source
+from fedme.core.data import Arrays
+from fedme.core.model import Arch
 from fedme.core.operations import Op
+from fedme.execution.network_layers import Convolution, Flatten, Linear, network_layers
+from fedme.execution.routing import models_of
 
 LARGEST = 2 << 30  # bytes that the table of one source may take
 
@@ -22,6 +25,14 @@ class InputTable:
     def flat(self, rows: Tensor) -> Tensor:
         """The flat inputs of row numbers of any shape."""
         return self.values.index_select(0, rows.reshape(-1)).view(*rows.shape, self.values.shape[1])
+
+    def obstacle(self, arch: Arch) -> str:
+        """Why a recognised network cannot run on the inputs; empty if it can."""
+        if not self.values.is_floating_point():
+            return "the inputs are not floating-point numbers"
+        first = next(layer for layer in network_layers(arch) if isinstance(layer, Flatten | Linear | Convolution))
+        vectors = len(self.shape) == 1 or not isinstance(first, Linear)
+        return "" if vectors else f"{arch.name} does not flatten its inputs"
 
     def shaped(self, rows: Tensor) -> Tensor:
         """The inputs of row numbers of any shape, each in its own shape."""
@@ -44,8 +55,9 @@ class InputTables:
             return "the inputs are augmented or not one tensor"
         return "" if source.x.numel() * 4 <= LARGEST else f"the inputs take more than {LARGEST >> 30} GB"
 
-    def table(self, source: Source, dtype: torch.dtype) -> InputTable:
-        """The table of a supported source; floating-point inputs are of type `dtype`."""
+    def table(self, op: Op) -> InputTable:
+        """The table of a supported operation; floating-point inputs are of the type of its first model."""
+        source, dtype = op.data.source, models_of(op)[0].dtype
         if id(source) not in self._tables:
             weakref.finalize(source, self._tables.pop, id(source), None)
         tables = self._tables.setdefault(id(source), {})

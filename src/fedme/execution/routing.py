@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from fedme.core.model import Model
 from fedme.core.operations import Op, Train
 
 Tick = Callable[[], None]  # called after every operation, for progress and for stopping
@@ -44,12 +45,17 @@ class Route:
     reason: str
 
 
+def models_of(op: Op) -> list[Model]:
+    """The models that an operation trains or runs."""
+    return list(op.models.values()) if isinstance(op, Train) else [op.model]
+
+
 def effort(op: Op) -> float:
     """An estimate of how long an operation takes: samples times passes times parameters."""
     if isinstance(op, Train):
         schedule = op.batch_schedule
         passes = schedule.steps * schedule.batch if schedule.steps is not None else schedule.epochs * len(op.data)
-        return 3.0 * passes * sum(model.parameters for model in op.models.values())
+        return 3.0 * passes * sum(model.parameters for model in models_of(op))
     return float(len(op.data) * op.model.parameters)
 
 

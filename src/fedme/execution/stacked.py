@@ -11,13 +11,13 @@ from fedme.core.operations import Op, Train
 from fedme.execution.input_tables import InputTables
 from fedme.execution.network_layers import network_layers
 from fedme.execution.reference import result_of
-from fedme.execution.routing import Tick
+from fedme.execution.routing import Tick, models_of
 from fedme.execution.stacked_batches import StackedBatches
-from fedme.execution.stacked_dense import dense_layers, flattens
+from fedme.execution.stacked_dense import dense_layers
 from fedme.execution.stacked_inference import predict_stacked
 from fedme.execution.stacked_privacy import PrivateGradient
 from fedme.execution.stacked_training import StackedGradient, train_stacked
-from fedme.execution.stacked_vmap import vmap_obstacle
+from fedme.execution.stacked_vmap import is_compute_bound, vmap_obstacle
 
 VMAP_PARAMETERS = 100_000  # of larger networks, one after another is faster than a stack (docs/performance.md)
 
@@ -36,19 +36,13 @@ class Stacked:
             return reason
         if isinstance(op, Train) and not _hashable(op.optimizer):
             return f"the optimizer {type(op.optimizer).__name__} is not hashable"
-        models = list(op.models.values()) if isinstance(op, Train) else [op.model]
-        return next((reason for model in models if (reason := self._obstacle(model, op))), "")
+        return next((reason for model in models_of(op) if (reason := self._obstacle(model, op))), "")
 
     def _obstacle(self, model: Model, op: Op) -> str:
         layers = dense_layers(model.arch)
         if isinstance(layers, str):
             return layers
-        table = self.tables.table(op.data.source, model.dtype)
-        if not table.values.is_floating_point():
-            return "the inputs are not floating-point numbers"
-        if len(table.shape) > 1 and not flattens(model.arch):
-            return f"{model.arch.name} does not flatten its inputs"
-        return f"{model.arch.name} has buffers" if model.buffers else ""
+        return f"{model.arch.name} has buffers" if model.buffers else self.tables.table(op).obstacle(model.arch)
 
     def group(self, op: Op) -> Hashable:
         """What the operations of one program have in common."""
@@ -56,24 +50,20 @@ class Stacked:
         if not isinstance(op, Train):
             return "predict", op.model.arch, op.model.dtype, source
         # A client with its own targets may have its own classes, and so another number of outputs.
-        targets = None if op.data.targets is None else (op.data.targets.shape[1:], self._outputs(op))
+        targets, table = op.data.targets, self.tables.table(op)
+        outputs = _output_count(models_of(op)[0].arch, table.shape, table.values.dtype) if targets is not None else 0
+        classes = (outputs, targets.shape[1:] if targets is not None else ())
         roles = tuple((role, model.dtype) for role, model in op.models.items())
-        return Train, op.optimizer, source, op.mechanism is None, targets, roles, tuple(op.frozen), tuple(op.opt) == ()
-
-    def _outputs(self, op: Train) -> int:
-        model = next(iter(op.models.values()))
-        table = self.tables.table(op.data.source, model.dtype)
-        return _output_count(model.arch, table.shape, table.values.dtype)
+        return Train, op.optimizer, source, op.mechanism is None, classes, roles, tuple(op.frozen), tuple(op.opt) == ()
 
     def run(self, ops: Sequence[Op], tick: Tick) -> list[Any]:
         """Run the operations of one group as one program."""
-        model = next(iter(ops[0].models.values())) if isinstance(ops[0], Train) else ops[0].model
-        table = self.tables.table(ops[0].data.source, model.dtype)
+        table = self.tables.table(ops[0])
         trainings = [op for op in ops if isinstance(op, Train)]
         predictions = [op for op in ops if not isinstance(op, Train)]
         results: list[Any]
         if trainings:
-            order, batches = StackedBatches.of(trainings, model.dtype, self.tables.device)
+            order, batches = StackedBatches.of(trainings, models_of(ops[0])[0].dtype, self.tables.device)
             gradient_type = PrivateGradient if trainings[0].mechanism else StackedGradient
             trained = train_stacked([trainings[index] for index in order], batches, table, gradient_type)
             by_index = dict(zip(order, trained, strict=True))
@@ -105,7 +95,9 @@ class StackedByVmap(Stacked):
             return f"{model.arch.name} has buffers"
         if model.parameters > self.largest:
             return f"{model.arch.name} has more than {self.largest:,} parameters"
-        table = self.tables.table(op.data.source, model.dtype)
+        if is_compute_bound(model.arch):
+            return f"{model.arch.name} has layers that gain nothing from stacking"
+        table = self.tables.table(op)
         return vmap_obstacle(model.arch, table.shape, table.values.dtype)
 
 

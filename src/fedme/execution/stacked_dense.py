@@ -35,13 +35,6 @@ def dense_layers(arch: Arch) -> tuple[DenseLayer, ...] | str:
     return f"{arch.name} has convolutions" if convolutions else dense
 
 
-def flattens(arch: Arch) -> bool:
-    """Whether a recognised network flattens its inputs before its first linear layer."""
-    layers = network_layers(arch)
-    first = next(i for i, layer in enumerate(layers) if isinstance(layer, Linear))
-    return any(isinstance(layer, Flatten) for layer in layers[:first])
-
-
 @dataclass(frozen=True)
 class DensePass:
     """A forward pass: the logits (models x batch x classes) and what its gradients need.

@@ -14,8 +14,7 @@ from fedme.core.key import Key
 from fedme.core.model import Arch, Model, begin, dropout_layers, output_of, template
 from fedme.core.tree import Params
 
-# Compute-bound on a processor: one client after another is faster than a stack of them.
-HEAVY = (nn.modules.conv._ConvNd, nn.RNNBase, nn.Transformer)
+COMPUTE_BOUND = (nn.modules.conv._ConvNd, nn.RNNBase, nn.Transformer)
 
 
 def logits(arch: Arch, weights: Mapping[str, Tensor], x: Tensor, seeds: Mapping[str, Tensor] | None, first: int = 0) -> Tensor:
@@ -72,11 +71,14 @@ class VmapPass:
         return dict(zip(self.leaves, gradients, strict=True))
 
 
+def is_compute_bound(arch: Arch) -> bool:
+    """Whether one client after another is faster than a stack of them, on a processor."""
+    return any(isinstance(module, COMPUTE_BOUND) for module in template(arch, True).modules())
+
+
 @functools.lru_cache(maxsize=256)
 def vmap_obstacle(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> str:
     """Why a network without buffers cannot be stacked for inputs of this shape and type; empty if it can."""
-    if any(isinstance(module, HEAVY) for module in template(arch, True).modules()):
-        return f"{arch.name} has layers that gain nothing from stacking"
     dtype = torch.float64 if dtype.is_floating_point else dtype
     models = [Model.init(arch, Key(i), torch.float64) for i in range(2)]
     x = torch.rand((2, 3, *shape), generator=Key(0).torch(), dtype=torch.float64).to(dtype)
