@@ -47,7 +47,7 @@ def main() -> None:
             protocol.side(spent, count.steps, count.samples, session.accuracy())
             for session, spent, count in zip(sessions, seconds, counts, strict=True)
         ]
-        paths = sessions[0].batched.explain()
+        paths = sessions[0].dispatcher.explain()
     task = sessions[0].task
     work = flop(task.shared, task.schema.shape) * counts[0].samples
     protocol.tell("fedme", job["work"], sides[0], flop=work, paths=paths, beside=sides[1] if sides[1:] else None)

@@ -43,9 +43,9 @@ class Session:
     def __init__(self, experiment: Experiment, federation: Federation) -> None:
         self.experiment, self.federation = experiment, federation
         self.root, self.method = Key(experiment.settings.seed), experiment.method
-        self.batched = assembly.executor(experiment.settings.engine)
-        self.task: Task = assembly.prepare(experiment, federation, self.batched).task
-        self.engine = InProcessEngine(self.method, self.task, federation.clients, self.root, self.batched)
+        self.dispatcher = assembly.executor(experiment.settings.engine)
+        self.task: Task = assembly.prepare(experiment, federation, self.dispatcher).task
+        self.engine = InProcessEngine(self.method, self.task, federation.clients, self.root, self.dispatcher)
         self.server = self.method.init_server(self.task, self.root.at("init"))
         self.t = 0
 
@@ -59,7 +59,7 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.batched.close()
+        self.dispatcher.close()
 
     def play(self) -> None:
         """One round."""

@@ -214,21 +214,45 @@ def test_weights_in_any_order_of_memory():
     assert torch.allclose(a, c, atol=1e-12)
 
 
+class Custom(SGD):
+    """An optimizer of the user."""
+
+    def __init__(self):
+        super().__init__(CrossEntropy(), 0.1)
+
+
+def layer_norm():
+    return nn.Sequential(nn.Linear(3, 6), nn.LayerNorm(6), nn.Linear(6, 4))
+
+
+def buffered():
+    net = nn.Sequential(nn.Linear(3, 4))
+    net.register_buffer("seen", torch.zeros(()))
+    return net
+
+
 @built
 @pytest.mark.parametrize(
     ("optimizer", "arch", "reason"),
     [
-        (SGD(CrossEntropy(), 0.1, alternating=True), DENSE, "its models step one after another"),
-        (Moreau(0.1, 0.05, 2.0, 3, objective=Imitate("mse")), DENSE, "its loss is another one"),
-        (SGD(Imitate("mse"), 0.1), DENSE, "its loss is another one"),
-        (SGD(Mutual("own", "other"), 0.1), DENSE, "its loss is another one"),
-        (SGD(CrossEntropy(), 0.1), NORMALISED, "has other layers"),
+        (SGD(CrossEntropy(), 0.1, alternating=True), DENSE, "alternating steps"),
+        (SGD(CrossEntropy(), 0.1, prox=0.1), DENSE, "a proximal term, but not for every model"),
+        (Moreau(0.1, 0.05, 2.0, 3, objective=Imitate("mse")), DENSE, "unsupported loss Imitate"),
+        (SGD(Imitate("mse"), 0.1), DENSE, "unsupported loss Imitate"),
+        (SGD(Mutual("own", "other"), 0.1), DENSE, "unsupported loss Mutual"),
+        (Custom(), DENSE, "unsupported optimizer Custom"),
+        (SGD(CrossEntropy(), 0.1), NORMALISED, "unsupported layer BatchNorm1d"),
+        (SGD(CrossEntropy(), 0.1), Arch(layer_norm), "unsupported layer LayerNorm"),
+        (SGD(CrossEntropy(), 0.1), Arch(buffered), "has buffers"),
     ],
     ids=str,
 )
 def test_what_it_does_not_know_is_left_to_others(optimizer, arch, reason):
     op = Train({"own": Model.init(arch, Key(0))}, optimizer, clients()["1"].train, BatchSchedule(1, 5), Key(0))
-    assert reason in compiled.obstacle(op)
+    route = Dispatcher().route(op)
+    assert route.backend.name != "compiled"
+    assert "not compiled" in route.reason
+    assert reason in route.reason
 
 
 @built
@@ -236,7 +260,7 @@ def test_labels_that_do_not_exist_are_refused():
     data = clients()["1"].train
     op = Train({"own": Model.init(DENSE, Key(0), torch.float64)}, SGD(CrossEntropy(), 0.1), data, BatchSchedule(1, 5), Key(0))
     wrong = data.labelled(torch.full((len(data),), 4))
-    with pytest.raises(IndexError, match="class 4 or 4 is not among the 4 there are"):
+    with pytest.raises(IndexError, match="class numbers must be >= 0 and < 4, got 4 to 4"):
         Dispatcher(path="compiled")([Train(op.models, op.optimizer, wrong, op.batch_schedule, op.key)])
 
 
@@ -251,16 +275,24 @@ def test_what_does_not_fit_together_is_refused():
     own = {"own": pair["a"]}
     for frozen in ({"own": pair["b"]}, {"own": Model.init(narrow, Key(0), torch.float64)}):
         op = Train(own, SGD(CrossEntropy(), 0.1, prox=1.0), data, BatchSchedule(1, 5), Key(0), {}, frozen)
-        with pytest.raises(ValueError, match="not of its size or type"):
+        with pytest.raises(ValueError, match="must be .*, got"):
             Dispatcher(path="compiled")([op])
 
 
+def test_without_an_extension_the_reason_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
+    assert compiled.library.__wrapped__() == "the extension was not built when fedme was installed (no C++ compiler?)"
+
+
 def test_without_compiled_code_networks_are_stacked(monkeypatch):
-    monkeypatch.setattr(compiled, "library", lambda: "it was not built")
+    monkeypatch.setattr(compiled, "library", lambda: "the extension was not built")
     op = Train({"own": Model.init(DENSE, Key(0))}, SGD(CrossEntropy(), 0.1), clients()["1"].train, BatchSchedule(1, 5), Key(0))
     batched = Dispatcher()
     batched([op])
-    assert batched.explain() == ["train: 1 operations stacked"]
+    assert batched.explain() == [
+        "no compiled code: the extension was not built",
+        "train: 1 operations stacked (not compiled: no compiled code)",
+    ]
 
 
 @built
@@ -273,4 +305,4 @@ def test_compiled_code_runs_on_threads_here_with_the_same_bits():
     a, b = ([done.models["own"] for done, _ in each(ops)] for each in (one, several))
     several.close()
     assert all(same(x, y) for x, y in zip(a, b, strict=True))
-    assert several.paths == one.paths == {("train", "compiled"): 4}
+    assert several.paths == one.paths == {("train", "compiled", ""): 4}

@@ -9,7 +9,7 @@ from fedme.core.key import Key
 from fedme.core.model import Model
 from fedme.core.operations import BatchSchedule, Predict, Train
 from fedme.execution import reference
-from fedme.execution.device import home, missing, moved
+from fedme.execution.device import from_device, missing, to_device
 from fedme.execution.dispatcher import Dispatcher
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.optimizers import SGD
@@ -28,18 +28,18 @@ def train(arch):
 
 def test_all_weights_of_an_operation_move_and_the_data_stays():
     op = train(NORMALISED)
-    there = moved(op, META)
+    there = to_device(op, META)
     for model in (there.models["own"], there.frozen["own"]):
         assert {t.device for t in (*model.params.values(), *model.buffers.values())} == {META}
         assert model.device == META
     assert {t.device for t in there.opt["own"].values()} == {META}
     assert there.data is op.data
-    assert moved(Predict(op.models["own"], op.data), META).model.device == META
+    assert to_device(Predict(op.models["own"], op.data), META).model.device == META
 
 
 def test_results_come_home():
     trained = reference.run(train(NORMALISED))
-    back = home(trained)
+    back = from_device(trained)
     assert back.losses == trained.losses
     assert all(torch.equal(back.models["own"].params[n], p) for n, p in trained.models["own"].params.items())
 
@@ -48,14 +48,15 @@ def test_results_come_home():
 def test_the_way_to_a_device_and_back_changes_nothing(arch):
     op = train(arch)
     expected = reference.run(op)
-    ((got, _),) = Dispatcher()._there_and_back([op])
+    ((trained, _),) = Dispatcher()([to_device(op, CPU)])
+    got = from_device(trained)
     assert all(torch.allclose(got.models["own"].params[n], p, atol=1e-12) for n, p in expected.models["own"].params.items())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 def test_a_device_that_is_not_here_is_refused_by_name():
-    assert "there is no 'cuda' here; there is: cpu" in missing("cuda")
-    with pytest.raises(ConfigError, match="engine.device: there is no 'cuda' here"):
+    assert "'cuda' is not available on this machine; available: cpu" in missing("cuda")
+    with pytest.raises(ConfigError, match="engine.device: 'cuda' is not available"):
         executor(EngineOptions(device="cuda"))
     with pytest.raises(ValueError, match="must be float32 on mps"):
         EngineOptions(device="mps", dtype="float64")

@@ -1,6 +1,7 @@
 """Many clients in lockstep: results in order, seconds added up, and the same bits as one client at a time."""
 
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def test_seconds_of_a_clients_own_code_count_for_it_and_for_nobody_else():
 def test_one_by_one_times_every_operation_and_ticks_after_each():
     m, data = Model.init(LINEAR, Key(0)), split(5, Key(1))
     ticks = []
-    results = one_by_one(lambda: ticks.append(1))([Evaluate(m, data), Predict(m, data), Evaluate(m, data)])
+    results = one_by_one([Evaluate(m, data), Predict(m, data), Evaluate(m, data)], lambda: ticks.append(1))
     assert len(ticks) == 3
     assert all(seconds > 0 for _, seconds in results)
     assert results[0][0].loss == results[2][0].loss
@@ -86,7 +87,7 @@ def test_a_tick_may_stop_everything():
         yield (Evaluate(m, data),)
 
     with pytest.raises(KeyboardInterrupt):
-        run_in_lockstep({"a": steps()}, one_by_one(stop))
+        run_in_lockstep({"a": steps()}, partial(one_by_one, tick=stop))
 
 
 # Lockstep against one client at a time
@@ -136,7 +137,7 @@ def test_all_clients_together_are_each_client_alone_bit_for_bit(name):
 
 def test_lockstep_hands_operations_of_all_clients_over_at_once():
     sizes = []
-    plain = one_by_one()
+    plain = one_by_one
 
     def execute(operations):
         sizes.append([type(op).__name__ for op in operations])
@@ -198,7 +199,7 @@ def test_assessment_scores_every_model_on_every_part_that_is_there():
 
 def test_finetuning_is_a_fresh_optimiser_on_the_training_part():
     asked = []
-    plain = one_by_one()
+    plain = one_by_one
 
     def execute(operations):
         asked.extend(op for op in operations if isinstance(op, Train))
@@ -221,7 +222,7 @@ def test_finetuning_is_a_fresh_optimiser_on_the_training_part():
 
 def test_a_model_with_two_roles_is_run_once():
     asked = []
-    plain = one_by_one()
+    plain = one_by_one
 
     def execute(operations):
         asked.extend(operations)

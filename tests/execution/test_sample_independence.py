@@ -58,8 +58,8 @@ class Recurrent(nn.Module):
     ("network", "why"),
     [
         (batch_norm, r"layer 1 \(BatchNorm1d\) normalises by other samples"),
-        (Shy, "its output for a sample depends on the others of the batch"),
-        (Counting, "it keeps something of the samples it is trained on"),
+        (Shy, "its output for a sample depends on the other samples of the batch"),
+        (Counting, "training changes its buffers"),
     ],
 )
 def test_networks_in_which_samples_meet_are_refused(network, why):

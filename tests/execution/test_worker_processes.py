@@ -14,8 +14,9 @@ from fedme.core.model import Arch, Model
 from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train
 from fedme.execution import compiled, dispatcher, reference
 from fedme.execution.dispatcher import Dispatcher
-from fedme.execution.reference import one_by_one
-from fedme.execution.worker_processes import WorkerError, Workers, effort
+from fedme.execution.reference import Reference
+from fedme.execution.routing import effort
+from fedme.execution.worker_processes import WorkerError, Workers
 from fedme.learning.local_training import Training
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.optimizers import SGD
@@ -25,9 +26,12 @@ from fedme_test_support import DENSE, DROPPING, LINEAR, NORMALISED, WIDE, client
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 
 
+REFERENCE = Reference()
+
+
 @pytest.fixture
 def workers():
-    pool = Workers(2, one_by_one())
+    pool = Workers(2, [REFERENCE])
     yield pool
     pool.close()
 
@@ -45,7 +49,7 @@ def operations(count=5):
 
 
 def single(workers, ops):
-    return [done[0] for done in workers([[op] for op in ops])]
+    return [done[0] for done in workers([(REFERENCE, [op]) for op in ops])]
 
 
 def test_results_are_those_of_one_process_bit_for_bit(workers):
@@ -178,7 +182,7 @@ def test_a_large_stack_is_dealt_out_with_the_same_bits(name, monkeypatch):
     b = personal(method, *federate(method, setting, data, rounds=2, execute=dealt))
     dealt.close()
     assert all(same(a[c], b[c]) for c in data)
-    there = sum(count for (what, path), count in dealt.paths.items() if what == "train" and path.endswith(" in workers"))
+    there = sum(count for (what, path, _), count in dealt.paths.items() if what == "train" and path.endswith(" in workers"))
     assert there > 0 or name == "centralized"
 
 

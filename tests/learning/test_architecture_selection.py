@@ -87,7 +87,7 @@ def test_what_one_architecture_gets_does_not_depend_on_the_pool():
 
     def scores(pool):
         steps = best_local(pool, data, TRAINING, 2, Key(0), torch.float64)
-        return run_in_lockstep({"c": steps}, one_by_one())["c"].value.scores
+        return run_in_lockstep({"c": steps}, one_by_one)["c"].value.scores
 
     whole, part = scores([LINEAR, DENSE, WIDE]), scores([WIDE])
     assert (whole["wide"].loss, whole["wide"].accuracy) == (part["wide"].loss, part["wide"].accuracy)
@@ -96,11 +96,11 @@ def test_what_one_architecture_gets_does_not_depend_on_the_pool():
 
 def test_by_hand_with_one_architecture():
     data = clients((30,))["0"]
-    choice = run_in_lockstep({"c": best_local([DENSE], data, TRAINING, 1, Key(0), torch.float64)}, one_by_one())["c"].value
+    choice = run_in_lockstep({"c": best_local([DENSE], data, TRAINING, 1, Key(0), torch.float64)}, one_by_one)["c"].value
     start = Model.init(DENSE, Key(0).at("dense", "init"), torch.float64)
     optimizer = TRAINING.sgd(CrossEntropy(), Round(0, 1))
     op = Train({"own": start}, optimizer, data.train, TRAINING.batch_schedule(Round(0, 1)), Key(0).at("dense", "round", 0))
-    ((trained, _),) = one_by_one()([op])
+    ((trained, _),) = one_by_one([op])
     module = trained.models["own"].module()
     expected = torch.nn.functional.cross_entropy(module(data.val.inputs()), data.val.y).item()
     assert choice.scores["dense"].loss == pytest.approx(expected, abs=1e-12)

@@ -110,7 +110,7 @@ def test_a_guest_much_worse_than_ones_own_model_is_not_let_in():
 
 
 def turned_away(own, guest, data, defence):
-    return run_in_lockstep({"me": admitted_guest(own, guest, data, defence)}, one_by_one())["me"].value
+    return run_in_lockstep({"me": admitted_guest(own, guest, data, defence)}, one_by_one)["me"].value
 
 
 def test_fedmes_clients_look_at_a_guest_before_they_train_it():

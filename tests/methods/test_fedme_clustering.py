@@ -102,7 +102,7 @@ def clusters_of(models, unlabeled, count, on="logits"):
 
     def execute(operations):
         asked.extend(operations)
-        return one_by_one()(operations)
+        return one_by_one(operations)
 
     result = run_in_lockstep({"s": clustered(models, unlabeled, count, on, Key(0))}, execute)["s"].value
     return result, asked

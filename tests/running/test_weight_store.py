@@ -198,7 +198,7 @@ def test_every_method_gives_the_same_with_hardly_any_memory(name, tmp_path):
     setting = task(archs, shared=NORMALISED, public=8, unlabeled=split(6, Key(9)))
     data = clients((5, 8, 3), public=8)
     expected = personal(method, *federate(method, setting, data, rounds=2), 2)
-    store, plain = Store(tmp_path, 0), one_by_one()
+    store, plain = Store(tmp_path, 0), one_by_one
 
     def hungry(operations):
         store.settle()  # nothing stays in memory, not even between the operations of a client

@@ -147,7 +147,7 @@ def join(
     tuning = epochs if epochs is not None else experiment.settings.finetune.epochs or EPOCHS
     key = Key(experiment.settings.seed).at("newcomer", client)
     work = _choose_and_tune(experiment, offers, data, tuning, key, schema.unit)
-    taken, models, scores = run_in_lockstep({client: work}, execute or one_by_one())[client].value
+    taken, models, scores = run_in_lockstep({client: work}, execute or one_by_one)[client].value
     folder = saved_models.folder_of(run, client, saved_models.UNSEEN)
     rounds = experiment.settings.rounds
     lineage = taken.lineage

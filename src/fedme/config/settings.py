@@ -9,7 +9,7 @@ from fedme.core.data import ClientId
 from fedme.core.settings import setting
 from fedme.datasets.user_data import ClientFiles
 from fedme.execution.device import Device
-from fedme.execution.dispatcher import Way
+from fedme.execution.dispatcher import EnginePath
 from fedme.federation.failures import Faults
 from fedme.federation.malicious_clients import Attack
 from fedme.learning.local_training import Training, require
@@ -81,7 +81,7 @@ class EngineOptions:
 
     name: Literal["inprocess", "flower"] = setting("inprocess", "'flower' runs the clients in Ray processes")
     address: str | None = setting(None, "address of a Ray cluster, for 'flower'; this machine by default")
-    path: Way = setting("auto", "one execution path for all operations")
+    path: EnginePath = setting("auto", "one execution path for all operations")
     device: Device = setting("cpu", "device of the tensors")
     workers: int | None = setting(
         None, "worker processes for networks that are not stacked, such as convolutions; one per processor by default"

@@ -153,7 +153,7 @@ class SiteEngine:
 
     def run_on_server(self, steps: Computation[T]) -> Timed[T]:
         """Run the server's work in this process."""
-        return run_in_lockstep({"server": steps}, one_by_one())["server"]
+        return run_in_lockstep({"server": steps}, one_by_one)["server"]
 
     @property
     def _min_replies(self) -> int:

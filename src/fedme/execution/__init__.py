@@ -1,1 +1,1 @@
-"""What runs methods: one operation alone, and all clients of a cohort in one process."""
+"""Executes operations: the backends, the routes to them, and the lockstep of many clients."""

@@ -1,341 +1,352 @@
-// The training of one client's networks, all its steps one after another while its weights stay in the processor's cache; and
-// their outputs.
+// Training and inference of the networks of one client; the weights stay in the processor's cache for all steps.
 //
-// The arithmetic is that of execution/reference.py and learn/*.py, which the tests compare it with. A client is the work of one
-// thread, so results depend neither on the number of threads nor on who else trains. What vectors run along is padded with
-// zeros to whole ones, so that no loop has a remainder.
+// The arithmetic is that of execution/reference.py and learning/, which the tests compare it with. One thread runs one client,
+// so results depend neither on the number of threads nor on other clients. Dimensions that vectors run along are padded with
+// zeros to full vectors, so that no loop has a remainder.
 
 #include "compiled_dense.hpp"
 #include "compiled_convolutions.hpp"
 
-// What execution/compiled.py hands over, in the same order.
+// These structures are those of execution/compiled.py, field by field.
 struct Batches {
     const int64_t *rows, *targets;  // steps x width: rows of the table, and classes
-    const int64_t *sizes;           // how many of a step's samples count
+    const int64_t *sizes;           // of every batch
     int64_t steps, width;
 
     int64_t largest() const { return steps ? *std::max_element(sizes, sizes + steps) : 0; }
 };
 
-struct Given {  // a tensor, its momentum and its anchor; null where there is none. All are written to.
-    void *now, *speed, *anchor;
+struct ParameterSpec {  // null where there is none; all are written to
+    void *value, *momentum, *anchor;
 };
 
-struct Role {
+struct NetworkSpec {
     int64_t depth;
-    const Shape *shapes;   // of every layer
-    const Given *tensors;  // the weight and the bias of every layer
-    int64_t channels, height, width;  // of an input, for a network that begins with a convolution
-    double labels, peer;
+    const LayerSpec *layers;
+    const ParameterSpec *parameters;  // the weight and the bias of every layer
+    int64_t channels, rows, columns;  // of an input, if the first layer is a convolution
+    double label_weight, peer_weight;
     double loss;  // the result
 };
 
-enum Way : int64_t { SGD, MOREAU, MUTUAL_MOREAU };  // the rules of learning/optimizers.py
+enum OptimizerType : int64_t { SGD, MOREAU, MUTUAL_MOREAU };  // of learning/optimizers.py
 
-struct Step {
-    int64_t way, mutual;  // `mutual`: two roles learn from each other
-    int64_t inner;        // gradients on one batch, for the two Moreau rules
-    int64_t draws;        // how many numbers of dropout masks a step has
-    double rate, momentum, decay, pull;
-    double outer;  // the rate of the step after the inner ones
-    double limit;  // of a gradient's norm
+struct OptimizerSpec {
+    int64_t optimizer, mutual;  // `mutual`: two networks learn from each other
+    int64_t inner_steps;        // gradients on one batch, for the two Moreau optimizers
+    int64_t draws_per_step;     // numbers of dropout masks per step
+    double lr, momentum, weight_decay, prox;
+    double outer_lr;  // of the step after the inner ones
+    double clip;      // the largest norm of a gradient
 };
 
 namespace {
 
-// Planes, if it has convolutions, then dense layers.
+// Convolutions and pooling, if any, then dense layers.
 template <typename real>
 struct Network {
-    std::vector<Plane<real>> planes;
-    std::vector<Layer<real>> layers;
-    Field image;          // what planes are given: a field whose channels are not padded
-    Numbers<real> images;  // batch x field
-    Numbers<real> below;   // batch x inputs of the first layer: slopes, on their way to the planes
-    real labels, peer;    // how much the labels count in its loss, and the other network
-    double loss = 0;      // the sum over all samples
-    Numbers<real> p, log_p;  // batch x classes
+    std::vector<SpatialLayer<real>> spatial;
+    std::vector<DenseLayer<real>> dense;
+    FeatureMap image;                     // of an input; its channels are not padded
+    AlignedVector<real> images;           // batch x image
+    AlignedVector<real> flat_gradients;   // batch x inputs of the first dense layer
+    real label_weight, peer_weight;       // in the loss, of the labels and of the other network
+    double loss = 0;                      // the sum over all samples
+    AlignedVector<real> p, log_p;         // batch x classes
 
-    Network(const Role &role, int64_t batch) : labels(real(role.labels)), peer(real(role.peer)) {
-        std::vector<int64_t> columns;
-        for (int64_t i = 0; i < role.depth; i++) {
-            const Shape &shape = role.shapes[i], *next = i + 1 < role.depth ? &shape + 1 : nullptr;
-            if (shape.kind == LINEAR) {
-                int64_t wide = padded<real>(shape.in);
-                if (layers.empty() && !planes.empty())
-                    columns = channels_first(planes.back().out), wide = planes.back().out.size();
-                else
-                    columns = in_rows(1, shape.in, wide).column;
-                const Dropout dropout{shape.p, uint64_t(shape.seed)};
-                Layer<real> &layer = layers.emplace_back(shape.out, wide, columns, shape.activation, dropout, batch);
-                take(role.tensors + 2 * i, layer);
+    Network(const NetworkSpec &network, int64_t batch)
+        : label_weight(real(network.label_weight)), peer_weight(real(network.peer_weight)) {
+        for (int64_t i = 0; i < network.depth; i++) {
+            const LayerSpec &spec = network.layers[i], *next = i + 1 < network.depth ? &spec + 1 : nullptr;
+            if (spec.layer_type == LINEAR) {
+                int64_t padded_in = padded<real>(spec.inputs);
+                std::vector<int64_t> columns = row_layout(1, spec.inputs, padded_in).column;
+                if (dense.empty() && !spatial.empty())
+                    columns = channels_first(spatial.back().out), padded_in = spatial.back().out.size();
+                const Dropout dropout{spec.dropout, uint64_t(spec.seed)};
+                dense.emplace_back(spec.outputs, padded_in, columns, spec.activation, dropout, batch);
+                load(network.parameters + 2 * i, dense.back());
             } else {
-                if (planes.empty()) {
-                    image = {role.height, role.width, role.channels, role.channels, shape.above, shape.beside};
+                if (spatial.empty()) {
+                    image = {network.rows, network.columns, network.channels, network.channels, spec.padding_rows,
+                             spec.padding_columns};
                     images.resize(batch * image.size());
                 }
-                const Field in = planes.empty() ? image : planes.back().out;
-                Plane<real> &plane =
-                    planes.emplace_back(shape, in, next && next->kind != LINEAR ? next : nullptr, planes.empty(), batch);
-                if (planes.size() > 1) plane.connect(planes[planes.size() - 2].slope);
-                if (shape.kind == CONVOLUTION) {
-                    take(role.tensors + 2 * i, plane);
-                    plane.weight.gradient.resize(plane.weight.now.size());
-                    plane.bias.gradient.resize(plane.bias.now.size());
+                const FeatureMap in = spatial.empty() ? image : spatial.back().out;
+                const LayerSpec *next_spatial = next && next->layer_type != LINEAR ? next : nullptr;
+                SpatialLayer<real> &layer = spatial.emplace_back(spec, in, next_spatial, spatial.empty(), batch);
+                if (spatial.size() > 1) layer.connect(spatial[spatial.size() - 2].gradient_map);
+                if (spec.layer_type == CONVOLUTION) {
+                    load(network.parameters + 2 * i, layer);
+                    layer.weight.gradient.resize(layer.weight.value.size());
+                    layer.bias.gradient.resize(layer.bias.value.size());
                 }
             }
         }
-        if (!planes.empty()) below.resize(batch * layers[0].wide);
-        p.resize(batch * layers.back().out);
+        if (!spatial.empty()) flat_gradients.resize(batch * dense[0].padded_in);
+        p.resize(batch * dense.back().out);
         log_p.resize(p.size());
     }
 
-    // torch flattens channel by channel: where each of those numbers stands in a field.
-    static std::vector<int64_t> channels_first(const Field &field) {
-        std::vector<int64_t> found;
-        for (int64_t i = 0; i < field.channels; i++)
-            for (int64_t r = 0; r < field.rows; r++)
-                for (int64_t c = 0; c < field.columns; c++) found.push_back(field.place(r, c) + i);
-        return found;
+    // The places of the values of a feature map in the order of torch, channel by channel.
+    static std::vector<int64_t> channels_first(const FeatureMap &map) {
+        std::vector<int64_t> places;
+        for (int64_t i = 0; i < map.channels; i++)
+            for (int64_t r = 0; r < map.rows; r++)
+                for (int64_t c = 0; c < map.columns; c++) places.push_back(map.place(r, c) + i);
+        return places;
     }
 
-    template <typename Part>
-    static Layout of_bias(const Part &part) {
-        const int64_t count = part.layout.start.size();
-        return in_rows(1, count, padded<real>(count));
+    template <typename AnyLayer>
+    static ParameterLayout bias_layout(const AnyLayer &layer) {
+        const int64_t count = layer.layout.start.size();
+        return row_layout(1, count, padded<real>(count));
     }
 
-    template <typename Part>
-    static void take(const Given *given, Part &part) {
-        const auto taken = [](const Layout &layout, const Given &from) {
-            return Weights<real>{layout.taken<real>(from.now), layout.taken<real>(from.speed), layout.taken<real>(from.anchor),
-                                 {}};
+    template <typename AnyLayer>
+    static void load(const ParameterSpec *specs, AnyLayer &layer) {
+        const auto loaded = [](const ParameterLayout &layout, const ParameterSpec &spec) {
+            return Parameter<real>{layout.load<real>(spec.value), layout.load<real>(spec.momentum),
+                                   layout.load<real>(spec.anchor), {}};
         };
-        part.weight = taken(part.layout, given[0]);
-        part.bias = taken(of_bias(part), given[1]);
+        layer.weight = loaded(layer.layout, specs[0]);
+        layer.bias = loaded(bias_layout(layer), specs[1]);
     }
 
-    template <typename Part>
-    static void give(const Given *given, const Part &part) {
-        const auto give = [](const Layout &layout, const Weights<real> &weights, const Given &to) {
-            layout.give(weights.now, to.now), layout.give(weights.speed, to.speed), layout.give(weights.anchor, to.anchor);
+    template <typename AnyLayer>
+    static void store(const ParameterSpec *specs, const AnyLayer &layer) {
+        const auto store = [](const ParameterLayout &layout, const Parameter<real> &parameter, const ParameterSpec &spec) {
+            layout.store(parameter.value, spec.value), layout.store(parameter.momentum, spec.momentum);
+            layout.store(parameter.anchor, spec.anchor);
         };
-        give(part.layout, part.weight, given[0]);
-        give(of_bias(part), part.bias, given[1]);
+        store(layer.layout, layer.weight, specs[0]);
+        store(bias_layout(layer), layer.bias, specs[1]);
     }
 
-    void give(Role &role) const {
-        for (size_t i = 0; i < planes.size(); i++)
-            if (planes[i].shape.kind == CONVOLUTION) give(role.tensors + 2 * i, planes[i]);
-        for (size_t i = 0; i < layers.size(); i++) give(role.tensors + 2 * (planes.size() + i), layers[i]);
+    void store(NetworkSpec &network) const {
+        for (size_t i = 0; i < spatial.size(); i++)
+            if (spatial[i].spec.layer_type == CONVOLUTION) store(network.parameters + 2 * i, spatial[i]);
+        for (size_t i = 0; i < dense.size(); i++) store(network.parameters + 2 * (spatial.size() + i), dense[i]);
     }
 
-    std::vector<Weights<real> *> weights() {
-        std::vector<Weights<real> *> found;
-        for (auto &plane : planes) found.push_back(&plane.weight), found.push_back(&plane.bias);
-        for (auto &layer : layers) found.push_back(&layer.weight), found.push_back(&layer.bias);
-        return found;
+    std::vector<Parameter<real> *> parameters() {
+        std::vector<Parameter<real> *> parameters;
+        for (auto &layer : spatial) parameters.push_back(&layer.weight), parameters.push_back(&layer.bias);
+        for (auto &layer : dense) parameters.push_back(&layer.weight), parameters.push_back(&layer.bias);
+        return parameters;
     }
 
-    const real *given(size_t plane, int64_t b, int64_t draw) const {
-        return plane ? planes[plane - 1].handed(b, draw) : &images[b * image.size()];
+    const real *spatial_input(size_t layer, int64_t b, int64_t draw) const {
+        return layer ? spatial[layer - 1].output_of(b, draw) : &images[b * image.size()];
     }
 
-    // `draw` numbers the masks of dropout.
+    // `draw` is the number of the dropout masks.
     void forward(const std::vector<const real *> &x, int64_t samples, int64_t draw) {
-        std::copy_n(x.begin(), samples, layers[0].x.begin());
-        for (int64_t b = 0; b < samples && !planes.empty(); b++) {
+        std::copy_n(x.begin(), samples, dense[0].x.begin());
+        for (int64_t b = 0; b < samples && !spatial.empty(); b++) {
             const real *from = x[b];
             for (int64_t i = 0; i < image.channels; i++)
                 for (int64_t r = 0; r < image.rows; r++)
                     for (int64_t c = 0; c < image.columns; c++) images[b * image.size() + image.place(r, c) + i] = *from++;
-            for (size_t i = 0; i < planes.size(); i++) planes[i].forward(given(i, b, draw), b, draw);
-            layers[0].x[b] = planes.back().handed(b, draw);
+            for (size_t i = 0; i < spatial.size(); i++) spatial[i].forward(spatial_input(i, b, draw), b, draw);
+            dense[0].x[b] = spatial.back().output_of(b, draw);
         }
-        for (size_t i = 0; i < layers.size(); i++) {
-            layers[i].forward(samples, draw);
-            for (int64_t b = 0; b < samples && i + 1 < layers.size(); b++) layers[i + 1].x[b] = layers[i].handed(b, draw);
+        for (size_t i = 0; i < dense.size(); i++) {
+            dense[i].forward(samples, draw);
+            for (int64_t b = 0; b < samples && i + 1 < dense.size(); b++) dense[i + 1].x[b] = dense[i].output_of(b, draw);
         }
     }
 
     void softmax(int64_t samples) {
-        const Layer<real> &last = layers.back();
+        const DenseLayer<real> &last = dense.back();
         for (int64_t b = 0; b < samples; b++) {
-            const real *z = &last.outputs[b * last.high];
+            const real *z = &last.outputs[b * last.padded_out];
             real *q = &p[b * last.out], *log_q = &log_p[b * last.out];
             const real top = *std::max_element(z, z + last.out);
             real sum = 0;
             for (int64_t c = 0; c < last.out; c++) sum += q[c] = std::exp(z[c] - top);
-            const real whole = std::log(sum), share = 1 / sum;
-            for (int64_t c = 0; c < last.out; c++) q[c] *= share, log_q[c] = z[c] - top - whole;
+            const real log_sum = std::log(sum), scale = 1 / sum;
+            for (int64_t c = 0; c < last.out; c++) q[c] *= scale, log_q[c] = z[c] - top - log_sum;
         }
     }
 
-    // The slope of the mean loss by the logits: (labels + peer) p - peer q - labels y. The loss itself may count, or not.
-    void differentiate(const Network *other, const int64_t *y, int64_t samples, bool counts) {
-        Layer<real> &last = layers.back();
-        const real share = real(1) / samples;
+    // The gradient of the mean loss by the logits: (labels + peer) p - peer q - labels y. The loss is added up if it `counts`.
+    void backward_loss(const Network *peer, const int64_t *y, int64_t samples, bool counts) {
+        DenseLayer<real> &last = dense.back();
+        const real scale = real(1) / samples;
         for (int64_t b = 0; b < samples; b++) {
             const int64_t first = b * last.out;
-            if (counts) loss -= labels * log_p[first + y[b]];
+            if (counts) loss -= label_weight * log_p[first + y[b]];
             for (int64_t c = 0; c < last.out; c++) {
                 const int64_t i = first + c;
-                real slope = labels * (p[i] - (c == y[b]));
-                if (other) {
-                    slope += peer * (p[i] - other->p[i]);
-                    if (counts) loss += peer * other->p[i] * (other->log_p[i] - log_p[i]);
+                real gradient = label_weight * (p[i] - (c == y[b]));
+                if (peer) {
+                    gradient += peer_weight * (p[i] - peer->p[i]);
+                    if (counts) loss += peer_weight * peer->p[i] * (peer->log_p[i] - log_p[i]);
                 }
-                last.slopes[b * last.high + c] = slope * share;
+                last.output_gradients[b * last.padded_out + c] = gradient * scale;
             }
         }
     }
 
-    void backward(int64_t samples, int64_t draw, const Rule<real> &rule) {
-        for (size_t i = layers.size(); i-- > 0;) {
-            if (i) layers[i].propagate(layers[i - 1].slopes.data(), samples), layers[i - 1].differentiate(samples);
-            if (!i && !planes.empty()) layers[i].propagate(below.data(), samples);
+    // Gradients of all parameters, and a step with them.
+    void backward(int64_t samples, int64_t draw, const UpdateRule<real> &rule) {
+        for (size_t i = dense.size(); i-- > 0;) {
+            if (i) {
+                dense[i].backward_inputs(dense[i - 1].output_gradients.data(), samples);
+                dense[i - 1].backward_activation(samples);
+            }
+            if (!i && !spatial.empty()) dense[i].backward_inputs(flat_gradients.data(), samples);
             if (rule.clips()) {
-                for (Weights<real> *each : {&layers[i].weight, &layers[i].bias}) each->gradient.resize(each->now.size());
-                layers[i].template descend<KEEP>(samples, rule);
-            } else if (rule.plain()) {
-                layers[i].template descend<PLAIN>(samples, rule);
+                for (Parameter<real> *parameter : {&dense[i].weight, &dense[i].bias})
+                    parameter->gradient.resize(parameter->value.size());
+                dense[i].template update<STORE>(samples, rule);
+            } else if (rule.is_plain()) {
+                dense[i].template update<ADD>(samples, rule);
             } else {
-                layers[i].template descend<RULE>(samples, rule);
+                dense[i].template update<UPDATE>(samples, rule);
             }
         }
-        for (auto &plane : planes) plane.begin();
-        for (int64_t b = 0; b < samples && !planes.empty(); b++) {
-            Plane<real> &last = planes.back();
+        for (auto &layer : spatial) layer.begin_backward();
+        for (int64_t b = 0; b < samples && !spatial.empty(); b++) {
+            SpatialLayer<real> &last = spatial.back();
             for (int64_t r = 0; r < last.out.rows; r++)
-                std::copy_n(&below[b * layers[0].wide + last.out.place(r, 0)], last.out.columns * last.out.deep,
-                            &last.slopes[last.slope.place(r, 0)]);
-            for (size_t i = planes.size(); i-- > 0;)
-                planes[i].backward(given(i, b, draw), b, i ? planes[i - 1].slopes.data() : nullptr);
+                std::copy_n(&flat_gradients[b * dense[0].padded_in + last.out.place(r, 0)],
+                            last.out.columns * last.out.padded_channels, &last.output_gradients[last.gradient_map.place(r, 0)]);
+            for (size_t i = spatial.size(); i-- > 0;)
+                spatial[i].backward(spatial_input(i, b, draw), b, i ? spatial[i - 1].output_gradients.data() : nullptr);
         }
         if (rule.clips()) clip(rule);
-        for (Weights<real> *each : weights()) each->descend(rule);  // those whose gradients were kept
+        for (Parameter<real> *parameter : parameters()) parameter->update(rule);  // those whose gradients were stored
     }
 
-    // The gradients of all weights together are shrunk to a norm, as `tree.clip` does it.
-    void clip(const Rule<real> &rule) {
+    // Clip the norm of all gradients together, as `tree.clip` does.
+    void clip(const UpdateRule<real> &rule) {
         double squares = 0;
-        for (Weights<real> *each : weights())
-            for (size_t i = 0; i < each->gradient.size(); i++) {
-                if (rule.inside) each->gradient[i] += rule.inside * (each->now[i] - each->anchor[i]);
-                squares += double(each->gradient[i]) * double(each->gradient[i]);
+        for (Parameter<real> *parameter : parameters())
+            for (size_t i = 0; i < parameter->gradient.size(); i++) {
+                real &gradient = parameter->gradient[i];
+                if (rule.clipped_prox) gradient += rule.clipped_prox * (parameter->value[i] - parameter->anchor[i]);
+                squares += double(gradient) * double(gradient);
             }
-        const double factor = rule.limit / (std::sqrt(squares) + 1e-6);
+        const double factor = rule.clip / (std::sqrt(squares) + 1e-6);
         if (factor >= 1) return;
-        for (Weights<real> *each : weights())
-            for (real &slope : each->gradient) slope *= real(factor);
+        for (Parameter<real> *parameter : parameters())
+            for (real &gradient : parameter->gradient) gradient *= real(factor);
     }
 };
 
-// Samples of the table by their row numbers, padded if they have to be.
+// Samples of the table by their row numbers, padded if necessary.
 template <typename real>
 struct Inputs {
     const real *table;
-    int64_t features, wide;
-    Numbers<real> copied;
+    int64_t features, padded_features;
+    AlignedVector<real> copied;
     std::vector<const real *> x;
 
     Inputs(const real *table, int64_t features, int64_t batch)
-        : table(table), features(features), wide(padded<real>(features)), copied(wide == features ? 0 : batch * wide), x(batch) {}
+        : table(table), features(features), padded_features(padded<real>(features)),
+          copied(padded_features == features ? 0 : batch * padded_features), x(batch) {}
 
     const std::vector<const real *> &of(const int64_t *rows, int64_t samples) {
         for (int64_t b = 0; b < samples; b++) {
             x[b] = table + rows[b] * features;
             if (!copied.empty()) {
-                std::copy_n(x[b], features, &copied[b * wide]);
-                x[b] = &copied[b * wide];
+                std::copy_n(x[b], features, &copied[b * padded_features]);
+                x[b] = &copied[b * padded_features];
             }
         }
         return x;
     }
 };
 
-// The batches of one client, and one gradient of its networks after another.
+// One client: its batches, and a step on one of them.
 template <typename real>
-struct Course {
+struct Trainer {
     const Batches &batches;
+    const OptimizerSpec &optimizer;
     Inputs<real> inputs;
     const std::vector<const real *> *x = nullptr;
-    int64_t t = 0, samples = 0;
+    int64_t step = -1, samples = 0;
 
-    Course(const real *table, int64_t features, const Batches &batches)
-        : batches(batches), inputs(table, features, batches.largest()) {}
+    Trainer(const real *table, int64_t features, const Batches &batches, const OptimizerSpec &optimizer)
+        : batches(batches), optimizer(optimizer), inputs(table, features, batches.largest()) {}
 
-    bool next() {
-        if (t == batches.steps) return false;
-        samples = batches.sizes[t];
-        x = &inputs.of(batches.rows + t * batches.width, samples);
-        t++;
+    bool next_batch() {
+        if (++step == batches.steps) return false;
+        samples = batches.sizes[step];
+        x = &inputs.of(batches.rows + step * batches.width, samples);
         return true;
     }
 
-    // `draw` counts the gradients on one batch; the loss of the first is what counts.
-    void descend(std::vector<Network<real>> &networks, const Step &step, int64_t draw, const Rule<real> &rule) {
-        const int64_t *y = batches.targets + (t - 1) * batches.width, number = (t - 1) * step.draws + draw;
+    // `draw` counts the gradients on one batch; the loss is that of the first.
+    void descend(std::vector<Network<real>> &networks, int64_t draw, const UpdateRule<real> &rule) {
+        const int64_t *y = batches.targets + step * batches.width, number = step * optimizer.draws_per_step + draw;
         for (auto &network : networks) {
             network.forward(*x, samples, number);
             network.softmax(samples);
         }
-        for (size_t r = 0; r < networks.size(); r++)
-            networks[r].differentiate(step.mutual ? &networks[1 - r] : nullptr, y, samples, draw == 0);
+        for (size_t i = 0; i < networks.size(); i++)
+            networks[i].backward_loss(optimizer.mutual ? &networks[1 - i] : nullptr, y, samples, draw == 0);
         for (auto &network : networks) network.backward(samples, number, rule);
     }
 };
 
 template <typename real>
-void train(const real *table, int64_t features, const Batches &batches, Role *roles, int64_t count, const Step &step) {
-    Rule<real> rule{real(step.rate), real(step.momentum), real(step.decay + step.pull), real(step.pull), real(step.limit)};
-    if (rule.clips()) rule.decay = real(step.decay), rule.pull = 0, rule.inside = real(step.pull);
-    const Rule<real> after{real(step.outer), 0, rule.decay, rule.pull};
-    const real outer = real(step.outer);
+void train(const real *table, int64_t features, const Batches &batches, NetworkSpec *specs, int64_t count,
+           const OptimizerSpec &optimizer) {
+    UpdateRule<real> rule{real(optimizer.lr), real(optimizer.momentum), real(optimizer.weight_decay + optimizer.prox),
+                          real(optimizer.prox), real(optimizer.clip)};
+    if (rule.clips()) rule.weight_decay = real(optimizer.weight_decay), rule.prox = 0, rule.clipped_prox = real(optimizer.prox);
+    const UpdateRule<real> outer_rule{real(optimizer.outer_lr), 0, rule.weight_decay, rule.prox};
+    const real outer_lr = real(optimizer.outer_lr);
     std::vector<Network<real>> networks;
-    for (int64_t r = 0; r < count; r++) networks.emplace_back(roles[r], batches.largest());
-    std::vector<Network<real>> copies = step.way == MUTUAL_MOREAU ? networks : std::vector<Network<real>>();
-    Course<real> course(table, features, batches);
-    while (course.next()) {
-        if (step.way == SGD) course.descend(networks, step, 0, rule);
-        if (step.way == MOREAU) {
-            for (int64_t k = 0; k < step.inner; k++) course.descend(networks, step, k, rule);
-            for (Weights<real> *theta : networks[0].weights())
-                for (size_t i = 0; i < theta->now.size(); i++) theta->anchor[i] -= outer * (theta->anchor[i] - theta->now[i]);
+    for (int64_t i = 0; i < count; i++) networks.emplace_back(specs[i], batches.largest());
+    std::vector<Network<real>> copies = optimizer.optimizer == MUTUAL_MOREAU ? networks : std::vector<Network<real>>();
+    Trainer<real> trainer(table, features, batches, optimizer);
+    while (trainer.next_batch()) {
+        if (optimizer.optimizer == SGD) trainer.descend(networks, 0, rule);
+        if (optimizer.optimizer == MOREAU) {
+            for (int64_t k = 0; k < optimizer.inner_steps; k++) trainer.descend(networks, k, rule);
+            for (Parameter<real> *theta : networks[0].parameters())
+                for (size_t i = 0; i < theta->value.size(); i++)
+                    theta->anchor[i] -= outer_lr * (theta->anchor[i] - theta->value[i]);
         }
-        if (step.way == MUTUAL_MOREAU) {
-            const auto paired = [&](const auto &work) {
-                for (int64_t r = 0; r < count; r++) {
-                    const auto copy = copies[r].weights(), now = networks[r].weights();
-                    for (size_t i = 0; i < now.size(); i++) work(*copy[i], *now[i]);
+        if (optimizer.optimizer == MUTUAL_MOREAU) {
+            const auto pairwise = [&](const auto &work) {
+                for (int64_t n = 0; n < count; n++) {
+                    const auto copy = copies[n].parameters(), original = networks[n].parameters();
+                    for (size_t i = 0; i < original.size(); i++) work(*copy[i], *original[i]);
                 }
             };
-            paired([](Weights<real> &copy, Weights<real> &now) { copy.now = now.now; });
-            for (int64_t k = 0; k < step.inner; k++) course.descend(copies, step, k, rule);
-            paired([](Weights<real> &copy, Weights<real> &now) { now.anchor = copy.now; });
-            course.descend(networks, step, step.inner, after);  // gradients at the pair as it was before the inner steps
+            pairwise([](Parameter<real> &copy, Parameter<real> &original) { copy.value = original.value; });
+            for (int64_t k = 0; k < optimizer.inner_steps; k++) trainer.descend(copies, k, rule);
+            pairwise([](Parameter<real> &copy, Parameter<real> &original) { original.anchor = copy.value; });
+            trainer.descend(networks, optimizer.inner_steps, outer_rule);  // gradients at the pair before the inner steps
         }
     }
-    for (int64_t r = 0; r < count; r++) {
-        roles[r].loss = networks[r].loss + (copies.empty() ? 0 : copies[r].loss);
-        networks[r].give(roles[r]);
+    for (int64_t i = 0; i < count; i++) {
+        specs[i].loss = networks[i].loss + (copies.empty() ? 0 : copies[i].loss);
+        networks[i].store(specs[i]);
     }
 }
 
 template <typename real>
-void predict(const real *table, int64_t features, const int64_t *rows, int64_t count, const Role &role, real *logits) {
-    const int64_t batch = std::min<int64_t>(count, role.shapes[0].kind == LINEAR ? 100 : 20);
-    Network<real> network(role, batch);
-    const Layer<real> &last = network.layers.back();
+void predict(const real *table, int64_t features, const int64_t *rows, int64_t count, const NetworkSpec &spec, real *logits) {
+    const int64_t batch = std::min<int64_t>(count, spec.layers[0].layer_type == LINEAR ? 100 : 20);
+    Network<real> network(spec, batch);
+    const DenseLayer<real> &last = network.dense.back();
     Inputs<real> inputs(table, features, batch);
-    for (int64_t done = 0; done < count; done += batch) {
-        const int64_t samples = std::min(batch, count - done);
-        network.forward(inputs.of(rows + done, samples), samples, NO_DRAW);
-        for (int64_t b = 0; b < samples; b++) std::copy_n(&last.outputs[b * last.high], last.out, logits + (done + b) * last.out);
+    for (int64_t first = 0; first < count; first += batch) {
+        const int64_t samples = std::min(batch, count - first);
+        network.forward(inputs.of(rows + first, samples), samples, EVALUATION);
+        for (int64_t b = 0; b < samples; b++)
+            std::copy_n(&last.outputs[b * last.padded_out], last.out, logits + (first + b) * last.out);
     }
 }
 
 template <typename Work>
-int finished(const Work &work) {
+int status_of(const Work &work) {
     try {
         work();
         return 0;
@@ -346,28 +357,28 @@ int finished(const Work &work) {
 
 }  // namespace
 
-// Both return 0 if it went well, 1 if there was not enough memory. `bytes` are those of one number.
-extern "C" int fedme_train(const void *table, int64_t features, int64_t bytes, const Batches *batches, Role *roles, int64_t count,
-                               const Step *step) {
-    return finished([&] {
+// Both return 0, or 1 if there is not enough memory. `bytes` is the size of one value.
+extern "C" int fedme_train(const void *table, int64_t features, int64_t bytes, const Batches *batches, NetworkSpec *specs,
+                           int64_t count, const OptimizerSpec *optimizer) {
+    return status_of([&] {
         if (bytes == sizeof(float))
-            train(static_cast<const float *>(table), features, *batches, roles, count, *step);
+            train(static_cast<const float *>(table), features, *batches, specs, count, *optimizer);
         else
-            train(static_cast<const double *>(table), features, *batches, roles, count, *step);
+            train(static_cast<const double *>(table), features, *batches, specs, count, *optimizer);
     });
 }
 
 extern "C" int fedme_predict(const void *table, int64_t features, int64_t bytes, const int64_t *rows, int64_t count,
-                                   const Role *role, void *logits) {
-    return finished([&] {
+                             const NetworkSpec *spec, void *logits) {
+    return status_of([&] {
         if (bytes == sizeof(float))
-            predict(static_cast<const float *>(table), features, rows, count, *role, static_cast<float *>(logits));
+            predict(static_cast<const float *>(table), features, rows, count, *spec, static_cast<float *>(logits));
         else
-            predict(static_cast<const double *>(table), features, rows, count, *role, static_cast<double *>(logits));
+            predict(static_cast<const double *>(table), features, rows, count, *spec, static_cast<double *>(logits));
     });
 }
 
-// Whether this processor has the instructions the code above is made of.
+// Whether this processor has the instructions of the code above.
 extern "C" int fedme_runs_here() {
 #if defined(__x86_64__)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");

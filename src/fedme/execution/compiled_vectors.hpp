@@ -1,4 +1,4 @@
-// What all compiled code is made of: vectors, activations, dropout, and weights with the rule that changes them.
+// Vectors, activations, dropout, and parameters with their update rule.
 
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace {
 
-constexpr int BYTES = 32;  // of a vector
+constexpr int BYTES = 32;  // per vector
 
 template <typename real>
 struct Vector {
@@ -38,7 +38,7 @@ inline const vector<real> &at(const real *place) {
     return *reinterpret_cast<const vector<real> *>(place);
 }
 
-inline float total(vector<float> sum) {
+inline float sum_of(vector<float> sum) {
     typedef int32_t places __attribute__((vector_size(BYTES)));
     sum += __builtin_shuffle(sum, places{4, 5, 6, 7, 0, 1, 2, 3});
     sum += __builtin_shuffle(sum, places{2, 3, 0, 1, 6, 7, 4, 5});
@@ -46,7 +46,7 @@ inline float total(vector<float> sum) {
     return sum[0];
 }
 
-inline double total(vector<double> sum) {
+inline double sum_of(vector<double> sum) {
     typedef int64_t places __attribute__((vector_size(BYTES)));
     sum += __builtin_shuffle(sum, places{2, 3, 0, 1});
     sum += __builtin_shuffle(sum, places{1, 0, 3, 2});
@@ -58,7 +58,7 @@ int64_t padded(int64_t width) {
     return (width + LANES<real> - 1) / LANES<real> * LANES<real>;
 }
 
-// Numbers that begin where a line of the cache does: a vector across two lines takes two loads.
+// AlignedVector that begin where a line of the cache does: a vector across two lines takes two loads.
 template <typename real>
 struct Aligned {
     typedef real value_type;
@@ -72,14 +72,14 @@ struct Aligned {
 };
 
 template <typename real>
-using Numbers = std::vector<real, Aligned<real>>;
+using AlignedVector = std::vector<real, Aligned<real>>;
 
-enum Activation : int64_t { NONE, RELU, TANH, SIGMOID };  // the numbers that execution/compiled.py gives them
+enum Activation : int64_t { NONE, RELU, TANH, SIGMOID };  // as in execution/compiled.py
 
 template <typename real>
-real activated(int64_t kind, real z) {
-    switch (kind) {
-        case RELU: return z < 0 ? real(0) : z;  // what is not a number stays so
+real activate(int64_t activation, real z) {
+    switch (activation) {
+        case RELU: return z < 0 ? real(0) : z;  // NaN stays NaN
         case TANH: return std::tanh(z);
         case SIGMOID: return 1 / (1 + std::exp(-z));
         default: return z;
@@ -87,31 +87,31 @@ real activated(int64_t kind, real z) {
 }
 
 template <typename real>
-real slope_below(int64_t kind, real output, real slope) {
-    switch (kind) {
-        case RELU: return slope * (output > 0);
-        case TANH: return slope * (1 - output * output);
-        case SIGMOID: return slope * output * (1 - output);
-        default: return slope;
+real activation_gradient(int64_t activation, real output, real gradient) {
+    switch (activation) {
+        case RELU: return gradient * (output > 0);
+        case TANH: return gradient * (1 - output * output);
+        case SIGMOID: return gradient * output * (1 - output);
+        default: return gradient;
     }
 }
 
-// Dropout as in core/dropout.py: masks are a hash of a seed and of the place of a number in its batch.
+// Dropout as in core/dropout.py: a mask is a hash of a seed and of the position in the batch.
 struct Dropout {
     double p = 0;
     uint64_t seed = 0;
 
     template <typename real>
     struct Mask {
-        uint32_t low, high, least;
-        real kept;
+        uint32_t low, high, threshold;
+        real scale;
 
-        // What the number at a place is multiplied by.
+        // The factor of the value at a place.
         real at(uint32_t place) const {
             uint32_t x = (place + 1) ^ low;
             x = (x ^ (x >> 16)) * 0x7FEB352Du;
             x = (x ^ (x >> 15) ^ high) * 0x846CA68Bu;
-            return ((x ^ (x >> 16)) >> 8) >= least ? kept : real(0);
+            return ((x ^ (x >> 16)) >> 8) >= threshold ? scale : real(0);
         }
     };
 
@@ -125,66 +125,67 @@ struct Dropout {
     }
 };
 
-constexpr int64_t NO_DRAW = -1;  // outputs without dropout
+constexpr int64_t EVALUATION = -1;  // in place of the number of a dropout mask
 
-// What a step does with a gradient g: v <- momentum v + g + decay w - pull anchor, w <- w - rate v.
+// One step with a gradient g: v <- momentum v + g + weight_decay w - prox anchor, w <- w - lr v.
 template <typename real>
-struct Rule {
-    real rate, momentum, decay, pull;  // `decay` has the proximal pull in it
-    real limit = std::numeric_limits<real>::infinity();  // of the norm of the gradient of a network
-    real inside = 0;                                     // a pull that belongs to what is limited, then not to `decay`
-    bool clips() const { return limit < std::numeric_limits<real>::infinity(); }
-    bool plain() const { return !momentum && !decay; }
+struct UpdateRule {
+    real lr, momentum, weight_decay, prox;  // `weight_decay` includes the proximal term
+    real clip = std::numeric_limits<real>::infinity();  // the largest norm of the gradient of a network
+    real clipped_prox = 0;                              // a proximal term inside the clipping, then not in `weight_decay`
+    bool clips() const { return clip < std::numeric_limits<real>::infinity(); }
+    bool is_plain() const { return !momentum && !weight_decay; }
 };
 
-// One tensor of a network and what belongs to it; empty where the rule has no use for it.
+// A parameter of a network with its momentum buffer and anchor, which are empty if the rule does not use them.
 template <typename real>
-struct Weights {
-    Numbers<real> now, speed, anchor;
-    Numbers<real> gradient;  // where it is gathered before the step
+struct Parameter {
+    AlignedVector<real> value, momentum, anchor;
+    AlignedVector<real> gradient;  // summed here before the step
 
-    // The step that belongs to a gradient, for the vector at a place; the momentum is changed.
-    vector<real> step(const Rule<real> &rule, int64_t place, vector<real> slope) {
-        if (rule.decay) slope += rule.decay * at(&now[place]);
-        if (rule.pull) slope -= rule.pull * at(&anchor[place]);
-        if (rule.momentum) at(&speed[place]) = slope += rule.momentum * at(&speed[place]);
-        return slope;
+    // The step for the gradient of the vector at a place; updates the momentum buffer.
+    vector<real> step(const UpdateRule<real> &rule, int64_t place, vector<real> gradient) {
+        if (rule.weight_decay) gradient += rule.weight_decay * at(&value[place]);
+        if (rule.prox) gradient -= rule.prox * at(&anchor[place]);
+        if (rule.momentum) at(&momentum[place]) = gradient += rule.momentum * at(&momentum[place]);
+        return gradient;
     }
 
-    void descend(const Rule<real> &rule) {
+    void update(const UpdateRule<real> &rule) {
         for (size_t i = 0; i < gradient.size(); i += LANES<real>)
-            at(&now[i]) -= rule.rate * step(rule, i, at(&gradient[i]));
+            at(&value[i]) -= rule.lr * step(rule, i, at(&gradient[i]));
     }
 };
 
-// Where the numbers of a tensor stand: that of row r and column c at start[r] + stride[r] * column[c].
-struct Layout {
+// Where the values of a tensor stand: that of row r and column c at start[r] + stride[r] * column[c].
+struct ParameterLayout {
     std::vector<int64_t> start, stride, column;
     int64_t size;
 
     template <typename real>
-    Numbers<real> taken(const void *given) const {
-        Numbers<real> numbers(given ? size : 0);
-        const real *from = static_cast<const real *>(given);
-        if (given)
+    AlignedVector<real> load(const void *tensor) const {
+        AlignedVector<real> values(tensor ? size : 0);
+        const real *from = static_cast<const real *>(tensor);
+        if (tensor)
             for (size_t r = 0; r < start.size(); r++)
-                for (size_t c = 0; c < column.size(); c++) numbers[start[r] + stride[r] * column[c]] = *from++;
-        return numbers;
+                for (size_t c = 0; c < column.size(); c++) values[start[r] + stride[r] * column[c]] = *from++;
+        return values;
     }
 
     template <typename real>
-    void give(const Numbers<real> &numbers, void *place) const {
-        real *to = static_cast<real *>(place);
-        if (place)
+    void store(const AlignedVector<real> &values, void *tensor) const {
+        real *to = static_cast<real *>(tensor);
+        if (tensor)
             for (size_t r = 0; r < start.size(); r++)
-                for (size_t c = 0; c < column.size(); c++) *to++ = numbers[start[r] + stride[r] * column[c]];
+                for (size_t c = 0; c < column.size(); c++) *to++ = values[start[r] + stride[r] * column[c]];
     }
 };
 
-// Rows one after another, each padded to a width.
-inline Layout in_rows(int64_t rows, int64_t columns, int64_t wide) {
-    Layout layout{std::vector<int64_t>(rows), std::vector<int64_t>(rows, 1), std::vector<int64_t>(columns), rows * wide};
-    for (int64_t r = 0; r < rows; r++) layout.start[r] = r * wide;
+// Rows one after another, each padded.
+inline ParameterLayout row_layout(int64_t rows, int64_t columns, int64_t padded_columns) {
+    ParameterLayout layout{std::vector<int64_t>(rows), std::vector<int64_t>(rows, 1), std::vector<int64_t>(columns),
+                           rows * padded_columns};
+    for (int64_t r = 0; r < rows; r++) layout.start[r] = r * padded_columns;
     for (int64_t c = 0; c < columns; c++) layout.column[c] = c;
     return layout;
 }

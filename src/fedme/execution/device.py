@@ -1,4 +1,4 @@
-"""Where arithmetic is done. Models rest in main memory; those of an operation are moved to the device, their results back."""
+"""Operations on a device: their weights are moved there, and their results back to main memory."""
 
 from dataclasses import replace
 from typing import Any, Literal
@@ -14,21 +14,21 @@ Device = Literal["cpu", "cuda", "mps"]
 
 
 def missing(device: Device) -> str:
-    """Why a device cannot be used here; empty if it can."""
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    found = [name for name, is_there in there.items() if is_there]
-    return "" if there[device] else f"there is no '{device}' here; there is: {', '.join(found)}"
+    """Why a device cannot be used on this machine; empty if it can."""
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    names = [name for name, is_available in available.items() if is_available]
+    return "" if available[device] else f"'{device}' is not available on this machine; available: {', '.join(names)}"
 
 
-def moved(op: Op, device: torch.device) -> Op:
-    """The operation with its weights on the device; data stays where it is and is moved batch by batch, or once as a table."""
+def to_device(op: Op, device: torch.device) -> Op:
+    """The operation with its weights on the device; its data is moved per batch, or once as a table."""
     if isinstance(op, Train):
         return replace(op, models=_models(op.models, device), frozen=_models(op.frozen, device), opt=_opt(op.opt, device))
     return replace(op, model=_model(op.model, device))
 
 
-def home(result: Any) -> Any:
-    """A result in main memory."""
+def from_device(result: Any) -> Any:
+    """The result in main memory."""
     cpu = torch.device("cpu")
     if isinstance(result, Trained):
         return replace(result, models=_models(result.models, cpu), opt=_opt(result.opt, cpu))

@@ -1,4 +1,4 @@
-"""Advance the work of many clients in lockstep: what they wait for is executed together, and timed for each."""
+"""Advance the work of many clients in lockstep: the operations they wait for are executed together."""
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -9,12 +9,12 @@ from fedme.core.operations import Computation, Op, in_parallel
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
-Executor = Callable[[Sequence[Op]], Sequence[tuple[Any, float]]]  # every operation's result and the seconds it took
+Executor = Callable[[Sequence[Op]], Sequence[tuple[Any, float]]]  # the result of every operation and its seconds
 
 
 @dataclass(frozen=True)
 class Timed(Generic[T]):
-    """A finished piece of work and how long it took."""
+    """A finished piece of work and its seconds."""
 
     value: T
     seconds: float
@@ -22,7 +22,7 @@ class Timed(Generic[T]):
 
 def run_in_lockstep(work: Mapping[K, Computation[T]], execute: Executor) -> dict[K, Timed[T]]:
     """Run every piece of work to its end."""
-    steps = in_parallel([_timed(each) for each in work.values()])
+    steps = in_parallel([_timed(computation) for computation in work.values()])
     try:
         operations = next(steps)
         while True:
@@ -32,7 +32,7 @@ def run_in_lockstep(work: Mapping[K, Computation[T]], execute: Executor) -> dict
 
 
 def _timed(steps: Computation[T]) -> Computation[Timed[T]]:
-    """The same work, adding up the seconds of its operations and of its own code."""
+    """The same work with the seconds of its operations and of its own code."""
     seconds = 0.0
     answers: Sequence[Any] | None = None
     while True:

@@ -1,4 +1,4 @@
-"""The batches of many clients side by side, and what each client's loss was."""
+"""The batches of many clients side by side, and their losses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,93 +8,80 @@ from torch import Tensor
 
 from fedme.core.operations import Objective, Role, Train
 
-WAITING = 1 << 20  # numbers of output kept before their losses are computed
+PENDING = 1 << 20  # logits kept before their losses are computed
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Which samples each client sees at each step; clients in order of falling numbers of steps."""
+class StackedBatches:
+    """The samples of every client at every step; clients are sorted by falling number of steps.
+
+    So the clients that still train are a prefix of every stack, and nothing is computed for those that have finished.
+    """
 
     rows: Tensor  # clients x steps x batch: row numbers of the source
     targets: Tensor  # clients x steps x batch (x classes)
-    share: Tensor  # clients x steps x batch: 1 / batch size (its mean, if batches are drawn by chance), 0 for padding
-    active: list[int]  # at each step, how many clients have a batch
+    weights: Tensor  # clients x steps x batch: 1 / batch size (the mean size, if batches are Poisson samples), 0 for padding
+    active: list[int]  # per step, the number of clients that have a batch
 
-    def to(self, device: torch.device) -> "Schedule":
-        """The same on a device."""
-        return Schedule(self.rows.to(device), self.targets.to(device), self.share.to(device), self.active)
-
-    def at_work(self, units: int, counts: Sequence[int]) -> Tensor:
-        """For every step, whether each of so many units is among the first, which are still at work."""
-        device = self.rows.device
-        return torch.arange(units, device=device) < torch.tensor(counts, device=device)[:, None]
-
-    def packed(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """For every step, the targets and the shares (with an axis for classes) of the clients at work."""
-        at_work = self.at_work(len(self.rows), self.active)
-        targets, share = (each.transpose(0, 1)[at_work].split(self.active) for each in (self.targets, self.share.unsqueeze(-1)))
-        return targets, share
-
-
-def schedule(ops: Sequence[Train], dtype: torch.dtype) -> tuple[list[int], Schedule]:
-    """The order of the operations, and their batches side by side."""
-    plans = [op.batch_schedule.positions(len(op.data), op.key.at("batches")) for op in ops]
-    order = sorted(range(len(ops)), key=lambda i: -len(plans[i][1]))
-    steps = [len(plans[i][1]) for i in order]
-    width, longest = max(positions.shape[1] for positions, _ in plans), max(steps, default=0)
-    sample = ops[0].data.y
-    rows = torch.zeros((len(ops), longest, width), dtype=torch.int64)
-    targets = torch.zeros((len(ops), longest, width, *sample.shape[1:]), dtype=sample.dtype)
-    share = torch.zeros((len(ops), longest, width), dtype=dtype)
-    inside = torch.arange(width)
-    for place, i in enumerate(order):
-        positions, sizes = plans[i]
-        count, batch = positions.shape
-        if count:
-            rows[place, :count, :batch] = ops[i].data.rows[positions]
-            targets[place, :count, :batch] = ops[i].data.y[positions]
-            local, samples = ops[i].batch_schedule, len(ops[i].data)
-            whole = torch.full_like(sizes, min(local.batch, samples)) if local.poisson else sizes
-            share[place, :count] = (inside < sizes[:, None]).to(dtype) / whole[:, None].to(dtype)
-    active = (torch.tensor(steps)[:, None] > torch.arange(longest)).sum(0).tolist()
-    return order, Schedule(rows, targets, share, active)
+    @classmethod
+    def of(cls, ops: Sequence[Train], dtype: torch.dtype, device: torch.device) -> tuple[list[int], "StackedBatches"]:
+        """The order of the operations, and their batches in this order."""
+        drawn = [op.batch_schedule.positions(len(op.data), op.key.at("batches")) for op in ops]
+        order = sorted(range(len(ops)), key=lambda i: -len(drawn[i][1]))
+        steps = [len(drawn[i][1]) for i in order]
+        width, longest = max(positions.shape[1] for positions, _ in drawn), max(steps, default=0)
+        sample = ops[0].data.y
+        rows = torch.zeros((len(ops), longest, width), dtype=torch.int64)
+        targets = torch.zeros((len(ops), longest, width, *sample.shape[1:]), dtype=sample.dtype)
+        weights = torch.zeros((len(ops), longest, width), dtype=dtype)
+        inside = torch.arange(width)
+        for rank, i in enumerate(order):
+            positions, sizes = drawn[i]
+            count, batch = positions.shape
+            if count:
+                rows[rank, :count, :batch] = ops[i].data.rows[positions]
+                targets[rank, :count, :batch] = ops[i].data.y[positions]
+                schedule, samples = ops[i].batch_schedule, len(ops[i].data)
+                divisors = torch.full_like(sizes, min(schedule.batch, samples)) if schedule.poisson else sizes
+                weights[rank, :count] = (inside < sizes[:, None]).to(dtype) / divisors[:, None].to(dtype)
+        active = (torch.tensor(steps)[:, None] > torch.arange(longest)).sum(0).tolist()
+        return order, cls(rows.to(device), targets.to(device), weights.to(device), active)
 
 
 class Losses:
-    """Training losses of all clients; nothing waits for them, so they are computed for many steps at once."""
+    """The training losses of all clients, computed for many steps at once: nothing waits for them."""
 
-    def __init__(self, plan: Schedule, objective: Objective) -> None:
-        self.plan, self.objective = plan, objective
-        self.waiting: list[tuple[Mapping[Role, Tensor], Tensor]] = []
-        self.numbers = 0
-        self.seen: dict[Role, list[Tensor]] = {}
+    def __init__(self, batches: StackedBatches, objective: Objective) -> None:
+        self.batches, self.objective = batches, objective
+        self.pending: list[tuple[Mapping[Role, Tensor], Tensor]] = []
+        self.pending_size = 0
+        self.computed: dict[Role, list[Tensor]] = {}
 
     def add(self, logits: Mapping[Role, Tensor], y: Tensor) -> None:
-        """Note the outputs and targets of the clients at work in the next step."""
-        self.waiting.append((logits, y))
-        self.numbers += sum(z.numel() for z in logits.values())
-        if self.numbers > WAITING:
+        """Note the logits and targets of the active clients in the next step."""
+        self.pending.append((logits, y))
+        self.pending_size += sum(z.numel() for z in logits.values())
+        if self.pending_size > PENDING:
             self._compute()
 
     def _compute(self) -> None:
-        if not self.waiting:
+        if not self.pending:
             return
-        y = torch.cat([targets.flatten(0, 1) for _, targets in self.waiting])
-        logits = {role: torch.cat([each[role].flatten(0, 1) for each, _ in self.waiting]) for role in self.waiting[0][0]}
+        y = torch.cat([targets.flatten(0, 1) for _, targets in self.pending])
+        logits = {role: torch.cat([step[role].flatten(0, 1) for step, _ in self.pending]) for role in self.pending[0][0]}
         for role, loss in self.objective(logits, y).items():
-            self.seen.setdefault(role, []).append(loss.detach())
-        self.waiting, self.numbers = [], 0
+            self.computed.setdefault(role, []).append(loss.detach())
+        self.pending, self.pending_size = [], 0
 
     def means(self) -> list[dict[Role, float]]:
         """The mean over the samples seen, for every client and role."""
         self._compute()
-        counts = self.plan.share.transpose(0, 1) > 0  # steps x clients x batch
+        counts = self.batches.weights.transpose(0, 1) > 0  # steps x clients x batch
         totals = counts.sum((0, 2))
-        at_work = self.plan.at_work(counts.shape[1], self.plan.active)
-        sums = {}
-        for role, losses in self.seen.items():
-            whole = losses[0].new_zeros(counts.shape)
-            whole[at_work] = torch.cat(losses).view(-1, counts.shape[2])
-            sums[role] = torch.where(counts, whole, 0.0).sum((0, 2)) / totals
-        means = {role: mean.tolist() for role, mean in sums.items()}
+        active = torch.arange(counts.shape[1]) < torch.tensor(self.batches.active)[:, None]
+        means = {}
+        for role, losses in self.computed.items():
+            stacked = losses[0].new_zeros(counts.shape)
+            stacked[active.to(stacked.device)] = torch.cat(losses).view(-1, counts.shape[2])
+            means[role] = (torch.where(counts, stacked, 0.0).sum((0, 2)) / totals).tolist()
         return [{role: mean[rank] for role, mean in means.items()} for rank in range(len(totals))]

@@ -1,6 +1,6 @@
 """Logits of many models on many splits at once.
 
-One model on the data of many clients (a global model) is one pass over all of it; different models on their own data are
+One model on the data of many clients (a global model) is one pass over all of it. Different models on their own data are
 stacked in chunks of similar size, so that little is computed for padding.
 """
 
@@ -9,55 +9,48 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedme.core.data import Split
 from fedme.core.model import Model
-from fedme.execution import vmapped
-from fedme.execution.batch_gathering import Fetch
-from fedme.execution.dense_networks import chain, forward
+from fedme.core.operations import Evaluate, Predict
+from fedme.execution import stacked_vmap
+from fedme.execution.input_tables import InputTable
 from fedme.execution.reference import EVALUATION_BATCH
+from fedme.execution.stacked_dense import dense_layers, dense_pass
 
-CHUNK = 1 << 22  # numbers of input that one program takes
+CHUNK = 1 << 22  # input values that one pass takes
 
 
-def predict_stacked(work: Sequence[tuple[Model, Split]], fetch: Fetch, dense: bool) -> list[Tensor]:
-    """The logits of every pair; all models have one architecture, all splits one source, whose inputs `fetch` has.
-
-    `dense` says that the architecture is a chain, to be run as one.
-    """
-    results: list[Tensor | None] = [None] * len(work)
+def predict_stacked(ops: Sequence[Evaluate | Predict], table: InputTable) -> list[Tensor]:
+    """The logits of every operation; all models have one architecture, all splits one source."""
+    results: dict[int, Tensor] = {}
     by_model: dict[int, list[int]] = {}
-    for index, (model, _) in enumerate(work):
-        by_model.setdefault(id(model), []).append(index)
-    shared = [group for group in by_model.values() if len(group) > 1]
-    for group in shared:
-        sizes = [len(work[index][1]) for index in group]
-        rows = torch.cat([work[index][1].rows for index in group])
-        parts = rows.split(EVALUATION_BATCH * 8)
-        logits = torch.cat([_run([work[group[0]][0]], part[None], fetch, dense)[0] for part in parts])
-        for index, part in zip(group, logits.split(sizes), strict=True):
-            results[index] = part
-    single = [group[0] for group in by_model.values() if len(group) == 1]
-    single.sort(key=lambda index: -len(work[index][1]))
+    for index, op in enumerate(ops):
+        by_model.setdefault(id(op.model), []).append(index)
+    for group in by_model.values():
+        if len(group) > 1:
+            rows = torch.cat([ops[index].data.rows for index in group])
+            parts = [_logits([ops[group[0]].model], part[None], table)[0] for part in rows.split(EVALUATION_BATCH * 8)]
+            results.update(zip(group, torch.cat(parts).split([len(ops[index].data) for index in group]), strict=True))
+    single = sorted((group[0] for group in by_model.values() if len(group) == 1), key=lambda index: -len(ops[index].data))
     while single:
-        longest = len(work[single[0]][1])
-        count = max(1, CHUNK // (longest * fetch.table.shape[1]))
-        # Not more than half of the work may be padding.
-        chunk = [index for index in single[:count] if 2 * len(work[index][1]) >= longest]
+        longest = len(ops[single[0]].data)
+        count = max(1, CHUNK // (longest * table.values.shape[1]))
+        # At most half of the work may be padding.
+        chunk = [index for index in single[:count] if 2 * len(ops[index].data) >= longest]
         single = single[len(chunk) :]
         rows = torch.zeros((len(chunk), longest), dtype=torch.int64)
         for place, index in enumerate(chunk):
-            rows[place, : len(work[index][1])] = work[index][1].rows
-        logits = _run([work[index][0] for index in chunk], rows, fetch, dense)
+            rows[place, : len(ops[index].data)] = ops[index].data.rows
+        logits = _logits([ops[index].model for index in chunk], rows, table)
         for place, index in enumerate(chunk):
-            results[index] = logits[place, : len(work[index][1])].clone()
-    return [result.to("cpu") for result in results if result is not None]
+            results[index] = logits[place, : len(ops[index].data)].clone()
+    return [results[index].to("cpu") for index in range(len(ops))]
 
 
-def _run(models: Sequence[Model], rows: Tensor, fetch: Fetch, dense: bool) -> Tensor:
-    rows = rows.to(fetch.table.device)
-    network = chain(models[0].arch) if dense else None
+def _logits(models: Sequence[Model], rows: Tensor, table: InputTable) -> Tensor:
+    rows = rows.to(table.values.device)
     weights = {name: torch.stack([model.params[name] for model in models]) for name in models[0].params}
-    if network is not None:
-        return forward(network, weights, fetch.flat(rows), None)[0]
+    layers = dense_layers(models[0].arch)
+    if not isinstance(layers, str):
+        return dense_pass(layers, weights, table.flat(rows), None).logits
     with torch.no_grad():
-        return vmapped.logits(models[0].arch, weights, fetch.shaped(rows), None)
+        return stacked_vmap.logits(models[0].arch, weights, table.shaped(rows), None)

@@ -1,7 +1,7 @@
 """Compute operations on several threads of this process, the longest first.
 
-Only what needs no Python is computed on them: threads that run Python would wait for each other most of the time. The thread
-that asks prepares the operations, while the others compute what is ready already, and then computes too.
+Helper threads compute only what needs no Python; they would wait for each other otherwise. The calling thread prepares the
+operations while the helpers compute those that are ready, and then computes too.
 """
 
 import contextlib
@@ -11,56 +11,53 @@ from queue import SimpleQueue
 from typing import TypeVar, cast
 
 from fedme.core.operations import Op
-from fedme.execution.worker_processes import effort
+from fedme.execution.routing import Tick, effort, no_tick
 
 T = TypeVar("T")
-Kind = TypeVar("Kind", bound=Op)
-Computing = Generator[Callable[[], None], None, T]  # prepares, yields what is to be computed, and returns what came of it
+AnyOp = TypeVar("AnyOp", bound=Op)
+Computing = Generator[Callable[[], None], None, T]  # prepares, yields what is to be computed, and returns the result
 
 
-def on_threads(ops: Sequence[Kind], begun: Callable[[Kind], Computing[T]], threads: int, tick: Callable[[], None]) -> list[T]:
-    """What came of every operation. `tick` is called on this thread, once for each that is done."""
+def on_threads(ops: Sequence[AnyOp], start: Callable[[AnyOp], Computing[T]], threads: int, tick: Tick) -> list[T]:
+    """The results of all operations. `tick` is called on this thread, once per finished operation."""
     computing: dict[int, Computing[T]] = {}
-    ready: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-    done: list[None] = []  # one for each operation, until it is told of
-    failed: list[None] = []  # who fails, or is stopped, stops the others
+    ready: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None: nothing follows
+    finished: list[None] = []  # one entry per operation, until its tick
+    failed: list[None] = []  # an exception on one thread stops the others
     helpers = max(min(threads, len(ops)) - 1, 0)
 
-    def compute(tell: Callable[[], None] = lambda: None) -> None:
-        with _noted(failed):
+    def compute(after_each: Tick = no_tick) -> None:
+        with _noting(failed):
             while not failed and (call := ready.get()) is not None:
                 call()
-                done.append(None)
-                tell()
+                finished.append(None)
+                after_each()
 
-    def prepare() -> None:
-        with _noted(failed):
-            for index in sorted(range(len(ops)), key=lambda index: -effort(ops[index])):
-                computing[index] = begun(ops[index])
-                ready.put(next(computing[index]))
-                tell()
-
-    def tell() -> None:
-        while done:
-            done.pop()
+    def report() -> None:
+        while finished:
+            finished.pop()
             tick()
 
     with ThreadPoolExecutor(max(helpers, 1)) as pool:
-        others = [pool.submit(compute) for _ in range(helpers)]
+        futures = [pool.submit(compute) for _ in range(helpers)]
         try:
-            prepare()
+            with _noting(failed):
+                for index in sorted(range(len(ops)), key=lambda index: -effort(ops[index])):
+                    computing[index] = start(ops[index])
+                    ready.put(next(computing[index]))
+                    report()
         finally:
             for _ in range(helpers + 1):
-                ready.put(None)  # the end, for everyone
-        compute(tell)
-        for other in others:
-            other.result()
-    tell()
-    return [_finished(computing[index]) for index in range(len(ops))]
+                ready.put(None)
+        compute(report)
+        for future in futures:
+            future.result()
+    report()
+    return [_result(computing[index]) for index in range(len(ops))]
 
 
 @contextlib.contextmanager
-def _noted(failed: list[None]) -> Iterator[None]:
+def _noting(failed: list[None]) -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -68,9 +65,9 @@ def _noted(failed: list[None]) -> Iterator[None]:
         raise
 
 
-def _finished(computing: Computing[T]) -> T:
+def _result(computing: Computing[T]) -> T:
     try:
         next(computing)
     except StopIteration as end:
         return cast(T, end.value)
-    raise AssertionError("an operation is computed once")
+    raise AssertionError("an operation yields one computation")

@@ -1,10 +1,10 @@
-"""Operations and results on their way between a process and its workers.
+"""Operations and results as messages between a process and its workers.
 
-Numbers travel as plain arrays; data and architectures, which may be anything and are never copied, by the number that both
-sides have known them by since the worker was forked.
+Tensors travel as numpy arrays. Sources and architectures, which may be anything, do not travel: both sides know them by number
+since the worker was forked.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -31,48 +31,49 @@ class _Split:
     targets: Any
 
 
-class Shared:
-    """What both sides have: objects by number. It may only grow while there are no workers."""
+class SharedObjects:
+    """The objects that both sides have, by number. They may only grow while there are no workers."""
 
     def __init__(self) -> None:
-        self.things: list[Source | Arch] = []
-        self.numbers: dict[int, int] = {}  # by identity; the objects are kept, so identities stay theirs
+        self.objects: list[Any] = []
+        self.numbers: dict[int, int] = {}  # by identity; the objects are kept, so identities stay valid
 
-    def lacks(self, ops: Iterable[Op]) -> bool:
-        """Whether the operations need anything that is not shared yet; it is noted, for the workers to come."""
-        count = len(self.things)
+    def add_missing(self, ops: Iterable[Op]) -> bool:
+        """Add what the operations need; whether anything was missing."""
+        count = len(self.objects)
         for op in ops:
             models = [*op.models.values(), *op.frozen.values()] if isinstance(op, Train) else [op.model]
-            things: list[Source | Arch] = [op.data.source, *(model.arch for model in models)]
-            for thing in things:
-                if id(thing) not in self.numbers:
-                    self.numbers[id(thing)] = len(self.things)
-                    self.things.append(thing)
-        return len(self.things) > count
+            needed: list[Source | Arch] = [op.data.source, *(model.arch for model in models)]
+            for item in needed:
+                if id(item) not in self.numbers:
+                    self.numbers[id(item)] = len(self.objects)
+                    self.objects.append(item)
+        return len(self.objects) > count
 
-    def packed(self, value: Any) -> Any:
-        """A value as it travels."""
+    def pack(self, value: Any) -> Any:
+        """The message of a value."""
         if isinstance(value, Tensor):
             return value.numpy()
         if isinstance(value, Model):
-            return _Model(self.numbers[id(value.arch)], self.packed(value.params), self.packed(value.buffers))
+            return _Model(self.numbers[id(value.arch)], self.pack(value.params), self.pack(value.buffers))
         if isinstance(value, Split):
-            return _Split(self.numbers[id(value.source)], self.packed(value.rows), self.packed(value.targets))
-        return self._inside(value, self.packed)
+            return _Split(self.numbers[id(value.source)], self.pack(value.rows), self.pack(value.targets))
+        return _map_fields(value, self.pack)
 
-    def unpacked(self, value: Any) -> Any:
-        """The value again."""
+    def unpack(self, value: Any) -> Any:
+        """The value of a message."""
         if isinstance(value, np.ndarray):
-            return torch.from_numpy(value).clone()  # memory of torch's own, as if it had been computed here
+            return torch.from_numpy(value).clone()  # in torch's own memory, aligned as if it had been computed here
         if isinstance(value, _Model):
-            return Model(self.things[value.arch], self.unpacked(value.params), self.unpacked(value.buffers))  # type: ignore[arg-type]
+            return Model(self.objects[value.arch], self.unpack(value.params), self.unpack(value.buffers))
         if isinstance(value, _Split):
-            return Split(self.things[value.source], self.unpacked(value.rows), self.unpacked(value.targets))  # type: ignore[arg-type]
-        return self._inside(value, self.unpacked)
+            return Split(self.objects[value.source], self.unpack(value.rows), self.unpack(value.targets))
+        return _map_fields(value, self.unpack)
 
-    def _inside(self, value: Any, change: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: change(item) for key, item in value.items()}
-        if isinstance(value, Train | Trained | Evaluate | Predict):
-            return replace(value, **{field.name: change(getattr(value, field.name)) for field in fields(value)})
-        return value
+
+def _map_fields(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: change(item) for key, item in value.items()}
+    if isinstance(value, Train | Trained | Evaluate | Predict):
+        return replace(value, **{field.name: change(getattr(value, field.name)) for field in fields(value)})
+    return value

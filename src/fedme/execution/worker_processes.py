@@ -1,7 +1,7 @@
-"""Worker processes, one thread each: for networks whose steps gain nothing from stacking, and for parts of large stacks.
+"""Worker processes of one thread each: they run operations of the reference backend and parts of large stacks.
 
-Workers are forked, so they have the data without copying it; what travels is an operation's weights and row numbers. The
-longest work goes first. A worker that dies is replaced and its work is done again, with the same result.
+Workers are forked, so they have the data without a copy; only weights and row numbers travel. The longest work goes first. A
+worker that dies is replaced and its work is done again, with the same result.
 """
 
 import contextlib
@@ -11,120 +11,107 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 
-from fedme.core.operations import Op, Train
-from fedme.execution.worker_messages import Shared
+from fedme.core.operations import Op
+from fedme.execution.routing import Backend, Tick, effort, no_tick, run_timed
+from fedme.execution.worker_messages import SharedObjects
 
-LOOK = 0.5  # seconds between two looks whether the parent is alive
-DEATHS = 3  # of workers over one piece of work before it is given up
-Run = Callable[[Sequence[Op]], Sequence[tuple[Any, float]]]  # results and the seconds they took
+PARENT_CHECK = 0.5  # seconds between two checks that the parent is alive
+DEATHS = 3  # of workers over one piece of work before it fails
+Work = tuple[Backend, Sequence[Op]]  # operations of one group, and their backend
 
 
 class WorkerError(RuntimeError):
-    """Work could not be done in a worker process."""
+    """An operation failed in a worker process."""
 
 
 class Worker:
-    """One process and the line to it."""
+    """One process and the connection to it; `task` is the number of the work it does."""
 
-    def __init__(self, run: Run, shared: Shared) -> None:
+    def __init__(self, backends: Sequence[Backend], shared: SharedObjects) -> None:
         context = mp.get_context("fork")
-        self.line, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, run, shared, os.getpid()), daemon=True)
+        self.line, worker_end = context.Pipe()
+        self.process = context.Process(target=_serve, args=(worker_end, backends, shared, os.getpid()), daemon=True)
         self.process.start()
-        theirs.close()
+        worker_end.close()
         self.task: int | None = None
 
     def stop(self) -> None:
-        """End the process at once: it keeps nothing."""
+        """Kill the process: it has no state."""
         self.process.kill()
         self.process.join()
         self.line.close()
 
 
-def _serve(line: Connection, run: Run, shared: Shared, parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+def _serve(line: Connection, backends: Sequence[Backend], shared: SharedObjects, parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     _keep_freed_memory()
-    threading.Thread(target=_outlive, args=(parent,), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
     while True:
         try:
-            ops = [shared.unpacked(op) for op in line.recv()]
+            backend, ops = line.recv()
         except EOFError:
             return
         try:
-            done, failure = [(shared.packed(value), seconds) for value, seconds in run(ops)], ""
-        except Exception as error:  # whatever a user's network raises; the parent raises it again
-            done, failure = [], f"{type(error).__name__}: {error}"
-        line.send((done, failure))
+            timed = run_timed(backends[backend], [shared.unpack(op) for op in ops])
+            results, failure = [(shared.pack(value), seconds) for value, seconds in timed], ""
+        except Exception as error:  # a user's network may raise anything; the parent raises it again
+            results, failure = [], f"{type(error).__name__}: {error}"
+        line.send((results, failure))
 
 
 def _keep_freed_memory() -> None:
-    """Up to 256 MB of it: the tensors of a step are as large as those of the last one.
+    """Keep up to 256 MB of freed memory: the tensors of a step are as large as those of the step before.
 
-    What goes back to the system in between has to be cleared and mapped anew, which is a tenth of the time of large layers.
+    Memory that goes back to the system in between must be mapped and cleared again, a tenth of the time of large layers.
     """
-    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+    with contextlib.suppress(OSError, AttributeError):  # the C library is not glibc
         libc = ctypes.CDLL(None)
         for setting, size in ((-3, 32 << 20), (-1, 256 << 20)):  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
             libc.mallopt(setting, size)
 
 
-def _outlive(parent: int) -> None:
-    """End with the parent, however it ends and whatever is being computed: nobody waits for it."""
+def _exit_with_parent(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(LOOK)
+        time.sleep(PARENT_CHECK)
     os._exit(1)
 
 
-def effort(op: Op) -> float:
-    """How long an operation takes, roughly: samples times weights."""
-    if isinstance(op, Train):
-        passes = (
-            op.batch_schedule.steps * op.batch_schedule.batch
-            if op.batch_schedule.steps is not None
-            else op.batch_schedule.epochs * len(op.data)
-        )
-        return 3.0 * passes * sum(model.parameters for model in op.models.values())
-    return float(len(op.data) * op.model.parameters)
-
-
 class Workers:
-    """A few worker processes, started when they are first needed, that do what `run` does.
+    """`count` worker processes with these backends, started when they are first needed.
 
-    `before_fork` is called before one is started: a process with other threads at work is not copied safely.
+    `before_fork` is called before a worker is started: forking while other threads run is not safe.
     """
 
-    def __init__(
-        self, count: int, run: Run, tick: Callable[[], None] = lambda: None, before_fork: Callable[[], None] = lambda: None
-    ) -> None:
-        self.count, self.run, self.tick, self.before_fork = count, run, tick, before_fork
-        self.shared = Shared()
+    def __init__(self, count: int, backends: Sequence[Backend], tick: Tick = no_tick, before_fork: Tick = no_tick) -> None:
+        self.count, self.backends, self.tick, self.before_fork = count, backends, tick, before_fork
+        self.shared = SharedObjects()
         self.workers: list[Worker] = []
 
-    def __call__(self, work: Sequence[Sequence[Op]]) -> list[Sequence[tuple[Any, float]]]:
-        """Run every piece of work in some worker; its results in order, with the seconds each took."""
-        if self.shared.lacks(op for piece in work for op in piece):
-            self.close()  # workers have what was there when they were forked
-        waiting = sorted(range(len(work)), key=lambda i: sum(map(effort, work[i])))  # taken from the end: the longest first
+    def __call__(self, work: Sequence[Work]) -> list[Sequence[tuple[Any, float]]]:
+        """Run every piece of work in some worker; the results of each, with their seconds, in order."""
+        if self.shared.add_missing(op for _, ops in work for op in ops):
+            self.close()  # workers know what was there when they were forked
+        waiting = sorted(range(len(work)), key=lambda i: sum(map(effort, work[i][1])))  # taken from the end: the longest first
         results: dict[int, Sequence[tuple[Any, float]]] = {}
         deaths = [0] * len(work)
         try:
             while len(results) < len(work):
-                self._hand_out(work, waiting)
+                self._assign(work, waiting)
                 busy = {worker.line: worker for worker in self.workers if worker.task is not None}
                 for line in wait(list(busy), timeout=1.0):
                     worker = busy[line]  # type: ignore[index]
                     task, worker.task = worker.task, None
                     assert task is not None
                     try:
-                        done, failure = worker.line.recv()
+                        timed, failure = worker.line.recv()
                     except (EOFError, OSError):  # it died
                         deaths[task] += 1
                         if deaths[task] >= DEATHS:
@@ -136,22 +123,23 @@ class Workers:
                         continue
                     if failure:
                         raise WorkerError(failure)
-                    results[task] = [(self.shared.unpacked(value), seconds) for value, seconds in done]
-                    for _ in work[task]:
+                    results[task] = [(self.shared.unpack(value), seconds) for value, seconds in timed]
+                    for _ in timed:
                         self.tick()
         except BaseException:
-            self.close()  # nobody waits for what is still being computed
+            self.close()  # the results of what still runs are not needed
             raise
         return [results[i] for i in range(len(work))]
 
-    def _hand_out(self, work: Sequence[Sequence[Op]], waiting: list[int]) -> None:
+    def _assign(self, work: Sequence[Work], waiting: list[int]) -> None:
         while len(self.workers) < min(self.count, len(work)):
-            self.workers.append(self._started())
+            self.workers.append(self._start())
         for worker in list(self.workers):
             if worker.task is None and waiting:
                 task = waiting.pop()
+                backend, ops = work[task]
                 try:
-                    worker.line.send([self.shared.packed(op) for op in work[task]])
+                    worker.line.send((self.backends.index(backend), [self.shared.pack(op) for op in ops]))
                     worker.task = task
                 except (BrokenPipeError, ConnectionResetError):  # it died while idle
                     waiting.append(task)
@@ -160,11 +148,11 @@ class Workers:
     def _replace(self, worker: Worker) -> None:
         with contextlib.suppress(OSError):
             worker.stop()
-        self.workers[self.workers.index(worker)] = self._started()
+        self.workers[self.workers.index(worker)] = self._start()
 
-    def _started(self) -> Worker:
+    def _start(self) -> Worker:
         self.before_fork()
-        return Worker(self.run, self.shared)
+        return Worker(self.backends, self.shared)
 
     def close(self) -> None:
         """End all workers."""

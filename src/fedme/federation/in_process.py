@@ -32,7 +32,7 @@ class InProcessEngine:
         states: ClientStates | None = None,
     ) -> None:
         self.method, self.task, self.root, self.policies = method, task, root, policies
-        self.execute = execute or one_by_one()
+        self.execute = execute or one_by_one
         self.clients = dict(clients)
         self.states = states if states is not None else ClientStates()
         self._round_costs: dict[ClientId, tuple[int, Ledger]] = {}  # what a client spent in the round it is in

@@ -80,7 +80,7 @@ class Imitate:
 
 def logit_gradients(objective: Objective, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
     """The derivatives of the losses by the logits (clients x samples x classes): in closed form, or by autograd."""
-    closed = getattr(objective, "slopes", None)
+    closed = getattr(objective, "logit_gradients", None)
     if closed is not None:
         return closed(logits, y)  # type: ignore[no-any-return]
     # An objective may expect samples x classes, so clients and samples become one axis.

@@ -137,7 +137,7 @@ def reopened(config: str, assigned: str) -> tuple[Experiment, Prepared]:
     """The experiment in another process, from its configuration and every client's architecture, both as JSON."""
     experiment = parse(json.loads(config))
     torch.set_num_threads(experiment.settings.engine.threads)
-    return experiment, prepare(experiment, gather(experiment), one_by_one(), json.loads(assigned))
+    return experiment, prepare(experiment, gather(experiment), one_by_one, json.loads(assigned))
 
 
 def label_space(experiment: Experiment, schema: Schema, client: ClientId) -> tuple[str, ...]:

@@ -1,0 +1,69 @@
+"""The inputs of a source as one tensor, made once, so that a batch is one index operation."""
+
+import weakref
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedme.core.data import Arrays
+from fedme.core.model import Arch
+from fedme.core.operations import Op
+from fedme.execution.network_layers import Convolution, Flatten, Linear, network_layers
+from fedme.execution.routing import models_of
+
+LARGEST = 2 << 30  # bytes that the table of one source may take
+
+
+@dataclass(frozen=True)
+class InputTable:
+    """The inputs of a source, one flat row per sample."""
+
+    values: Tensor
+    shape: tuple[int, ...]  # of one input
+
+    def flat(self, rows: Tensor) -> Tensor:
+        """The flat inputs of row numbers of any shape."""
+        return self.values.index_select(0, rows.reshape(-1)).view(*rows.shape, self.values.shape[1])
+
+    def obstacle(self, arch: Arch) -> str:
+        """Why a recognised network cannot run on the inputs; empty if it can."""
+        if not self.values.is_floating_point():
+            return "the inputs are not floating-point numbers"
+        first = next(layer for layer in network_layers(arch) if isinstance(layer, Flatten | Linear | Convolution))
+        vectors = len(self.shape) == 1 or not isinstance(first, Linear)
+        return "" if vectors else f"{arch.name} does not flatten its inputs"
+
+    def shaped(self, rows: Tensor) -> Tensor:
+        """The inputs of row numbers of any shape, each in its own shape."""
+        return self.flat(rows).view(*rows.shape, *self.shape)
+
+
+class InputTables:
+    """The tables of all sources, kept as long as the source lives."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._tables: dict[int, dict[torch.dtype, InputTable]] = {}  # by the identity of the source
+
+    def supports(self, op: Op) -> str:
+        """Why the inputs of an operation cannot come from a table; empty if they can."""
+        source = op.data.source
+        if not len(op.data):
+            return "no samples"
+        if not isinstance(source, Arrays) or not isinstance(source.x, Tensor) or source.augmentation is not None:
+            return "the inputs are augmented or not one tensor"
+        return "" if source.x.numel() * 4 <= LARGEST else f"the inputs take more than {LARGEST >> 30} GB"
+
+    def table(self, op: Op) -> InputTable:
+        """The table of a supported operation; floating-point inputs are of the type of its first model."""
+        source, dtype = op.data.source, models_of(op)[0].dtype
+        if id(source) not in self._tables:
+            weakref.finalize(source, self._tables.pop, id(source), None)
+        tables = self._tables.setdefault(id(source), {})
+        if dtype not in tables:
+            x = source.inputs(torch.arange(len(source.labels)))
+            assert isinstance(x, Tensor)
+            flat = (x.to(dtype) if x.is_floating_point() else x).flatten(1).contiguous()
+            tables[dtype] = InputTable(flat.to(self.device), tuple(x.shape[1:]))
+        return tables[dtype]

@@ -1,0 +1,69 @@
+"""How an operation is run is a value: its route, which the dispatcher decides once."""
+
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fedme.core.model import Model
+from fedme.core.operations import Op, Train
+
+Tick = Callable[[], None]  # called after every operation, for progress and for stopping
+
+
+def no_tick() -> None:
+    """Do nothing."""
+
+
+class Backend(Protocol):
+    """A way to run operations."""
+
+    @property
+    def name(self) -> str:
+        """As `--explain-engine` prints it."""
+        ...
+
+    def supports(self, op: Op) -> str:
+        """Why this backend cannot run the operation; empty if it can."""
+        ...
+
+    def group(self, op: Op) -> Hashable:
+        """Supported operations with equal groups run as one program; None: each runs on its own."""
+        ...
+
+    def run(self, ops: Sequence[Op], tick: Tick) -> list[Any]:
+        """The results of supported operations of one group."""
+        ...
+
+
+@dataclass(frozen=True)
+class Route:
+    """The backend of an operation, the group it runs with, and why no backend before it was taken."""
+
+    backend: Backend
+    group: Hashable
+    reason: str
+
+
+def models_of(op: Op) -> list[Model]:
+    """The models that an operation trains or runs."""
+    return list(op.models.values()) if isinstance(op, Train) else [op.model]
+
+
+def effort(op: Op) -> float:
+    """An estimate of how long an operation takes: samples times passes times parameters."""
+    if isinstance(op, Train):
+        schedule = op.batch_schedule
+        passes = schedule.steps * schedule.batch if schedule.steps is not None else schedule.epochs * len(op.data)
+        return 3.0 * passes * sum(model.parameters for model in models_of(op))
+    return float(len(op.data) * op.model.parameters)
+
+
+def run_timed(backend: Backend, ops: Sequence[Op], tick: Tick = no_tick) -> list[tuple[Any, float]]:
+    """The results of one group, each with its part of the seconds that the group took, by effort."""
+    start = time.perf_counter()
+    values = backend.run(ops, tick)
+    seconds = time.perf_counter() - start
+    efforts = [effort(op) for op in ops]
+    total = sum(efforts)
+    return [(value, seconds * (part / total if total else 1 / len(ops))) for value, part in zip(values, efforts, strict=True)]

@@ -1,0 +1,118 @@
+"""The stacked backends: the operations of many clients as one program over stacked weights."""
+
+import functools
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from fedme.core.model import Arch, Model, template
+from fedme.core.operations import Op, Train
+from fedme.execution.input_tables import InputTables
+from fedme.execution.network_layers import network_layers
+from fedme.execution.reference import result_of
+from fedme.execution.routing import Tick, models_of
+from fedme.execution.stacked_batches import StackedBatches
+from fedme.execution.stacked_dense import dense_layers
+from fedme.execution.stacked_inference import predict_stacked
+from fedme.execution.stacked_privacy import PrivateGradient
+from fedme.execution.stacked_training import StackedGradient, train_stacked
+from fedme.execution.stacked_vmap import is_compute_bound, vmap_obstacle
+
+VMAP_PARAMETERS = 100_000  # of larger networks, one after another is faster than a stack (docs/performance.md)
+
+
+class Stacked:
+    """Dense networks, with gradients in closed form."""
+
+    name = "stacked"
+
+    def __init__(self, tables: InputTables) -> None:
+        self.tables = tables
+
+    def supports(self, op: Op) -> str:
+        """Why the operation cannot be stacked; empty if it can."""
+        if reason := self.tables.supports(op):
+            return reason
+        if isinstance(op, Train) and not _hashable(op.optimizer):
+            return f"the optimizer {type(op.optimizer).__name__} is not hashable"
+        return next((reason for model in models_of(op) if (reason := self._obstacle(model, op))), "")
+
+    def _obstacle(self, model: Model, op: Op) -> str:
+        layers = dense_layers(model.arch)
+        if isinstance(layers, str):
+            return layers
+        return f"{model.arch.name} has buffers" if model.buffers else self.tables.table(op).obstacle(model.arch)
+
+    def group(self, op: Op) -> Hashable:
+        """What the operations of one program have in common."""
+        source = id(op.data.source)
+        if not isinstance(op, Train):
+            return "predict", op.model.arch, op.model.dtype, source
+        # A client with its own targets may have its own classes, and so another number of outputs.
+        targets, table = op.data.targets, self.tables.table(op)
+        outputs = _output_count(models_of(op)[0].arch, table.shape, table.values.dtype) if targets is not None else 0
+        classes = (outputs, targets.shape[1:] if targets is not None else ())
+        roles = tuple((role, model.dtype) for role, model in op.models.items())
+        return Train, op.optimizer, source, op.mechanism is None, classes, roles, tuple(op.frozen), tuple(op.opt) == ()
+
+    def run(self, ops: Sequence[Op], tick: Tick) -> list[Any]:
+        """Run the operations of one group as one program."""
+        table = self.tables.table(ops[0])
+        trainings = [op for op in ops if isinstance(op, Train)]
+        predictions = [op for op in ops if not isinstance(op, Train)]
+        results: list[Any]
+        if trainings:
+            order, batches = StackedBatches.of(trainings, models_of(ops[0])[0].dtype, self.tables.device)
+            gradient_type = PrivateGradient if trainings[0].mechanism else StackedGradient
+            trained = train_stacked([trainings[index] for index in order], batches, table, gradient_type)
+            by_index = dict(zip(order, trained, strict=True))
+            results = [by_index[index] for index in range(len(ops))]
+        else:
+            logits = predict_stacked(predictions, table)
+            results = [result_of(op, z) for op, z in zip(predictions, logits, strict=True)]
+        for _ in ops:
+            tick()
+        return results
+
+
+class StackedByVmap(Stacked):
+    """Other networks that `torch.vmap` can stack, with gradients by autograd.
+
+    `largest` is the number of parameters from which on a network is left to the backends behind this one.
+    """
+
+    name = "stacked by vmap"
+
+    def __init__(self, tables: InputTables, largest: float) -> None:
+        super().__init__(tables)
+        self.largest = largest
+
+    def _obstacle(self, model: Model, op: Op) -> str:
+        if not isinstance(network_layers(model.arch), str):
+            return super()._obstacle(model, op)
+        if model.buffers:
+            return f"{model.arch.name} has buffers"
+        if model.parameters > self.largest:
+            return f"{model.arch.name} has more than {self.largest:,} parameters"
+        if is_compute_bound(model.arch):
+            return f"{model.arch.name} has layers that gain nothing from stacking"
+        table = self.tables.table(op)
+        return vmap_obstacle(model.arch, table.shape, table.values.dtype)
+
+
+def _hashable(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=256)
+def _output_count(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    network = template(arch, False)
+    x = torch.zeros((1, *shape), dtype=dtype)
+    with torch.inference_mode():
+        outputs: torch.Tensor = network(x.to(next(network.parameters()).dtype) if x.is_floating_point() else x)
+    return outputs.shape[-1]

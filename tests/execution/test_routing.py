@@ -1,0 +1,116 @@
+"""Routes say which backend runs an operation and why; seconds of a group are divided by effort."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedme.core.key import Key
+from fedme.core.model import Arch, Model
+from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train
+from fedme.execution import compiled, routing
+from fedme.execution.dispatcher import Dispatcher
+from fedme.execution.routing import effort, run_timed
+from fedme.learning.objectives import CrossEntropy
+from fedme.learning.optimizers import SGD
+from fedme_test_support import DENSE, LINEAR, NORMALISED, WIDE, clients
+
+built = pytest.mark.skipif(isinstance(compiled.library(), str), reason="no compiled code")
+
+
+class Normed(nn.Module):
+    """A network that vmap can stack."""
+
+    def __init__(self, width=6):
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(3, width), nn.LayerNorm(width), nn.Linear(width, 4)
+
+    def forward(self, x):
+        return self.b(self.norm(self.a(x)))
+
+
+def training(arch, optimizer=None, client="1", **more):
+    data = clients((7, 12, 4))[client].train
+    model = Model.init(arch, Key(0), torch.float64)
+    return Train({"own": model}, optimizer or SGD(CrossEntropy(), 0.1), data, BatchSchedule(1, 5), Key(0), **more)
+
+
+@built
+@pytest.mark.parametrize(
+    ("op", "path", "backend", "reasons"),
+    [
+        (training(DENSE), "auto", "compiled", []),
+        (training(DENSE, SGD(CrossEntropy(), 0.1, alternating=True)), "auto", "stacked", ["not compiled: alternating steps"]),
+        (training(Arch(Normed)), "auto", "stacked by vmap", ["not compiled or stacked: unsupported layer Normed"]),
+        (
+            training(NORMALISED),
+            "auto",
+            "reference",
+            ["not compiled or stacked: unsupported layer BatchNorm1d", "not stacked by vmap: normalised has buffers"],
+        ),
+        (training(Arch(Normed, width=20_000)), "auto", "reference", ["has more than 100,000 parameters"]),
+        (training(Arch(Normed, width=20_000)), "stacked", "stacked by vmap", []),
+        (training(DENSE), "stacked", "stacked", []),
+        (training(DENSE), "reference", "reference", ['engine.path = "reference"']),
+        (training(DENSE), "workers", "reference", ['engine.path = "workers"']),
+        (training(Arch(Normed)), "compiled", "reference", ["not compiled: unsupported layer Normed"]),
+    ],
+)
+def test_a_route_is_the_first_backend_that_supports_an_operation_and_the_reasons_against_others(op, path, backend, reasons):
+    route = Dispatcher(path=path).route(op)
+    assert route.backend.name == backend
+    assert all(reason in route.reason for reason in reasons)
+    assert bool(reasons) or backend != "compiled" or route.reason == ""
+
+
+def test_the_time_of_inference_is_measured_on_the_reference_backend():
+    op = training(DENSE)
+    route = Dispatcher().route(Evaluate(op.models["own"], op.data, timed=True))
+    assert (route.backend.name, route.group, route.reason) == ("reference", None, "the time of inference is measured")
+
+
+def test_a_route_is_asked_for_once_per_operation(monkeypatch):
+    asked = []
+    dispatcher = Dispatcher(path="stacked")
+    route = dispatcher.route
+    monkeypatch.setattr(dispatcher, "route", lambda op: asked.append(op) or route(op))
+    supports = []
+    for backend in dispatcher.backends:
+        original = backend.supports
+        monkeypatch.setattr(backend, "supports", lambda op, original=original: supports.append(op) or original(op))
+    ops = [training(DENSE, client=client) for client in "012"]
+    dispatcher(ops)
+    dispatcher.explain()
+    assert len(asked) == len(supports) == 3
+
+
+class Fixed:
+    """A backend that does nothing."""
+
+    name = "fixed"
+
+    def supports(self, op):
+        return ""
+
+    def group(self, op):
+        return 0
+
+    def run(self, ops, tick):
+        return [None for _ in ops]
+
+
+def test_the_seconds_of_a_group_are_divided_by_effort_not_by_samples(monkeypatch):
+    clock = iter([0.0, 10.0])
+    monkeypatch.setattr(routing.time, "perf_counter", lambda: next(clock))
+    small, large = training(LINEAR), training(WIDE)
+    assert len(small.data) == len(large.data)
+    (_, first), (_, second) = run_timed(Fixed(), [small, large])
+    assert first + second == pytest.approx(10.0)
+    assert second / first == pytest.approx(WIDE.parameters / LINEAR.parameters) == pytest.approx(effort(large) / effort(small))
+
+
+def test_operations_without_effort_share_the_seconds_equally(monkeypatch):
+    clock = iter([0.0, 10.0])
+    monkeypatch.setattr(routing.time, "perf_counter", lambda: next(clock))
+    op = training(LINEAR)
+    empty = Predict(op.models["own"], op.data.take(torch.arange(0)))
+    assert [seconds for _, seconds in run_timed(Fixed(), [empty, empty])] == [5.0, 5.0]
