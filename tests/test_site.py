@@ -13,7 +13,7 @@ import pytest
 
 from fedme.config.experiment import presets
 from fedme.methods import METHODS
-from fedme.report.chromium import INSTALL, Browser, find
+from fedme.report.chromium import Browser, find
 
 ROOT = Path(__file__).parent.parent
 
@@ -89,7 +89,7 @@ def test_the_reference_has_every_setting_command_and_name(site):
     assert "fedme.artifacts.saved_models.load_model" in (site / "reference" / "python.html").read_text()
 
 
-@pytest.mark.skipif(find() is None, reason=INSTALL)
+@pytest.mark.skipif(find() is None, reason="needs Chromium (apt-get install chromium)")
 def test_a_page_opens_without_complaints(site):
     with Browser(1280) as browser:
         browser.open(site / "methods" / "fedme.html")

@@ -107,7 +107,7 @@ def test_unknown_options_are_refused(kind, options):
         kind(**options)
 
 
-@pytest.mark.skipif("FEDME_DATA" not in os.environ, reason="needs the real files")
+@pytest.mark.skipif("FEDME_DATA" not in os.environ, reason="needs data sets (FEDME_DATA=DIRECTORY make test)")
 def test_real_cifar10():
     dataset = Cifar10().load(Path(os.environ["FEDME_DATA"]))
     assert torch.bincount(dataset.source.labels[dataset.train]).tolist() == [5000] * 10

@@ -13,11 +13,11 @@ from fedme import report
 from fedme.core.atomic_files import CHECK, sealed, write_json
 from fedme.core.key import Key
 from fedme.report import chart_files
-from fedme.report.chromium import INSTALL, Browser, find
+from fedme.report.chromium import Browser, find
 from fedme.report.run_data import families
 from fedme.results import records
 
-pytestmark = pytest.mark.skipif(find() is None, reason=INSTALL)
+pytestmark = pytest.mark.skipif(find() is None, reason="needs Chromium (apt-get install chromium)")
 CHARTS = ["rounds", "bytes", "clients", "gain", "labels", "exchange", "loans", "lineage", "shares", "clusters"]
 
 

@@ -345,7 +345,7 @@ def alive(pid):
         return False
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_workers_of_a_killed_run_hold_nothing_and_end(tmp_path):
     long = ["models.pool=[{name='cnn-small',channels=8}]", "train.epochs=5000", "engine.workers=2", "engine.path=workers"]
     process = start(tmp_path / "cut", *long)
