@@ -91,6 +91,8 @@ def _gained(gains: Mapping[str, float], alone: Outcome, fedme: Outcome) -> str:
 
 
 def _lost(gains: Mapping[str, float]) -> str:
+    if not gains:
+        return "Lost: unknown."
     down = {client: gain for client, gain in gains.items() if gain < 0}
     same = sum(gain == 0 for gain in gains.values())
     if not down:
@@ -114,15 +116,16 @@ def _architectures(fedme: Outcome) -> str:
     held = fedme.architectures.most_common()
     if len(held) == 1:
         return f"Architectures: all {_count(held[0][1], 'client')} ended with {held[0][0]}."
-    listed = [f"{count} with {name}" for name, count in held]
-    return f"Architectures: of {_count(fedme.architectures.total(), 'client')}, {_listed(listed)} ended the run."
+    listed = [f"{count} with {name}" for name, count in held[1:]]
+    first = f"{held[0][1]} ended with {held[0][0]}" if held else "none ended with a model"
+    return f"Architectures: of {_count(fedme.architectures.total(), 'client')}, {_listed([first, *listed])}."
 
 
 def _next(alone: Outcome, fedavg: Outcome, fedme: Outcome) -> str:
     folders = " ".join(shlex.quote(str(run.folder)) for run in (alone, fedavg, fedme))
     return (
-        f"Next: `fedme report {folders}` draws every client and exchange; with one seed and about {fedme.samples} test samples "
-        f"per client, run `fedme sweep {DEMO[-1]} --seeds 5` before you trust a difference of a few points."
+        f"Next: `fedme report {folders}` draws every client and exchange, and `fedme run {DEMO[-1]} seed=1` repeats the last run: "
+        f"with one seed and about {fedme.samples} test samples per client, a difference of a few points means little."
     )
 
 
