@@ -37,14 +37,47 @@ def fedme(monkeypatch, capsys):
 
 
 PACKAGES = "pip install -c constraints.txt -e '.[dev-full]'"
-NEED = re.compile(r"needs (?P<what>.+?)(?: \((?P<command>.+)\))?", re.DOTALL)
+# Files that cannot be imported without a package that the extra `dev` does not have.
+FILES = {
+    "deployment/*.py": "flwr",
+    "federation/test_flower_*.py": "flwr",
+    "fedme_reliability/test_fuzz.py": "flwr",
+    "fedme_reliability/test_privacy.py": "dp_accounting",
+    "learning/test_accountant.py": "dp_accounting",
+    "results/test_loggers.py": "mlflow",
+    "test_site.py": "mkdocs",
+}
+NEED = re.compile(r"(?:\S+\.py )?needs (?P<what>.+?)(?: \((?P<command>.+)\))?", re.DOTALL)
+
+
+def installed(package):
+    """Whether a package can be imported; a folder of tests may have the same name, as `datasets`."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
+class NotImportable(pytest.Module):
+    """A file of tests that is skipped for lack of a package."""
+
+    def collect(self):
+        # xdist counts equal reasons of different files once: the name of the file keeps them apart.
+        pytest.skip(f"{self.path.name} needs {self.package} ({PACKAGES})", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    """Skip files whose package is missing."""
+    for pattern, package in FILES.items():
+        if module_path.match(f"tests/{pattern}") and not installed(package):
+            module = NotImportable.from_parent(parent, path=module_path)
+            module.package = package
+            return module
+    return None
 
 
 def pytest_runtest_setup(item):
     """`@pytest.mark.needs("flwr", "ray")` skips a test where one of these packages is missing."""
     wanted = [package for marker in item.iter_markers("needs") for package in marker.args]
-    missing = [package for package in dict.fromkeys(wanted) if importlib.util.find_spec(package) is None]
-    if missing:
+    if missing := [package for package in dict.fromkeys(wanted) if not installed(package)]:
         pytest.skip(f"needs {', '.join(missing)} ({PACKAGES})")
 
 
@@ -56,25 +89,21 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def skipped_line(skipped):
-    """`skipped` are pairs of a reason, such as "needs Chromium (apt-get install chromium)", and whether it skips a file.
+    """What was skipped, grouped by the command that would change it.
 
-    Reasons with the same command are counted together.
+    `skipped` has pairs of a reason, such as "needs Chromium (apt-get install chromium)", and whether it skips a whole file.
     """
-    counts, names = defaultdict(Counter), defaultdict(dict)
-    for reason, whole_file in skipped:
-        reason = reason.removeprefix("Skipped: ")
-        need = NEED.fullmatch(reason)
-        what, command = (need["what"], need["command"]) if need else (reason, None)
-        group = command or (what if need else reason), bool(need)
+    counts, names = defaultdict(Counter), defaultdict(set)
+    for text, whole_file in skipped:
+        need = NEED.fullmatch(text.removeprefix("Skipped: "))
+        what, command = need.group("what", "command") if need else (text.removeprefix("Skipped: "), None)
+        group = command or what
         counts[group]["test file" if whole_file else "test"] += 1
-        names[group] |= dict.fromkeys(what.split(", ") if need else [what])
+        names[group].update(what.split(", ") if command else [what])
     parts = []
-    for (command, need), count in sorted(counts.items(), key=lambda item: (-item[1].total(), item[0])):
-        number = " and ".join(f"{n} {what}{'s' if n > 1 else ''}" for what, n in sorted(count.items()))
-        if not need:
-            parts.append(f"{number} ({command})")
-            continue
-        what = ", ".join(sorted(names[command, need], key=str.lower))
+    for group, count in sorted(counts.items(), key=lambda item: (-item[1].total(), item[0])):
+        number = " and ".join(f"{n} {noun}{'s' if n > 1 else ''}" for noun, n in sorted(count.items()))
+        what = ", ".join(sorted(names[group], key=str.lower))
         verb = "needs" if count.total() == 1 else "need"
-        parts.append(f"{number} {verb} {what}" + (f" ({command})" if command != what else ""))
+        parts.append(f"{number} {verb} {what}" + (f" ({group})" if group != what else ""))
     return f"Skipped: {'; '.join(parts)}." if parts else ""

@@ -124,7 +124,7 @@ def _architectures(fedme: Outcome) -> str:
 def _next(alone: Outcome, fedavg: Outcome, fedme: Outcome) -> str:
     folders = " ".join(shlex.quote(str(run.folder)) for run in (alone, fedavg, fedme))
     return (
-        f"Next: `fedme report {folders}` draws every client and exchange, and `fedme run {DEMO[-1]} seed=1` repeats the last run: "
+        f"Next: `fedme report {folders}` draws clients and exchanges, and `fedme run {DEMO[-1]} seed=1` repeats the last run: "
         f"with one seed and about {fedme.samples} test samples per client, a difference of a few points means little."
     )
 
