@@ -95,8 +95,9 @@ def skipped_line(skipped):
     """
     counts, names = defaultdict(Counter), defaultdict(set)
     for text, whole_file in skipped:
-        need = NEED.fullmatch(text.removeprefix("Skipped: "))
-        what, command = need.group("what", "command") if need else (text.removeprefix("Skipped: "), None)
+        reason = text.removeprefix("Skipped: ")
+        need = NEED.fullmatch(reason)
+        what, command = need.group("what", "command") if need else ("", reason)
         group = command or what
         counts[group]["test file" if whole_file else "test"] += 1
         names[group].update(what.split(", ") if command else [what])
@@ -105,5 +106,5 @@ def skipped_line(skipped):
         number = " and ".join(f"{n} {noun}{'s' if n > 1 else ''}" for noun, n in sorted(count.items()))
         what = ", ".join(sorted(names[group], key=str.lower))
         verb = "needs" if count.total() == 1 else "need"
-        parts.append(f"{number} {verb} {what}" + (f" ({group})" if group != what else ""))
+        parts.append(number + (f" {verb} {what}" if what else "") + (f" ({group})" if group != what else ""))
     return f"Skipped: {'; '.join(parts)}." if parts else ""
