@@ -401,7 +401,7 @@ def test_metrics_that_are_shorter_than_the_checkpoint_says_are_refused(tmp_path)
     ("change", "message"),
     [
         (("config.toml", "seed = 0", "seed = 1"), "checkpoint.json: was made with another configuration than config.toml"),
-        (("config.toml", 'name = "fedme"', 'name = "fedavg"'), "config.toml: method.cluster_on: unknown key"),
+        (("config.toml", 'name = "fedme"', 'name = "fedavg"'), "config.toml: method.clusters: unknown key"),
         (("config.toml", "rounds = 3", "rounds = 30"), "checkpoint.json: was made with another configuration than config.toml"),
         (
             ("checkpoint.json", "checkpoint-2", "checkpoint-3"),
