@@ -8,6 +8,8 @@ from fedme.cli import demo_command
 from fedme.cli.demo_command import DEMO, story
 from fedme.core.atomic_files import sealed
 from fedme.core.metrics import Metrics
+from fedme.running import run
+from fedme_test_runs import Watching
 
 ARCHITECTURES = ("mlr", "cnn", "cnn")
 
@@ -102,3 +104,11 @@ def test_the_demo_prints_its_table_and_its_sentences_every_time(fedme, monkeypat
         assert starts == ["Gained", "Lost", "Cost", "Architectures", "Next"]
         assert f"fedme report {' '.join(f'runs/{name}{suffix}' for name in DEMO)}`" in out
     assert fedme("run", DEMO[-1], "seed=1", *short, "-q")[0] == 0  # what the demo advises
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_clients_of_the_demo_keep_different_architectures(seed, tmp_path):
+    experiment, _ = demo_command.load(DEMO[-1], [f"seed={seed}", f"output={tmp_path / 'run'}"])
+    held = demo_command.outcome(run.start(experiment, Watching())).architectures
+    assert sum(count >= 3 for count in held.values()) >= 2, held
