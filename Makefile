@@ -1,64 +1,70 @@
 # Two commands on a fresh machine: `make demo` and `make test`.
+# Tools are started as `python -m tool`: their scripts name the interpreter by its full path, which may be too long for the kernel.
 PYTHON ?= python3
 VENV ?= .venv
-BIN := $(VENV)/bin
+IN_VENV := "$(VENV)/bin/python"
+PIP := $(IN_VENV) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SOURCES := src tests benchmarks website tools
 BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 
-.PHONY: demo docs test test-slow test-deploy check format clean install bench bench-scale bench-memory reliability fuzz
+.PHONY: demo docs test test-slow test-deploy test-clone check format clean install bench bench-scale bench-memory reliability fuzz
 
 install: $(READY)
 
 $(BASE): pyproject.toml constraints.txt $(wildcard src/fedme/execution/compiled*.?pp)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "FedMe needs Python 3.11 or newer; set PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
-	touch $@
+	$(PYTHON) -m venv "$(VENV)"
+	$(PIP) -e .
+	touch "$@"
 
 $(READY): $(BASE)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+	$(PIP) -e '.[dev-full]'
+	touch "$@"
 
 demo: $(BASE)
-	$(BIN)/fedme demo
+	$(IN_VENV) -m fedme demo
 
 test: $(READY) check
-	$(BIN)/pytest -n 2 -m "not slow and not deploy"
+	$(IN_VENV) -m pytest -n 2 -m "not slow and not deploy"
 
 test-slow: $(READY)
-	$(BIN)/pytest -m slow
+	$(IN_VENV) -m pytest -m slow
+
+test-clone: $(READY) # demo and tests, twice, in a used copy of this tree, for an ordinary user; about a quarter of an hour
+	$(IN_VENV) -m pytest -s tests/test_clone.py -m slow
 
 test-deploy: $(READY)
-	$(BIN)/pytest -n 2 -m deploy
+	$(IN_VENV) -m pytest -n 2 -m deploy
 
 check: $(READY)
-	$(BIN)/ruff format --check --quiet src tests benchmarks website
-	$(BIN)/ruff check --quiet src tests benchmarks website
-	$(BIN)/mypy
+	$(IN_VENV) -m ruff format --check --quiet $(SOURCES)
+	$(IN_VENV) -m ruff check --quiet $(SOURCES)
+	$(IN_VENV) -m mypy
 
 format: $(READY)
-	$(BIN)/ruff format src tests benchmarks website
-	$(BIN)/ruff check --fix src tests benchmarks website
+	$(IN_VENV) -m ruff format $(SOURCES)
+	$(IN_VENV) -m ruff check --fix $(SOURCES)
 
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(IN_VENV) -m mkdocs build --quiet
 	@echo "open site/index.html"
 
 bench: $(READY)
-	$(BIN)/python benchmarks/bench.py
+	$(IN_VENV) benchmarks/bench.py
 
 bench-scale: $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
-	$(BIN)/python benchmarks/scale.py
+	$(PIP) -e '.[bench]'
+	$(IN_VENV) benchmarks/scale.py
 
 bench-memory: $(READY)
-	$(BIN)/python benchmarks/memory.py
+	$(IN_VENV) benchmarks/memory.py
 
 reliability: $(READY) # what docs/reliability.md promises, tried; 2 idle processors need less than half an hour
-	PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m fedme_reliability
+	PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(IN_VENV) -m fedme_reliability
 
 fuzz: $(READY) # damaged configurations, data files, checkpoints, messages and site files: a part of `make reliability`
-	PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m fedme_reliability fuzz
+	PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(IN_VENV) -m fedme_reliability fuzz
 
 clean:
-	rm -rf $(VENV) benchmarks/.venvs benchmarks/results build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf "$(VENV)" benchmarks/.venvs benchmarks/results build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,7 +4,7 @@ import pytest
 
 from fedme.report import chromium
 
-needs_chromium = pytest.mark.skipif(bool(chromium.missing()), reason=chromium.missing())
+needs_chromium = pytest.mark.skipif(bool(chromium.missing()), reason="needs Chromium and Playwright (apt-get install chromium)")
 
 
 def new_page(browser, width=1280, height=900, **options):

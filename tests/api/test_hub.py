@@ -46,7 +46,7 @@ def distilbert(classes: int, vocabulary: int) -> nn.Module:
 
 def test_networks_of_hugging_face(tmp_path):
     """They return objects with `logits`; inputs are dictionaries."""
-    pytest.importorskip("transformers", reason="pip install transformers")
+    pytest.importorskip("transformers", reason="needs transformers (pip install -c constraints.txt -e '.[dev-full]')")
     import onnxruntime
 
     clients = [
@@ -70,7 +70,7 @@ def test_networks_of_hugging_face(tmp_path):
 
 
 def test_a_hugging_face_network_of_numbers():
-    pytest.importorskip("transformers", reason="pip install transformers")
+    pytest.importorskip("transformers", reason="needs transformers (pip install -c constraints.txt -e '.[dev-full]')")
     x, _ = texts(30, 1)
     clients = [fedme.Client(name, train=(x, x["input_ids"].float().mean(1)), model=fedme.Arch(bert)) for name in "ab"]
     result = fedme.FedMe(**QUICK).fit(clients, quiet=True)
@@ -83,8 +83,8 @@ def timm():
     """It needs the torchvision that belongs to the torch that is installed."""
     try:
         import timm
-    except (ImportError, RuntimeError) as error:
-        pytest.skip(f"pip install timm, with the torchvision of your torch ({type(error).__name__}: {error})")
+    except (ImportError, RuntimeError):
+        pytest.skip("needs timm (pip install timm, with the torchvision of your torch)")
     return timm
 
 
@@ -110,7 +110,9 @@ def test_networks_of_timm(tmp_path):
 
 
 def test_partitions_of_flower_datasets():
-    partitioner = pytest.importorskip("flwr_datasets.partitioner", reason="pip install flwr-datasets")
+    partitioner = pytest.importorskip(
+        "flwr_datasets.partitioner", reason="needs flwr_datasets (pip install -c constraints.txt -e '.[dev-full]')"
+    )
     from sklearn.datasets import load_digits
 
     import datasets

@@ -197,7 +197,7 @@ def test_resume_of_a_finished_run_says_so(fedme, runs):
         (("run", "digits-fedavg", "models.pool=['vgg11']"), "vgg11"),
         (("run", "digits-local", "models.assign={0='mlr'}"), "models.assign"),
         (("run", "digits-fedavg", "partition.clients=5000"), "5000"),
-        (("run", "digits-fedme", "data.val=0"), "data.val"),
+        (("run", "digits-local", "data.val=0"), "data.val"),
         (("run", "digits-fedavg", "method.name=fedmd"), "needs labelled public data"),
         (("run", "digits-fedavg", "models.max_parameters={77=5}"), "unknown client"),
         (("show", "nowhere"), "not a run directory"),

@@ -9,7 +9,7 @@ import pytest
 from fedme.core.processors import processors
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system does not tell")
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs sched_setaffinity")
 def test_only_those_that_may_be_used():
     assert processors() == len(os.sched_getaffinity(0)) <= os.cpu_count()
     one = min(os.sched_getaffinity(0))

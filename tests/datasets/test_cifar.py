@@ -111,7 +111,7 @@ def test_unknown_options_are_refused(dataset_class, options):
         dataset_class(**options)
 
 
-@pytest.mark.skipif("FEDME_DATA" not in os.environ, reason="needs the real files")
+@pytest.mark.skipif("FEDME_DATA" not in os.environ, reason="needs data sets (FEDME_DATA=DIRECTORY make test)")
 def test_real_cifar10():
     dataset = Cifar10().load(Path(os.environ["FEDME_DATA"]))
     assert torch.bincount(dataset.source.labels[dataset.train]).tolist() == [5000] * 10

@@ -223,7 +223,7 @@ def test_every_data_set_has_a_line_for_the_list():
             dataset_class()
 
 
-@pytest.mark.skipif("FEDME_DATA" not in os.environ, reason="needs the real files")
+@pytest.mark.skipif("FEDME_DATA" not in os.environ, reason="needs data sets (FEDME_DATA=DIRECTORY make test)")
 def test_fedmes_cifar10_has_the_sizes_of_its_notebooks():
     dataset = DATASETS["cifar10"]().load(Path(os.environ["FEDME_DATA"]))
     federation = federate(dataset, Dirichlet(20), DataOptions(unlabeled=1000), KEY)

@@ -253,7 +253,7 @@ def test_any_bytes_give_a_data_error(tmp_path_factory, content):
         Femnist().load(folder.parent)
 
 
-@pytest.mark.skipif("FEDME_DATA" not in os.environ, reason="needs the real files")
+@pytest.mark.skipif("FEDME_DATA" not in os.environ, reason="needs data sets (FEDME_DATA=DIRECTORY make test)")
 def test_real_leaf_files():
     root = Path(os.environ["FEDME_DATA"])
     femnist, shakespeare = Femnist().load(root), Shakespeare().load(root)

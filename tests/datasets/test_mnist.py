@@ -138,7 +138,7 @@ def test_unknown_options_are_refused(name, options):
         DATASETS[name](**options)
 
 
-@pytest.mark.skipif("FEDME_DATA" not in os.environ, reason="needs the real files")
+@pytest.mark.skipif("FEDME_DATA" not in os.environ, reason="needs data sets (FEDME_DATA=DIRECTORY make test)")
 def test_real_mnist():
     dataset = Mnist(scaling="standard").load(Path(os.environ["FEDME_DATA"]))
     assert (len(dataset.train), len(dataset.test)) == (60_000, 10_000)

@@ -53,6 +53,7 @@ def test_a_table_becomes_numbers_and_categories_in_one_order_for_everybody():
     assert dataset.source.labels.tolist() == [0, 1, 0, 1, 0, 1, 0, 1, 0]
 
 
+@pytest.mark.needs("datasets")
 def test_the_same_samples_in_any_container_are_the_same_data_set(tmp_path):
     table = pandas.DataFrame({"u": X[:, 0].numpy(), "v": X[:, 1].numpy(), "y": Y.numpy()})
     table.to_csv(tmp_path / "t.csv", index=False)
@@ -123,6 +124,7 @@ def test_images_in_folders(tmp_path):
     assert len(read_object(tmp_path / "dog", None, "x", labelled=False)) == 2
 
 
+@pytest.mark.needs("datasets")
 def test_hugging_face_images_and_class_names():
     from PIL import Image
 

@@ -23,19 +23,19 @@ from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
 from fedme_test_support import DENSE, LINEAR, NORMALISED, WIDE, clients, same
 
 missing = compiled.library()
-built = pytest.mark.skipif(isinstance(missing, str), reason=f"no compiled code: {missing}")
+built = pytest.mark.skipif(isinstance(missing, str), reason="needs compiled code (apt-get install g++ && make clean install)")
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "none": nn.Identity}
 
 
 def test_it_was_built_where_there_is_a_compiler():
     if shutil.which("g++") is None:
-        pytest.skip("no C++ compiler here")
+        pytest.skip("needs g++ (apt-get install g++ && make clean install)")
     assert not isinstance(compiled.library(), str), f"{compiled.library()}; `make install` builds it"
 
 
 def test_code_of_other_sources_is_left_alone(tmp_path, monkeypatch):
     if shutil.which("g++") is None:
-        pytest.skip("no C++ compiler here")
+        pytest.skip("needs g++ (apt-get install g++ && make clean install)")
     (tmp_path / "empty.cpp").touch()
     built = tmp_path / f"_compiled{EXTENSION_SUFFIXES[0]}"
     subprocess.run(["g++", "-shared", "-fPIC", "-o", built, tmp_path / "empty.cpp"], check=True)

@@ -24,7 +24,9 @@ from fedme.networks.two_part import two_parts
 from fedme_test_support import same
 
 missing = compiled.library()
-pytestmark = pytest.mark.skipif(isinstance(missing, str), reason=f"no compiled code: {missing}")
+pytestmark = pytest.mark.skipif(
+    isinstance(missing, str), reason="needs compiled code (apt-get install g++ && make clean install)"
+)
 SHAPE, CLASSES = (2, 9, 8), 4
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "none": nn.Identity}
 numbers = itertools.count()

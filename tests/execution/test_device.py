@@ -53,7 +53,7 @@ def test_the_way_to_a_device_and_back_changes_nothing(arch):
     assert all(torch.allclose(got.models["own"].params[n], p, atol=1e-12) for n, p in expected.models["own"].params.items())
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_a_device_that_is_not_here_is_refused_by_name():
     assert "'cuda' is not available on this machine; available: cpu" in missing("cuda")
     with pytest.raises(ConfigError, match="engine.device: 'cuda' is not available"):

@@ -51,5 +51,5 @@ def test_the_comparison_sees_what_differs(benches):
 def test_a_real_file_system_that_gets_full(tmp_path):
     wrong = small_disk(tmp_path)
     if wrong is None:
-        pytest.skip("nobody may mount a file system here")
+        pytest.skip("needs permission to mount a file system")
     assert wrong == ""

@@ -16,6 +16,7 @@ def part(monkeypatch, name, rows):
     monkeypatch.setitem(sys.modules, f"fedme_reliability.{name}", module)
 
 
+@pytest.mark.needs("flwr")
 def test_every_listed_part_is_a_module_with_rows():
     assert all(callable(frame.importlib.import_module(f"fedme_reliability.{name}").rows) for name in frame.PARTS)
     assert len(set(frame.PARTS)) == len(frame.PARTS)

@@ -25,6 +25,7 @@ def made(fedme, root, name, *words):
     return json.loads(out)[0]
 
 
+@pytest.mark.needs("matplotlib")
 def test_every_result_at_smoke_scale(fedme, smoke):
     code, out, err = fedme("reproduce", "all", "--scale", "smoke", "--runs", smoke, "--quiet", "--json", "--jobs", "1")
     assert code == 0, err
@@ -187,6 +188,7 @@ def test_interrupted_politely(tmp_path):
         assert "Traceback" not in err
 
 
+@pytest.mark.needs("matplotlib")
 def test_the_page_and_its_archive(fedme, tmp_path, smoke, monkeypatch):
     made(fedme, smoke, "pfml-table3")
     monkeypatch.setattr(results_page, "SCALES", ("smoke",))

@@ -126,7 +126,9 @@ def test_noise_from_the_operating_system_is_forgotten_and_still_resumed(tmp_path
         (["privacy.clip=0"], ConfigError, "privacy.clip: must be > 0"),
         (["privacy.clip=inf"], ConfigError, "privacy.clip: must be finite"),
         (["privacy.delta=1"], ConfigError, "privacy.delta: must be between 0 and 1"),
-        (["privacy.secret=true", "engine=flower"], ConfigError, "privacy.secret"),
+        pytest.param(
+            ["privacy.secret=true", "engine=flower"], ConfigError, "privacy.secret", marks=pytest.mark.needs("flwr", "ray")
+        ),
         (["method=centralized", "finetune.epochs=1"], ConfigError, "would be spent twice"),
     ],
 )

@@ -345,7 +345,7 @@ def alive(pid):
         return False
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 def test_workers_of_a_killed_run_hold_nothing_and_end(tmp_path):
     long = ["models.pool=[{name='cnn-small',channels=8}]", "train.epochs=5000", "engine.workers=2", "engine.path=workers"]
     process = start(tmp_path / "cut", *long)
@@ -401,7 +401,7 @@ def test_metrics_that_are_shorter_than_the_checkpoint_says_are_refused(tmp_path)
     ("change", "message"),
     [
         (("config.toml", "seed = 0", "seed = 1"), "checkpoint.json: was made with another configuration than config.toml"),
-        (("config.toml", 'name = "fedme"', 'name = "fedavg"'), "config.toml: method.cluster_on: unknown key"),
+        (("config.toml", 'name = "fedme"', 'name = "fedavg"'), "config.toml: method.clusters: unknown key"),
         (("config.toml", "rounds = 3", "rounds = 30"), "checkpoint.json: was made with another configuration than config.toml"),
         (
             ("checkpoint.json", "checkpoint-2", "checkpoint-3"),
