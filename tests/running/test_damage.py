@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedme.config.experiment import ConfigError, imported, load, override, read_toml
+from fedme.config.experiment import ConfigError, load, override, read_toml
 from fedme.core.atomic_files import RunError, read_tensors, sealed, unsealed, write_json, write_tensors, write_text
 from fedme.core.typed import MAX_LENGTH, TypedError, one_line
 from fedme.datasets import data_files
@@ -44,8 +44,8 @@ def test_a_name_that_is_no_text(tmp_path, name):
 
 @pytest.mark.parametrize("path", [":x", "a..b:c", ".:x", "os:", "no_such_module:x"])
 def test_an_import_path_that_leads_nowhere(path):
-    with pytest.raises(TypedError, match="cannot import"):
-        imported(path, "method.adopt")
+    with pytest.raises(ConfigError, match="method.adopt: cannot import"):
+        load("digits-fedme", [f"method.adopt={path}"])
 
 
 def test_an_architecture_whose_options_are_a_labyrinth():
