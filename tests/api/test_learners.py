@@ -1,6 +1,7 @@
 """The learners: typed, documented, and the same for a user's method."""
 
 import inspect
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ def test_public_names_are_listed_and_documented():
     parameters = inspect.signature(fedme.FedMe).parameters
     assert parameters["clusters"].default == 1
     assert parameters["rounds"].default == 30
-    assert "adopt the guest if it is better" in fedme.FedMe.__doc__
+    assert "adopts the guest model if it is better" in fedme.FedMe.__doc__
     assert repr(fedme.FedMe(rounds=3, clusters=2)) == "FedMe(rounds=3, clusters=2)"
 
 
@@ -48,7 +49,11 @@ def test_an_editor_knows_the_settings(tmp_path):
     calls = ["clusters=2, rounds=3", "clusters='two'", "clustr=2"]
     program.write_text("".join(["import fedme\n", *(f"fedme.FedMe({call})\n" for call in calls)]))
     checked = subprocess.run(
-        [sys.executable, "-m", "mypy", "--follow-imports=silent", str(program)], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "mypy", "--follow-imports=silent", "--cache-dir", str(tmp_path / "cache"), str(program)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MYPYPATH": str(ROOT / "src")},
     )
     lines = [line for line in checked.stdout.splitlines() if line.startswith(str(program)) and "error" in line]
     assert [line.split(":")[1] for line in lines] == ["3", "4"], checked.stdout

@@ -163,7 +163,7 @@ def test_what_fedavg_takes_back_is_what_it_sent(up, words):
 
 def test_what_only_a_method_knows():
     down = fedme.Down(MODEL, OTHER, "1", 0)
-    assert refusal("fedme", down, fedme.Up(MODEL, OTHER, "2", False)) == "lender: the guest was 1's, not 2's"
+    assert refusal("fedme", down, fedme.Up(MODEL, OTHER, "2", False)) == "lender: must be 1, got 2"
     assert refusal("fedme", down, fedme.Up(MODEL, None, "1", True)).startswith("adopts: a model that was not sent back")
     assert refusal("fedme", down, fedme.Up(MODEL, MODEL, "1", False)).startswith("guest.arch: architecture dense expected")
     alone = fedme.Down(MODEL)

@@ -362,7 +362,7 @@ def _torn(method: str, folder: Path) -> list[Target]:
 
 
 def _whole(method: str, folder: Path) -> list[Target]:
-    client = folder / "clients" / "1"
+    client, experiment = folder / "clients" / "1", load(folder / "config.toml")[0]
     x = np.random.default_rng(1).integers(0, 17, (5, 1, 8, 8)).astype("float32")
     expected = personal_model.Personal(client, "model").logits(x)
     shown = summary.read(folder)
@@ -381,13 +381,13 @@ def _whole(method: str, folder: Path) -> list[Target]:
         report.write([folder], target)
 
     def offered() -> None:
-        before = {offer.name: offer.model for offer in unseen_clients.offers(folder, method)}
+        before = {offer.name: offer.model for offer in unseen_clients.load_offers(folder, experiment)}
         believe(before.keys() == models.keys(), "other offers")
         for name, model in before.items():
             pairs = zip(leaves(model), leaves(models[name]), strict=True)
             believe(all(torch.equal(a, b) for (_, a), (_, b) in pairs if isinstance(a, torch.Tensor)), "other offers")
 
-    models = {offer.name: offer.model for offer in unseen_clients.offers(folder, method)}
+    models = {offer.name: offer.model for offer in unseen_clients.load_offers(folder, experiment)}
     offer = next(iter(sorted(folder.glob("shared/*/model.safetensors"))), client / "model.safetensors")
     return [
         Target(f"run {method} model.safetensors", client / "model.safetensors", predict),

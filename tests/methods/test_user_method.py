@@ -86,10 +86,10 @@ def test_spoilt_replies_are_refused_or_used_but_end_no_run(attack, tmp_path):
 
 
 def test_sites_give_the_models_of_one_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(site_engine, "WAIT", 0.0)
+    monkeypatch.setattr(site_engine, "RETRY_DELAY", 0.0)
     deployment = Deployment(tmp_path)
     deployment.agree(method={"name": "fedme_test_user_method:Soup"})
-    folder = submitted_runs.new(Federation.read(deployment.federation), deployment.federation / "experiment.toml")
+    folder = submitted_runs.create(Federation.read(deployment.federation), deployment.federation / "experiment.toml")
     LocalGrid(deployment).run_server(folder)
     assert submitted_runs.without_model(folder) == []
     assert json.loads((folder / "shared" / "offers.json").read_text()) == ["broth"]

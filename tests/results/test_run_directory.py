@@ -161,7 +161,7 @@ def test_an_architecture_that_a_method_makes_is_refused_when_it_is_saved(tmp_pat
 def test_a_method_cannot_import_what_the_configuration_does_not_name(tmp_path):
     write("user_nets", NETWORK.format(width=4))
     write("user_method", OWN_ARCHITECTURE.format(arch='task.resolve("user_nets:Net", 10)'))
-    with pytest.raises(ValueError, match="only a local configuration may name"):
+    with pytest.raises(ValueError, match="allowed only in a local configuration"):
         do(tmp_path / "a", "method.name=user_method:Mine")
     do(tmp_path / "b", "method.name=user_method:Mine", "models.pool=['user_nets:Net']")
 

@@ -136,7 +136,7 @@ def test_settings_that_cannot_be_are_refused_by_name(tmp_path, words, said):
 def test_settings_that_do_nothing_are_said():
     for words, said in (
         (["method=local", "defence.average=median"], "local does not average models: defence.average has no effect"),
-        (["method=fedavg", "defence.guest=1.0"], "fedavg does not exchange models: defence.guest has no effect"),
+        (["method=fedavg", "defence.guest=1.0"], "fedavg does not use defence.guest: it has no effect"),
     ):
         assert said in hints(load("digits-fedme", words)[0])
 

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from fedme.config.experiment import ConfigError, load
+from fedme.core.method import PlannedTraining
+from fedme.core.operations import BatchSchedule
 from fedme.learning.accountant import PrivacyError
 from fedme.methods import METHODS
 from fedme.results import records, summary
@@ -71,7 +73,7 @@ def test_without_noise_there_is_no_bound_and_it_is_said(tmp_path, fedme, monkeyp
     folder = do(tmp_path / "run", "privacy.noise_multiplier=0.0", "privacy.clip=inf", "rounds=1", "method=local")
     assert {row["epsilon"] for row in records.read(folder)} == {None}
     _, out, _ = fedme("show", folder)
-    assert "without a bound" in out
+    assert "no bound" in out
     _, out, _ = fedme("show", folder, "--clients")
     assert out.count("no bound") == 4
 
@@ -108,7 +110,7 @@ def test_noise_from_the_operating_system_is_forgotten_and_still_resumed(tmp_path
     assert len(kept.read_text()) == 64
     secret = kept.read_text()
     kept.unlink()
-    with pytest.raises(ConfigError, match="gone or damaged"):
+    with pytest.raises(ConfigError, match="missing or damaged"):
         run.resume(tmp_path / "cut", Watching())
     kept.write_text(secret)
     run.resume(tmp_path / "cut", Watching())
@@ -129,7 +131,7 @@ def test_noise_from_the_operating_system_is_forgotten_and_still_resumed(tmp_path
         pytest.param(
             ["privacy.secret=true", "engine=flower"], ConfigError, "privacy.secret", marks=pytest.mark.needs("flwr", "ray")
         ),
-        (["method=centralized", "finetune.epochs=1"], ConfigError, "would be spent twice"),
+        (["method=centralized", "finetune.epochs=1"], ConfigError, "would be used twice"),
     ],
 )
 def test_what_cannot_be_private_is_refused_before_anything_is_trained(tmp_path, words, error, why):
@@ -151,9 +153,8 @@ def test_a_network_that_normalises_by_the_batch_is_refused(tmp_path, monkeypatch
 
 
 def test_a_method_that_trains_more_than_planned_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        privacy_budget, "plan", lambda experiment, samples: [(16 / samples, 1, 1)]
-    )  # as if it took one step in all
+    once = PlannedTraining(BatchSchedule(batch=16, steps=1), 16)  # as if it took one step in all
+    monkeypatch.setattr(privacy_budget, "whole_run", lambda experiment, samples: [(once, 1)])
     with pytest.raises(PrivacyError, match=r"its next training would take it to epsilon .*, beyond privacy.epsilon = 6"):
         do(tmp_path / "run", *PRIVATE)
 
@@ -175,5 +176,5 @@ def test_a_table_of_privacy_leaves_other_fingerprints_alone():
 def test_an_unreadable_secret_is_an_error(tmp_path):
     options = load("digits-fedme", ["privacy.noise_multiplier=1.0", "privacy.secret=true"])[0].settings.privacy
     (tmp_path / privacy_budget.SECRET).write_text("no number")
-    with pytest.raises(ConfigError, match="gone or damaged"):
+    with pytest.raises(ConfigError, match="missing or damaged"):
         privacy_budget.secret_of(tmp_path, options, begun=True)

@@ -232,7 +232,7 @@ def test_a_second_process_is_refused(tmp_path, finished):
 
 
 def test_an_existing_directory_is_not_overwritten(finished):
-    with pytest.raises(RunError, match="exists already; `fedme resume"):
+    with pytest.raises(RunError, match="already exists; `fedme resume"):
         do(finished)
 
 
@@ -374,13 +374,13 @@ def test_a_run_that_was_killed_before_it_began_is_started_again(left, fedme, tmp
         (folder / name).write_text("")
     code, _, err = fedme("resume", folder)
     assert code == 2
-    assert "the run was stopped before it began; give the command that started it again" in " ".join(err.split())
+    assert "the run was stopped before it began; repeat the command that started it" in " ".join(err.split())
     do(folder, "rounds=1")
     assert not list(folder.glob(".*.partial"))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / ".lock").write_text("")
     (tmp_path / "other" / "thesis.txt").write_text("")
-    with pytest.raises(RunError, match="exists already"):
+    with pytest.raises(RunError, match="already exists"):
         do(tmp_path / "other")
 
 
@@ -455,8 +455,8 @@ def test_a_full_disk_stops_the_run_in_one_line_whatever_it_is_writing(name, fedm
         code, _, err = fedme("run", "digits-fedme", *TINY, f"output={tmp_path / 'run'}", "--quiet")
     assert code == 2
     said = " ".join(err.split())
-    assert "run: cannot be written to: No space left on device; make room" in said
-    assert f"`fedme resume {tmp_path / 'run'}` goes on from the last checkpoint, which is whole" in said
+    assert "run: cannot be written to: No space left on device; free some space" in said
+    assert f"`fedme resume {tmp_path / 'run'}` continues from the last checkpoint, which is intact" in said
     assert "Traceback" not in err
     assert fedme("resume", tmp_path / "run")[0] == 0
     assert identical(finished, tmp_path / "run")

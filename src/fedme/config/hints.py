@@ -8,7 +8,7 @@ def hints(experiment: Experiment) -> list[str]:
     """One line per setting without effect."""
     settings, method, name = experiment.settings, experiment.method, experiment.method_name
     notes = [
-        f"{name} does not use {setting}"
+        f"{name} does not use {setting}: it has no effect"
         for setting in method.unused_settings
         if _value(settings, setting) != _value(Settings(), setting)
     ]
@@ -18,9 +18,9 @@ def hints(experiment: Experiment) -> list[str]:
         if any(spec != specs[0] for spec in specs):
             notes.append(f"the shared model is {specs[0]}, the first; models.shared chooses another")
     if settings.defence.average != "mean" and not hasattr(method, "defence"):
-        notes.append(f"{name} averages nothing: defence.average is not used")
+        notes.append(f"{name} does not average models: defence.average has no effect")
     if not method.own_architectures and settings.models.assign != "round-robin":
-        notes.append(f"all clients of {name} have the shared model: models.assign is not used")
+        notes.append(f"all clients of {name} have the shared model: models.assign has no effect")
     return notes
 
 

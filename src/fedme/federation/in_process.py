@@ -36,6 +36,7 @@ class InProcessEngine:
         self.clients = dict(clients)
         self.states = states if states is not None else ClientStates()
         self._round_costs: dict[ClientId, tuple[int, Ledger]] = {}  # what a client spent in the round it is in
+        self._started: dict[ClientId, int] = {}  # the round in which a client got its state
         if method.pooled:
             parts = list(clients.values())
             pooled = [join([getattr(part, name) for part in parts]) for name in ("train", "val", "test")]
@@ -95,7 +96,10 @@ class InProcessEngine:
             return work
         private = {}
         for client, computation in work.items():
-            occasions: set[Occasion] = {occasion} if client in self.states else {occasion, "start"}
+            if client not in self.states:
+                self._started[client] = t
+            started = client not in self.states or (occasion == "round" and self._started.get(client) == t)
+            occasions: set[Occasion] = {occasion, "start"} if started else {occasion}
             policy = self.policies(self.clients[client], frozenset(occasions))
             ledger, used = self.states.ledgers.get(client, ()), self._costs_of_round(client, occasion, t)
             private[client] = with_privacy(computation, client, policy, ledger, used)

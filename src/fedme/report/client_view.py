@@ -23,10 +23,10 @@ def view(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def local(run: Run, runs: Sequence[Run]) -> Run | None:
-    """The run of Local over the same clients with the same samples."""
-    if run.result["method"] == "local":
+    """The run in which the same clients trained alone on the same samples."""
+    if run.isolated:
         return None
-    return next((other for other in runs if other.result["method"] == "local" and run.same_division(other)), None)
+    return next((other for other in runs if other.isolated and run.same_division(other)), None)
 
 
 def gains(run: Run, baseline: Run) -> dict[ClientId, float]:

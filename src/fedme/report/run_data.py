@@ -41,6 +41,11 @@ class Run:
         return summary.measures_of(self.result)
 
     @property
+    def isolated(self) -> bool:
+        """Whether nothing was sent: every client trained alone, which gains are measured against."""
+        return not self.result["bytes_up"] + self.result["bytes_down"]
+
+    @property
     def rounds(self) -> range:
         """The finished rounds."""
         return range(1 + max(self.sent, default=-1))

@@ -100,7 +100,7 @@ def _worst(run: Run) -> list[str]:
 def _against_local(run: Run, baseline: Run | None) -> list[str]:
     if baseline is None:
         unknown = "This report has no run of Local over the same clients, so the gain over local training is unknown."
-        return [] if run.result["method"] == "local" else [unknown]
+        return [] if run.isolated else [unknown]
     gains = client_view.gains(run, baseline)
     if not gains:
         return []

@@ -59,7 +59,8 @@ def start(experiment: Experiment, display: Display, notes: Sequence[str] = ()) -
             _run_experiment(folder, display, experiment)
         except Exception as error:  # if no round was finished, the same command must work once the cause is mended
             metrics = folder / records.NAME
-            if not isinstance(error, Interrupted) and not (metrics.exists() and metrics.stat().st_size):
+            begun = metrics.exists() and (isinstance(error, OSError) or metrics.stat().st_size)
+            if not isinstance(error, Interrupted) and not begun:
                 shutil.rmtree(folder)
             raise
     return folder
