@@ -14,8 +14,8 @@ from fedme.core.method import Method, Plan, PlannedTraining, Report, Round, Task
 from fedme.core.model import Model, average
 from fedme.core.operations import Computation, Models, immediately, predict, train
 from fedme.core.settings import setting
-from fedme.learning.local_training import Training
 from fedme.learning.objectives import CrossEntropy
+from fedme.learning.training_settings import Training
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from fedme.datasets.federated_dataset import DataOptions
 from fedme.datasets.partitioners import PARTITIONS
 from fedme.federation.failures import Faults
 from fedme.federation.malicious_clients import Attack
-from fedme.learning.local_training import Training
 from fedme.learning.robust_aggregation import Defence
+from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
 
 TABLES = {

@@ -9,8 +9,8 @@ from fedme.config.settings import EngineOptions, FinetuneOptions, ModelOptions, 
 from fedme.core.settings import setting
 from fedme.federation.failures import Faults
 from fedme.federation.malicious_clients import Attack
-from fedme.learning.local_training import Training
 from fedme.learning.robust_aggregation import Defence
+from fedme.learning.training_settings import Training
 
 TABLES = [Settings, ModelOptions, FinetuneOptions, PrivacyOptions, EngineOptions, Training, Defence, Faults, Attack]
 

@@ -21,7 +21,7 @@ from fedme.core.serialization import pack, unpack
 from fedme.core.typed import TypedError
 from fedme.federation.in_process import InProcessEngine
 from fedme.federation.round import run_round
-from fedme.learning.local_training import Training
+from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
 from fedme.methods.fedme.fedme import Server
 from fedme.methods.shared_model import SharedModel

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedme.core.serialization import pack
 from fedme.core.typed import TypedError, build, nearest
-from fedme.learning.local_training import Training
+from fedme.learning.training_settings import Training
 from fedme.methods.fedme.fedme import FedMe
 from fedme.methods.fml import FML
 

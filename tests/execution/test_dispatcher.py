@@ -11,9 +11,9 @@ from fedme.execution import compiled, reference
 from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.network_layers import network_layers
 from fedme.execution.reference import one_by_one
-from fedme.learning.local_training import Training
 from fedme.learning.objectives import CrossEntropy, Imitate, Mutual
 from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
+from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
 from fedme_test_support import DENSE, DROPPING, LINEAR, NORMALISED, WIDE, clients, federate, personal, split, task
 

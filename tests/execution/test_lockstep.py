@@ -16,7 +16,7 @@ from fedme.federation import client_work as client_work
 from fedme.federation.client_work import Finetune
 from fedme.federation.in_process import InProcessEngine
 from fedme.federation.round import run_round
-from fedme.learning.local_training import Training
+from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
 from fedme_test_support import DENSE, DROPPING, LINEAR, NORMALISED, WIDE, clients, split, task
 

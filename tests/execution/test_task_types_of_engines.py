@@ -8,7 +8,7 @@ import torch
 from fedme.core.key import Key
 from fedme.core.method import TaskError
 from fedme.execution.dispatcher import Dispatcher
-from fedme.learning.local_training import Training
+from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
 from fedme_test_support import CLASSES, DENSE, DROPPING, LINEAR, WIDE, clients, federate, personal, split, task
 

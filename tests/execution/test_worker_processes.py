@@ -17,9 +17,9 @@ from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.reference import Reference
 from fedme.execution.routing import effort
 from fedme.execution.worker_processes import WorkerError, Workers
-from fedme.learning.local_training import Training
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.optimizers import SGD
+from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
 from fedme_test_support import DENSE, DROPPING, LINEAR, NORMALISED, WIDE, clients, federate, personal, same, split, task
 

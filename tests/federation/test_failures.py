@@ -10,7 +10,7 @@ from fedme.core.method import Round, TaskError
 from fedme.federation.failures import FailingClients, Faults
 from fedme.federation.in_process import InProcessEngine
 from fedme.federation.round import NoReply, Quorum, Reply, run_round
-from fedme.learning.local_training import Training
+from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
 from fedme.methods.fedavg import FedAvg
 from fedme.methods.fedmd import FedMD
@@ -269,15 +269,15 @@ def test_a_client_adopts_nothing_in_a_round_that_does_not_count():
         ({"dropout": 1.2}, "dropout: must be a probability"),
         ({"lost": {"1": -0.1}}, "lost: must be a probability"),
         ({"seconds": 0.0}, "seconds: must be positive"),
-        ({"spread": -1.0}, "spread: must not be negative"),
-        ({"deadline": 0.0}, "deadline: must be positive"),
+        ({"spread": -1.0}, "spread: must be >= 0"),
+        ({"deadline": 0.0}, "deadline: must be > 0"),
         ({"dropped_in": {"1": (-1,)}}, "dropped_in: rounds count from 0"),
         ({"lost_in": {"1": (3, -1)}}, "lost_in: rounds count from 0"),
         ({"join": {"1": -1}}, "join: rounds count from 0"),
         ({"join": {"1": 2}, "leave": {"1": 2}}, "join: 1 cannot join and leave in the same round"),
         ({"quorum": 0}, "quorum: must be a number of replies, or a share up to 1.0"),
         ({"quorum": 1.5}, "quorum: must be a number of replies, or a share up to 1.0"),
-        ({"repeats": -1}, "repeats: must not be negative"),
+        ({"repeats": -1}, "repeats: must be >= 0"),
     ],
 )
 def test_impossible_settings_are_refused_by_name(change, message):

@@ -22,9 +22,9 @@ from fedme.federation.malicious_clients import SPOILING, Attack, MaliciousClient
 from fedme.federation.offences import FOR_GOOD, OffenceRecord, quarantined, record_offences
 from fedme.federation.reply_validation import bounded, check_reply, check_report, check_scores, check_sent
 from fedme.federation.round import NoReply, Reply, run_round
-from fedme.learning.local_training import Training
 from fedme.learning.partial_model import Part
 from fedme.learning.robust_aggregation import Defence
+from fedme.learning.training_settings import Training
 from fedme.methods import METHODS, fedavg, fedmd, fml, hypcluster, shared_model
 from fedme.methods.fedme import fedme
 from fedme_test_support import DENSE, LINEAR, NORMALISED, WIDE, clients, split, task

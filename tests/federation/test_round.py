@@ -12,7 +12,7 @@ from fedme.core.tree import nbytes
 from fedme.execution.lockstep import Timed
 from fedme.federation.in_process import InProcessEngine
 from fedme.federation.round import Reply, Traffic, run_round
-from fedme.learning.local_training import Training
+from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
 from fedme.methods.fedavg import FedAvg
 from fedme_test_support import DENSE, LINEAR, NORMALISED, WIDE, Losing, clients, split, task

@@ -51,7 +51,7 @@ from fedme.deployment.site_state import PrivateState
 from fedme.federation.in_process import InProcessEngine
 from fedme.federation.reply_validation import Kinds, check_reply
 from fedme.federation.round import run_round
-from fedme.learning.local_training import Training
+from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
 from fedme.methods.local import State
 from fedme.results import summary, views

@@ -12,8 +12,8 @@ from fedme.core.operations import Evaluate, Score, Train, Trained
 from fedme.execution.lockstep import run_in_lockstep
 from fedme.execution.reference import one_by_one
 from fedme.learning.architecture_selection import best_local
-from fedme.learning.local_training import Training
 from fedme.learning.objectives import CrossEntropy
+from fedme.learning.training_settings import Training
 from fedme_test_support import DENSE, LINEAR, WIDE, clients
 
 TRAINING = Training(epochs=1, batch=4, lr=0.1, momentum=0.9, lr_decay=0.5, lr_decay_at=(0.5,))

@@ -13,9 +13,9 @@ from fedme.core.model import Model, average
 from fedme.core.operations import Score
 from fedme.execution.lockstep import run_in_lockstep
 from fedme.execution.reference import one_by_one
-from fedme.learning.local_training import Training
 from fedme.learning.partial_model import Part, merge
 from fedme.learning.robust_aggregation import Defence
+from fedme.learning.training_settings import Training
 from fedme.methods import METHODS, fedmd, fml, hypcluster, shared_model
 from fedme.methods.fedme.exchange import admitted_guest, averaged_copies
 from fedme.methods.fedme.fedme import FedMe

@@ -11,7 +11,7 @@ import torch
 from fedme.core.key import Key
 from fedme.core.method import Plan, Round
 from fedme.core.model import Model
-from fedme.learning.local_training import Training
+from fedme.learning.training_settings import Training
 from fedme.methods.centralized import Centralized
 from fedme.methods.fedavg import FedAvg
 from fedme.methods.fedmd import FedMD

@@ -10,7 +10,7 @@ from fedme.core.key import Key
 from fedme.core.method import Plan, Round, TaskError
 from fedme.core.model import Arch
 from fedme.federation.round import run_round
-from fedme.learning.local_training import Training
+from fedme.learning.training_settings import Training
 from fedme.methods import METHODS, fedmd
 from fedme.methods.centralized import Centralized
 from fedme.methods.fedavg import FedAvg

@@ -13,7 +13,7 @@ from fedme.core.model import Arch, Model, average
 from fedme.execution.reference import one_by_one
 from fedme.federation.in_process import InProcessEngine
 from fedme.federation.round import run_round
-from fedme.learning.local_training import Training
+from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
 from fedme.running.checkpoint import Checkpoint, Header, load, save, states
 from fedme.running.weight_store import Store, Weights

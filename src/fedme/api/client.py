@@ -42,14 +42,14 @@ class Client:
     def piece(self) -> ClientSamples:
         """Its samples, read."""
         parts = {"train": self.train, "val": self.val, "test": self.test}
-        found = {
+        samples = {
             name: read_object(given, self.columns, f"client {self.id}, {name}")
             for name, given in parts.items()
             if given is not None
         }
-        if "train" not in found:
+        if "train" not in samples:
             raise TypedError(f"client {self.id}", "there are no samples; give them as train=(inputs, labels)")
-        return ClientSamples(**found)
+        return ClientSamples(**samples)
 
 
 class Networks:

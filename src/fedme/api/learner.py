@@ -78,12 +78,12 @@ class Learner:
 
     def _named(self, models: Mapping[str, Any]) -> dict[str, Any]:
         """The table of models with names for the networks that were given as objects."""
-        found = dict(models)
-        if "pool" in found:
-            found["pool"] = [self.networks.spec(network) for network in found["pool"]]
-        if found.get("shared") is not None:
-            found["shared"] = self.networks.spec(found["shared"])
-        return found
+        table = dict(models)
+        if "pool" in table:
+            table["pool"] = [self.networks.spec(network) for network in table["pool"]]
+        if table.get("shared") is not None:
+            table["shared"] = self.networks.spec(table["shared"])
+        return table
 
     def fit(
         self,

@@ -57,7 +57,7 @@ class Result(Mapping[ClientId, Personal]):
 
     @property
     def measure(self) -> Measure:
-        """What counts: accuracy, or with numbers to predict the RMSE."""
+        """The main measure: accuracy, or RMSE for regression."""
         about = saved_models.describe(personal_model.find(self.folder, self._clients[0]))
         return MEASURES[saved_models.schema_of(about).task_type][0]
 
@@ -78,31 +78,31 @@ class Result(Mapping[ClientId, Personal]):
         folder = self.folder / "local"
         plain = self.experiment.plain() | {"method": {"name": "local"}, "output": str(folder), "name": "local"}
         plain["faults"] = {}  # whoever trains alone needs nobody to reach it
-        alone = dataclasses.replace(parse(plain), supplied=self.experiment.supplied)
+        baseline = dataclasses.replace(parse(plain), supplied=self.experiment.supplied)
         with Display(Console(stderr=True), quiet) as display:
             if not (folder / CONFIG).exists():
                 display.note("training every client on its own samples alone, to compare")
-                run.start(alone, display)
+                run.start(baseline, display)
             else:
-                run.resume(folder, display, alone)
-        return Result(folder, alone)
+                run.resume(folder, display, baseline)
+        return Result(folder, baseline)
 
     def rows(self, quiet: bool = False) -> list[dict[str, Any]]:
         """For every client: architecture, test samples, how its personal model does on them, local-only, and the gain.
 
-        What counts is accuracy, with numbers to predict the RMSE; a positive gain is better in both cases.
+        The measure is accuracy, or RMSE for regression; a positive gain is better in both cases.
         """
         measure = self.measure
-        mine = _tested(self.folder, measure)
-        alone = mine if self.experiment.method.isolated else _tested(self.local(quiet).folder, measure)
-        found = []
-        for client, row in mine.items():
-            other = alone[client]["round"]
+        scores = _tested(self.folder, measure)
+        baseline = scores if self.experiment.method.isolated else _tested(self.local(quiet).folder, measure)
+        rows = []
+        for client, row in scores.items():
+            other = baseline[client]["round"]
             gain = measure.gain(row["round"], other) if row["round"] is not None and other is not None else None
-            each = {"client": client, "model": row["arch"], "samples": row["samples"], "personal": row["round"]}
-            each |= {"fine-tuned": row["finetuned"]} if "finetuned" in row else {}
-            found.append(each | {"local-only": other, "gain": gain})
-        return found
+            line = {"client": client, "model": row["arch"], "samples": row["samples"], "personal": row["round"]}
+            line |= {"fine-tuned": row["finetuned"]} if "finetuned" in row else {}
+            rows.append(line | {"local-only": other, "gain": gain})
+        return rows
 
     def table(self, style: Format = "table", quiet: bool = False) -> None:
         """Print `rows`, accuracy in percent. The first time, it trains every client alone to compare with."""
@@ -149,12 +149,12 @@ def load_run(folder: Path | str) -> Result:
 
 def _tested(folder: Path, measure: Measure) -> dict[ClientId, dict[str, Any]]:
     """How every client's personal model did on its test part when last looked at, by stage."""
-    found: dict[ClientId, dict[str, Any]] = {}
+    rows: dict[ClientId, dict[str, Any]] = {}
     for row in records.read(folder):
         if (row["model"], row["split"]) == ("personal", "test"):
-            mine = found.setdefault(row["client"], {})
-            mine |= {"arch": row["arch"], "samples": row["samples"], row["stage"]: row[measure.key]}
-    return found
+            scores = rows.setdefault(row["client"], {})
+            scores |= {"arch": row["arch"], "samples": row["samples"], row["stage"]: row[measure.key]}
+    return rows
 
 
 def _cell(key: str, value: Any, measure: Measure) -> str:

@@ -59,18 +59,18 @@ def audit(folder: Path, display: Display, shadows: int) -> dict[str, Any]:
         execute = assembly.executor(experiment.settings.engine, display.tick, store.wait)
         cleanup.callback(execute.close)
         display.note(f"loading {experiment.data_name} ...")
-        found = checkpoint.load(folder, experiment.plain())
-        if found is None:
+        saved = checkpoint.load(folder, experiment.plain())
+        if saved is None:
             raise RunError(f"{folder}: its checkpoint is gone, and with it what the server had")
-        prepared = assembly.prepare(experiment, assembly.gather(experiment), execute, found.header.assigned)
-        at = checkpoint.states(folder, store, found, experiment.method, prepared.archs, prepared.task.resolve)
+        prepared = assembly.prepare(experiment, assembly.gather(experiment), execute, saved.header.assigned)
+        at = checkpoint.states(folder, store, saved, experiment.method, prepared.archs, prepared.task.resolve)
         clients = {c: data for c, data in prepared.federation.clients.items() if len(data.train) and len(data.test)}
         policies = privacy_budget.policies(experiment, limited=False)
         key = Key(experiment.settings.seed).at("audit")
         engine = InProcessEngine(experiment.method, prepared.task, prepared.federation.clients, key, execute, policies)
         engine.states = ClientStates(at.clients, at.header.spent)
         display.start("one more round, and attacks: tasks", 0)
-        exposed = [each for each in _exposed_models(experiment, engine, at.server, key) if each.client in clients]
+        exposed = [e for e in _exposed_models(experiment, engine, at.server, key) if e.client in clients]
         if not exposed:
             raise RunError(f"{folder}: its clients share no whole model, so there is none that could be asked about samples")
         result = {
@@ -102,9 +102,9 @@ def _rows(
     key: Key,
 ) -> Computation[list[dict[str, Any]]]:
     pool, places = _pool(clients)
-    models = {id(each.model): each.model for each in exposed}
+    models = {id(e.model): e.model for e in exposed}
     wanted = [
-        (each, client) for client in clients for each in dict.fromkeys(id(s.model) for s in exposed if s.client == client)
+        (model, client) for client in clients for model in dict.fromkeys(id(s.model) for s in exposed if s.client == client)
     ]
 
     def scores(model: Model, client: ClientId) -> Computation[tuple[Scores, Scores]]:
@@ -112,7 +112,7 @@ def _rows(
         both = yield from in_parallel([predict(model, train), predict(model, test)])
         return confidence(both[0], train.y), confidence(both[1], test.y)
 
-    asked = yield from in_parallel([scores(models[each], client) for each, client in wanted])
+    asked = yield from in_parallel([scores(models[model], client) for model, client in wanted])
     answers = dict(zip(wanted, asked, strict=True))
     difficulty: dict[str, Scores] = {}
     if pool is not None:
@@ -121,16 +121,17 @@ def _rows(
         difficulty = dict(zip(archs, (yield from in_parallel(work)), strict=True))
     rows = []
     groups: dict[tuple[str, str, str], list[tuple[Scores, Scores]]] = {}
-    for each in exposed:
-        raw = answers[id(each.model), each.client]
+    for exposure in exposed:
+        raw = answers[id(exposure.model), exposure.client]
         attacks = {"loss": raw}
         if pool is not None:
-            hard = difficulty[each.model.arch.name]
-            attacks["calibrated"] = (raw[0] - hard[places[each.client][0]], raw[1] - hard[places[each.client][1]])
+            hard = difficulty[exposure.model.arch.name]
+            attacks["calibrated"] = (raw[0] - hard[places[exposure.client][0]], raw[1] - hard[places[exposure.client][1]])
         for attack, pair in attacks.items():
-            about = {"client": each.client, "seen by": each.by, "model": each.name, "arch": each.model.arch.name}
+            about = {"client": exposure.client, "seen by": exposure.by, "model": exposure.name}
+            about |= {"arch": exposure.model.arch.name}
             rows.append(about | {"attack": attack} | asdict(evaluate_attack(*pair)))
-            groups.setdefault((each.by, each.name, attack), []).append(pair)
+            groups.setdefault((exposure.by, exposure.name, attack), []).append(pair)
     for (by, name, attack), pairs in groups.items():
         members, others = (np.concatenate(part) for part in zip(*pairs, strict=True))
         about = {"client": EVERYBODY, "seen by": by, "model": name, "arch": "", "attack": attack}

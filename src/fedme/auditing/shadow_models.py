@@ -15,8 +15,8 @@ from fedme.core.key import Key
 from fedme.core.method import Round
 from fedme.core.model import Arch, Model
 from fedme.core.operations import BatchSchedule, Computation, OptState, in_parallel, predict, train
-from fedme.learning.local_training import Training
 from fedme.learning.objectives import CrossEntropy
+from fedme.learning.training_settings import Training
 
 EPOCHS = 20
 

@@ -48,14 +48,18 @@ def story(local: Path, shared: Path, exchanged: Path) -> list[str]:
 
     The directories are those of Local, of FedAvg and of FedMe, over the same clients.
     """
-    alone, fedavg, fedme = (outcome(folder) for folder in (local, shared, exchanged))
-    gains = {client: fedme.accuracy[client] - alone.accuracy[client] for client in fedme.accuracy if client in alone.accuracy}
+    local_scores, fedavg, fedme = (outcome(folder) for folder in (local, shared, exchanged))
+    gains = {
+        client: fedme.accuracy[client] - local_scores.accuracy[client]
+        for client in fedme.accuracy
+        if client in local_scores.accuracy
+    }
     return [
-        _gained(gains, alone, fedme),
+        _gained(gains, local_scores, fedme),
         _lost(gains),
         _cost(fedavg, fedme),
         _architectures(fedme),
-        _next(alone, fedavg, fedme),
+        _next(local_scores, fedavg, fedme),
     ]
 
 
@@ -75,14 +79,14 @@ def outcome(folder: Path) -> Outcome:
     )
 
 
-def _gained(gains: Mapping[str, float], alone: Outcome, fedme: Outcome) -> str:
+def _gained(gains: Mapping[str, float], local_scores: Outcome, fedme: Outcome) -> str:
     if not gains:
         return "Gained: unknown, no client has a test result in both runs."
     up = {client: gain for client, gain in gains.items() if gain > 0}
     if not up:
         return f"Gained: none of the {len(gains)} clients does better with FedMe than after training alone."
     best = max(up, key=lambda client: up[client])
-    change = f"from {100 * alone.accuracy[best]:.0f} to {100 * fedme.accuracy[best]:.0f} %"
+    change = f"from {100 * local_scores.accuracy[best]:.0f} to {100 * fedme.accuracy[best]:.0f} %"
     mean = statistics.fmean(up.values())
     return (
         f"Gained: {len(up)} of {_count(len(gains), 'client')} {_does(len(up))} better with FedMe than after training alone, "
@@ -121,8 +125,8 @@ def _architectures(fedme: Outcome) -> str:
     return f"Architectures: of {_count(fedme.architectures.total(), 'client')}, {_listed([first, *listed])}."
 
 
-def _next(alone: Outcome, fedavg: Outcome, fedme: Outcome) -> str:
-    folders = " ".join(shlex.quote(str(run.folder)) for run in (alone, fedavg, fedme))
+def _next(local_scores: Outcome, fedavg: Outcome, fedme: Outcome) -> str:
+    folders = " ".join(shlex.quote(str(run.folder)) for run in (local_scores, fedavg, fedme))
     return (
         f"Next: `fedme report {folders}` draws clients and exchanges, and `fedme run {DEMO[-1]} seed=1` repeats the last run: "
         f"with one seed and about {fedme.samples} test samples per client, a difference of a few points means little."

@@ -27,7 +27,7 @@ from fedme.datasets.partitioners import PARTITIONS
 from fedme.datasets.user_data import FileDataset, ObjectDataset
 from fedme.federation.client_work import AnyMethod
 from fedme.federation.malicious_clients import Attack
-from fedme.learning.local_training import Training
+from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
 from fedme.networks import Entry
 

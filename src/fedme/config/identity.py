@@ -56,8 +56,8 @@ def source_digests(config: Mapping[str, Any]) -> dict[str, str]:
         else:
             definitions = inspect.getmro(named) if isinstance(named, type) else (named,)
             modules = {module, *(getattr(definition, "__module__", module) for definition in definitions)}
-            user_modules = sorted(each for each in modules if each.partition(".")[0] not in LIBRARIES)
-            sources = {each: functools.partial(_read, each) for each in user_modules}
+            user_modules = sorted(module for module in modules if module.partition(".")[0] not in LIBRARIES)
+            sources = {module: functools.partial(_read, module) for module in user_modules}
         for key, read in sources.items():
             try:
                 digests[key] = hashlib.sha256(read().encode()).hexdigest()

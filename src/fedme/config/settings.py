@@ -12,8 +12,8 @@ from fedme.execution.device import Device
 from fedme.execution.dispatcher import EnginePath
 from fedme.federation.failures import Faults
 from fedme.federation.malicious_clients import Attack
-from fedme.learning.local_training import Training, require
 from fedme.learning.robust_aggregation import Defence
+from fedme.learning.training_settings import Training, require
 
 Log = Literal["tensorboard", "mlflow"]
 Spec = str | Mapping[str, Any]  # an architecture: its name, or a table with `name` and options

@@ -134,7 +134,7 @@ class Method(ABC, Generic[S, C, D, U]):
     its name.
     """
 
-    train: Any  # the settings of local training (`learning.local_training.Training`), a field of every method
+    train: Any  # the settings of local training (`learning.training_settings.Training`), a field of every method
 
     phases: ClassVar[tuple[str, ...]] = ("round",)  # the exchanges of a round, in order
     pooled: ClassVar[bool] = False  # whether all data is brought to one place

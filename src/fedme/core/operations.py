@@ -55,14 +55,14 @@ class BatchSchedule:
             return self._poisson(samples, count, key)
         first = self.offset % per_epoch if not self.shuffle else 0
         epochs = -(-(first + count) // per_epoch)
-        whole = torch.zeros((epochs, per_epoch * self.batch), dtype=torch.int64)
+        orders = torch.zeros((epochs, per_epoch * self.batch), dtype=torch.int64)
         for epoch in range(epochs):
             order = torch.randperm(samples, generator=key.at("epoch", epoch).torch()) if self.shuffle else torch.arange(samples)
-            whole[epoch, :samples] = order
+            orders[epoch, :samples] = order
         sizes = torch.full((epochs, per_epoch), self.batch)
         sizes[:, -1] = samples - (per_epoch - 1) * self.batch
         chosen = slice(first, first + count)
-        return whole.reshape(-1, self.batch)[chosen], sizes.reshape(-1)[chosen]
+        return orders.reshape(-1, self.batch)[chosen], sizes.reshape(-1)[chosen]
 
     def count(self, samples: int) -> int:
         """The number of batches."""
@@ -77,10 +77,10 @@ class BatchSchedule:
     def _poisson(self, samples: int, steps: int, key: Key) -> tuple[Tensor, Tensor]:
         rate = self.rate(samples)
         drawn = [torch.from_numpy(key.at("step", s).uniform(samples) < rate).nonzero().flatten() for s in range(steps)]
-        sizes = torch.tensor([len(each) for each in drawn], dtype=torch.int64)
+        sizes = torch.tensor([len(batch) for batch in drawn], dtype=torch.int64)
         positions = torch.zeros((steps, max(1, int(sizes.max()))), dtype=torch.int64)
-        for row, each in zip(positions, drawn, strict=True):
-            row[: len(each)] = each
+        for row, batch in zip(positions, drawn, strict=True):
+            row[: len(batch)] = batch
         return positions, sizes
 
     def batches(self, samples: int, key: Key) -> list[Tensor]:

@@ -77,9 +77,9 @@ def fitting(plain: Plain, at: str) -> Model:
     for wanted, weights in ((trained, plain.params), (kept, plain.buffers)):
         given = weights.sketch() if isinstance(weights, Sketched) else weights
         for name in [*wanted, *given]:
-            expected, found = _looks(wanted.get(name)), _looks(given.get(name))
-            if expected != found:
-                raise TypedError(f"{at}.{name}", f"does not fit {plain.arch.name}: {expected} expected, {found} given")
+            expected, actual = _looks(wanted.get(name)), _looks(given.get(name))
+            if expected != actual:
+                raise TypedError(f"{at}.{name}", f"does not fit {plain.arch.name}: {expected} expected, {actual} given")
     return Model(plain.arch, plain.params, plain.buffers)
 
 

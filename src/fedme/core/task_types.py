@@ -40,8 +40,8 @@ class TaskLoss(Protocol):
         """What the model expects, a tensor of its own: probabilities, or numbers."""
         ...
 
-    def less(self, values: Tensor, y: Tensor, shares: tuple[float, ...]) -> Tensor:
-        """`values` minus the targets times a share, in place; several shares are those of the entries of the first axis."""
+    def subtract_targets(self, values: Tensor, y: Tensor, weights: tuple[float, ...]) -> Tensor:
+        """`values` minus the weighted targets, in place; several weights belong to the entries of the first axis."""
         ...
 
     def accuracy(self, z: Tensor, y: Tensor) -> float:
@@ -66,10 +66,10 @@ class Classification:
         p = (z - z.amax(-1, keepdim=True)).exp_()  # written out, because torch's own is slow for few classes
         return p.div_(p.sum(-1, keepdim=True))
 
-    def less(self, values: Tensor, y: Tensor, shares: tuple[float, ...]) -> Tensor:
+    def subtract_targets(self, values: Tensor, y: Tensor, weights: tuple[float, ...]) -> Tensor:
         label = y.unsqueeze(-1)
-        minus = tuple(-share for share in shares)
-        if len(shares) == 1:
+        minus = tuple(-weight for weight in weights)
+        if len(weights) == 1:
             return values.scatter_add_(-1, label, constant(minus, tuple(label.shape), values))
         label = label.expand(*values.shape[:-1], 1)
         return values.scatter_add_(-1, label, constant(minus, lead(values), values).expand(label.shape))
@@ -96,8 +96,8 @@ class MultiLabel:
     def mean(self, z: Tensor) -> Tensor:
         return z.sigmoid()
 
-    def less(self, values: Tensor, y: Tensor, shares: tuple[float, ...]) -> Tensor:
-        return _less(values, y, shares)
+    def subtract_targets(self, values: Tensor, y: Tensor, weights: tuple[float, ...]) -> Tensor:
+        return _subtract_targets(values, y, weights)
 
     def accuracy(self, z: Tensor, y: Tensor) -> float:
         return (((z > 0) == y) & ~z.isnan()).double().mean().item()
@@ -119,16 +119,16 @@ class Regression:
     def mean(self, z: Tensor) -> Tensor:
         return z.clone()
 
-    def less(self, values: Tensor, y: Tensor, shares: tuple[float, ...]) -> Tensor:
-        return _less(values, y, shares)
+    def subtract_targets(self, values: Tensor, y: Tensor, weights: tuple[float, ...]) -> Tensor:
+        return _subtract_targets(values, y, weights)
 
     def accuracy(self, z: Tensor, y: Tensor) -> float:
         return float("nan")
 
 
-def _less(values: Tensor, y: Tensor, shares: tuple[float, ...]) -> Tensor:
+def _subtract_targets(values: Tensor, y: Tensor, weights: tuple[float, ...]) -> Tensor:
     target = y.to(values.dtype)
-    return values.sub_(target * constant(shares, lead(values), values) if len(shares) > 1 else target * shares[0])
+    return values.sub_(target * constant(weights, lead(values), values) if len(weights) > 1 else target * weights[0])
 
 
 TASK_LOSSES: dict[TaskType, TaskLoss] = {

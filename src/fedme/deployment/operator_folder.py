@@ -11,7 +11,7 @@ from pathlib import Path
 from fedme.config.experiment import ConfigError, read_toml
 from fedme.core.typed import TypedError, build
 from fedme.federation.flower import ENVIRONMENT
-from fedme.learning.local_training import require
+from fedme.learning.training_settings import require
 
 NAME = "federation.toml"
 NODES = "nodes"  # a folder with Flower's answer for every registered key

@@ -14,7 +14,7 @@ from fedme.core.data import ClientId
 from fedme.core.method import Member, Task
 from fedme.core.model import Arch
 from fedme.core.typed import TypedError, build
-from fedme.learning.local_training import require
+from fedme.learning.training_settings import require
 from fedme.running.assembly import DTYPES
 
 NAME = "site.toml"

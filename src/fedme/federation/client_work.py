@@ -9,8 +9,8 @@ from fedme.core.method import Method, Report, Round, Task
 from fedme.core.metrics import Metrics, measure
 from fedme.core.model import Model, not_finite
 from fedme.core.operations import BatchSchedule, Computation, Role, in_parallel, predict, train
-from fedme.learning.local_training import Training
 from fedme.learning.objectives import CrossEntropy
+from fedme.learning.training_settings import Training
 
 AnyMethod = Method[Any, Any, Any, Any]
 
@@ -81,9 +81,9 @@ def evaluate_models(
     splits = {name: split for name, split in (("val", data.val), ("test", data.test)) if len(split)}
     # A global model is often the personal model too: each is run once.
     different = {id(model): model for _, _, model in shown}
-    wanted = [(each, name) for each in different for name in splits]
+    wanted = [(model_id, name) for model_id in different for name in splits]
     unit = task.schema.unit
-    logits = yield from in_parallel([predict(different[each], splits[name]) for each, name in wanted])
+    logits = yield from in_parallel([predict(different[model_id], splits[name]) for model_id, name in wanted])
     measured = {pair: measure(answer, splits[pair[1]].y, unit) for pair, answer in zip(wanted, logits, strict=True)}
     scores = [
         ModelScore(role, model.arch.name, stage, name, measured[id(model), name])

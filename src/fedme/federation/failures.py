@@ -14,7 +14,7 @@ from fedme.core.key import Key
 from fedme.core.method import POOL, Round, Task, TaskError
 from fedme.core.settings import setting
 from fedme.federation.round import Engine, EngineWrapper, NoReply, Quorum, Reply
-from fedme.learning.local_training import require
+from fedme.learning.training_settings import require
 
 Rounds = Mapping[ClientId, tuple[int, ...]]  # a plan: in which rounds it happens to a client
 
@@ -43,10 +43,10 @@ class Faults:
         for name in ("dropout", "lost"):
             require(all(0 <= p <= 1 for p in _values(getattr(self, name))), name, "must be a probability, from 0 to 1")
         require(all(0 < s < math.inf for s in _values(self.seconds)), "seconds", "must be positive")
-        require(0 <= self.spread < math.inf, "spread", f"must not be negative, not {self.spread}")
-        require(self.deadline is None or self.deadline > 0, "deadline", f"must be positive, not {self.deadline}")
+        require(0 <= self.spread < math.inf, "spread", f"must be >= 0, got {self.spread}")
+        require(self.deadline is None or self.deadline > 0, "deadline", f"must be > 0, got {self.deadline}")
         for name in ("dropped_in", "lost_in"):
-            rounds = [t for each in getattr(self, name).values() for t in each]
+            rounds = [t for rounds_of_client in getattr(self, name).values() for t in rounds_of_client]
             require(all(t >= 0 for t in rounds), name, "rounds count from 0")
         for name in ("join", "leave"):
             require(all(t >= 0 for t in getattr(self, name).values()), name, "rounds count from 0")
@@ -56,7 +56,7 @@ class Faults:
         require(
             self.quorum > 0 and (not share or self.quorum <= 1), "quorum", "must be a number of replies, or a share up to 1.0"
         )
-        require(self.repeats >= 0, "repeats", f"must not be negative, not {self.repeats}")
+        require(self.repeats >= 0, "repeats", f"must be >= 0, got {self.repeats}")
 
     @property
     def needs(self) -> Quorum:
@@ -142,13 +142,13 @@ class FailingClients(EngineWrapper):
             if client != POOL and (why := self.faults.drops(client, when.t, keys[client]))
         }
         asked = {client: down for client, down in downs.items() if client not in dropped and client not in self.held}
-        came = {**self.engine.exchange(asked, when)}
-        came |= {client: answer for client, answer in self.held.items() if client in downs and client not in dropped}
-        found: dict[ClientId, Reply | NoReply] = {**came, **dropped}
-        for client, answer in came.items():
+        arrived = {**self.engine.exchange(asked, when)}
+        arrived |= {client: answer for client, answer in self.held.items() if client in downs and client not in dropped}
+        replies: dict[ClientId, Reply | NoReply] = {**arrived, **dropped}
+        for client, answer in arrived.items():
             if client != POOL and isinstance(answer, Reply) and (why := self.faults.loses(client, when, keys[client])):
-                self.held[client], found[client] = answer, NoReply(why)
-        return found
+                self.held[client], replies[client] = answer, NoReply(why)
+        return replies
 
     def _count(self, when: Round) -> None:
         """Notice whether this is a new round, a new exchange of the round, or the same one again."""

@@ -16,9 +16,9 @@ from fedme.core.settings import setting
 from fedme.federation.client_work import AnyMethod
 from fedme.federation.reply_validation import check_reply
 from fedme.federation.round import Engine, EngineWrapper, NoReply, Reply
-from fedme.learning.local_training import require
+from fedme.learning.training_settings import require
 
-Kind = Literal["sign-flip", "huge-norm", "label-flip", "non-finite", "shape", "architecture", "replay"]
+AttackType = Literal["sign-flip", "huge-norm", "label-flip", "non-finite", "shape", "architecture", "replay"]
 FACTORS = {"sign-flip": -10.0, "huge-norm": 1000.0}  # what the change of a model is multiplied by
 
 
@@ -27,15 +27,15 @@ class Attack:
     """Who is hostile, and what they do."""
 
     clients: int | tuple[ClientId, ...] = setting((), "number of malicious clients, drawn at random, or a list of names")
-    kind: Kind = setting("sign-flip", "'label-flip' trains on wrong labels; the other attacks change the reply")
+    kind: AttackType = setting("sign-flip", "'label-flip' trains on wrong labels; the other attacks change the reply")
     strength: float | None = setting(
         None, "factor on the honest change of a model, for 'sign-flip' (10 by default) and 'huge-norm' (1000 by default)"
     )
 
     def __post_init__(self) -> None:
-        require(not isinstance(self.clients, int) or self.clients >= 0, "clients", f"must not be negative, not {self.clients}")
+        require(not isinstance(self.clients, int) or self.clients >= 0, "clients", f"must be >= 0, got {self.clients}")
         require(self.strength is None or self.kind in FACTORS, "strength", f"means nothing for '{self.kind}'")
-        require(self.strength is None or self.strength > 0, "strength", f"must be positive, not {self.strength}")
+        require(self.strength is None or self.strength > 0, "strength", f"must be > 0, got {self.strength}")
 
     def malicious(self, clients: Sequence[ClientId], root: Key) -> tuple[ClientId, ...]:
         """Who of these clients it is, in their order."""
@@ -82,7 +82,7 @@ class MaliciousClients(EngineWrapper):
         sent = check_reply(self.method, task, down, answer.up, when, None)
         if kind in FACTORS:
             factor = FACTORS[kind] if self.attack.strength is None else self.attack.strength * (1 if FACTORS[kind] > 0 else -1)
-            changed = {name: _stretched(getattr(answer.up, name), each, factor) for name, each in sent.items()}
+            changed = {name: _stretched(getattr(answer.up, name), received, factor) for name, received in sent.items()}
             return replace(answer, up=replace(answer.up, **changed))
         return replace(answer, up=_once(answer.up, SPOILING[kind]))
 

@@ -25,7 +25,7 @@ class OffenceRecord:
 
 def quarantined(offences: Mapping[ClientId, OffenceRecord], t: int) -> dict[ClientId, OffenceRecord]:
     """The clients in quarantine in round `t`."""
-    return {client: each for client, each in offences.items() if each.until > t}
+    return {client: record for client, record in offences.items() if record.until > t}
 
 
 def record_offences(

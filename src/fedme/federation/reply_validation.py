@@ -50,7 +50,7 @@ class Kinds:
 def _kinds(method: Any) -> Kinds:
     hints = typing.get_type_hints(method.client_round)
     answer = typing.get_args(typing.get_args(hints["return"])[2])[1]
-    options = [each for each in typing.get_args(answer) if each is not types.NoneType] or [answer]
+    options = [value for value in typing.get_args(answer) if value is not types.NoneType] or [answer]
     return Kinds(typing.get_type_hints(method.init_server)["return"], hints["state"], hints["down"], options[0])
 
 
@@ -188,7 +188,7 @@ def _require(condition: bool, at: str, message: str) -> None:
 
 def bounded(up: Any, sent: Mapping[str, Any], limit: float) -> Any:
     """The reply with every change of weights scaled down to the norm `limit`, measured from what was `sent`."""
-    changed = {name: _bounded(getattr(up, name), each, limit) for name, each in sent.items()}
+    changed = {name: _bounded(getattr(up, name), value, limit) for name, value in sent.items()}
     return dataclasses.replace(up, **{name: value for name, value in changed.items() if value is not getattr(up, name)})
 
 
@@ -201,6 +201,6 @@ def _bounded(got: Any, sent: Any, limit: float) -> Any:
         return {**got, **tree.add({name: sent[name] for name in moving}, tree.clip(moved, limit))}
     if dataclasses.is_dataclass(got) and not isinstance(got, type | Arch) and sent is not None:
         pairs = {f.name: (getattr(got, f.name), getattr(sent, f.name)) for f in dataclasses.fields(got)}
-        new = {name: _bounded(mine, theirs, limit) for name, (mine, theirs) in pairs.items()}
+        new = {name: _bounded(got, expected, limit) for name, (got, expected) in pairs.items()}
         return dataclasses.replace(got, **new) if any(new[name] is not pairs[name][0] for name in new) else got
     return got

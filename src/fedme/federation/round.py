@@ -209,7 +209,7 @@ def run_round(
     for phase in method.phases:
         when = Round(t, total, phase)
         began = time.perf_counter()
-        unavailable = {**engine.unavailable(when), **{client: each.words() for client, each in out.items()}}
+        unavailable = {**engine.unavailable(when), **{client: record.words() for client, record in out.items()}}
         traffic.update({client: Traffic(False, why) for client, why in unavailable.items() if client not in traffic})
         plan = method.plan(server, [client for client in task.members if client not in unavailable], when, key)
         planned = engine.run_on_server(method.dispatch(task, server, plan, when, key)).value if plan.train else {}
@@ -224,7 +224,7 @@ def run_round(
         began = time.perf_counter()
         # Replies may arrive in any order; sums of floating-point numbers need one.
         ordered = {client: answers.get(client) for client in [POOL, *task.members] if client in plan.count}
-        counted = {client: each.up for client, each in ordered.items() if isinstance(each, Reply) and each.up is not None}
+        counted = {client: reply.up for client, reply in ordered.items() if isinstance(reply, Reply) and reply.up is not None}
         server = method.aggregate(server, counted, when, key)
         seconds += time.perf_counter() - began
     return RoundResult(server, traffic, seconds, "", record_offences(offences, refused.items(), t, defence))
@@ -271,8 +271,8 @@ def _gather(
         missing = {client: down for client, down in downs.items() if not isinstance(answers.get(client), Reply | RejectedReply)}
         for client, down in missing.items() if asked else ():  # the first time is counted below
             traffic.setdefault(client, Traffic()).bytes_down += nbytes(down)
-        found = engine.exchange(missing, when)
-        answers |= {client: examine(client, down, found[client]) for client, down in missing.items() if client in found}
+        replies = engine.exchange(missing, when)
+        answers |= {client: examine(client, down, replies[client]) for client, down in missing.items() if client in replies}
         came, asked = sum(isinstance(answers.get(client), Reply) for client in plan.count), asked + 1
     for client, down in downs.items():
         traffic.setdefault(client, Traffic()).add(down, answers.get(client))
@@ -282,6 +282,6 @@ def _gather(
 
 def _discount(traffic: Mapping[ClientId, Traffic], short: str) -> None:
     """Whoever replied in vain is told so in the records."""
-    for each in traffic.values():
-        if each.answered:
-            each.answered, each.reason = False, f"the round does not count: {short}"
+    for client in traffic.values():
+        if client.answered:
+            client.answered, client.reason = False, f"the round does not count: {short}"

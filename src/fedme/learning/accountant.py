@@ -46,8 +46,8 @@ Ledger = tuple[PrivacyCost, ...]
 def added(ledger: Ledger, more: Ledger) -> Ledger:
     """Both together; steps of one kind are one entry."""
     steps: dict[tuple[float, float], int] = {}
-    for each in (*ledger, *more):
-        steps[each.rate, each.noise] = steps.get((each.rate, each.noise), 0) + each.steps
+    for cost in (*ledger, *more):
+        steps[cost.rate, cost.noise] = steps.get((cost.rate, cost.noise), 0) + cost.steps
     return tuple(PrivacyCost(rate, noise, count) for (rate, noise), count in steps.items() if count)
 
 
@@ -60,13 +60,13 @@ def epsilon(ledger: Ledger, delta: float) -> float:
     """The epsilon of everything in the ledger; infinite without noise."""
     if not ledger:
         return 0.0
-    if any(each.noise <= 0 for each in ledger):
+    if any(cost.noise <= 0 for cost in ledger):
         return math.inf
-    total = sum((each.steps * _renyi(each.rate, each.noise) for each in ledger), np.zeros(len(ORDERS)))
+    total = sum((cost.steps * _renyi(cost.rate, cost.noise) for cost in ledger), np.zeros(len(ORDERS)))
     with warnings.catch_warnings():  # that another order might give less: what is given holds
         warnings.simplefilter("ignore")
-        found, _ = _opacus().get_privacy_spent(orders=list(ORDERS), rdp=total, delta=delta)
-    return max(0.0, float(found))
+        value, _ = _opacus().get_privacy_spent(orders=list(ORDERS), rdp=total, delta=delta)
+    return max(0.0, float(value))
 
 
 def noise_for(target: float, delta: float, plan: Sequence[tuple[float, int, int]]) -> float:
@@ -94,8 +94,8 @@ def noise_for(target: float, delta: float, plan: Sequence[tuple[float, int, int]
 @functools.lru_cache(maxsize=4096)
 def _renyi(rate: float, noise: float) -> Floats:
     """The Rényi divergence of one step, for every order."""
-    found = _opacus().compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=list(ORDERS))
-    return np.asarray(found, dtype=np.float64)
+    value = _opacus().compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=list(ORDERS))
+    return np.asarray(value, dtype=np.float64)
 
 
 def require_accountant() -> None:

@@ -11,8 +11,8 @@ from fedme.core.key import Key
 from fedme.core.method import Round
 from fedme.core.model import Arch, Model
 from fedme.core.operations import Computation, Score, evaluate, in_parallel, train
-from fedme.learning.local_training import Training
 from fedme.learning.objectives import CrossEntropy
+from fedme.learning.training_settings import Training
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def best_local(
     Best is the most accurate; where numbers are predicted, which are never right or wrong, the one with the smallest loss.
     """
 
-    def alone(arch: Arch) -> Computation[Score]:
+    def train_and_score(arch: Arch) -> Computation[Score]:
         trained = Model.init(arch, key.at(arch.name, "init"), dtype)
         opt: Mapping[str, Mapping[str, torch.Tensor]] = {}
         for t in range(rounds):
@@ -47,7 +47,7 @@ def best_local(
             trained, opt = result.models["own"], result.opt
         return (yield from evaluate(trained, data.val))
 
-    scores = yield from in_parallel([alone(arch) for arch in pool])
+    scores = yield from in_parallel([train_and_score(arch) for arch in pool])
     best = min(range(len(pool)), key=lambda i: (not isfinite(scores[i].loss), _cost(scores[i]), pool[i].parameters, i))
     return Choice(pool[best], {arch.name: score for arch, score in zip(pool, scores, strict=True)})
 

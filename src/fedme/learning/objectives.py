@@ -23,12 +23,12 @@ class CrossEntropy:
     """Every role learns the targets, on its own: for numbers, the cross-entropy of a Gaussian is half the squared error."""
 
     def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
-        kind = task_loss(y)
-        return {role: kind.loss(kind.ready(z), y) for role, z in logits.items()}
+        task = task_loss(y)
+        return {role: task.loss(task.ready(z), y) for role, z in logits.items()}
 
     def logit_gradients(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
-        kind = task_loss(y)
-        return {role: kind.less(kind.mean(z), y, (1.0,)) for role, z in logits.items()}
+        task = task_loss(y)
+        return {role: task.subtract_targets(task.mean(z), y, (1.0,)) for role, z in logits.items()}
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,21 @@ class Mutual:
     peer: tuple[float, float] = (1.0, 1.0)
 
     def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
-        kind, roles = task_loss(y), (self.first, self.second)
-        ready = [kind.ready(logits[role]) for role in roles]
+        task, roles = task_loss(y), (self.first, self.second)
+        ready = [task.ready(logits[role]) for role in roles]
         losses = {}
         for role, own, peer, label_share, peer_share in zip(roles, ready, reversed(ready), self.labels, self.peer, strict=True):
-            losses[role] = label_share * kind.loss(own, y) + peer_share * kind.divergence(peer.detach(), own)
+            losses[role] = label_share * task.loss(own, y) + peer_share * task.divergence(peer.detach(), own)
         return losses
 
     def logit_gradients(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
         # (labels + peer) p - peer q - labels y, for both roles at once
-        kind = task_loss(y)
-        p = kind.mean(torch.stack((logits[self.first], logits[self.second])))
-        found = p * constant((self.labels[0] + self.peer[0], self.labels[1] + self.peer[1]), lead(p), p)
-        found = found.sub_(p.flip(0).mul_(constant(self.peer, lead(p), p)))
-        found = kind.less(found, y.unsqueeze(0), self.labels)
-        return {self.first: found[0], self.second: found[1]}
+        task = task_loss(y)
+        p = task.mean(torch.stack((logits[self.first], logits[self.second])))
+        gradients = p * constant((self.labels[0] + self.peer[0], self.labels[1] + self.peer[1]), lead(p), p)
+        gradients = gradients.sub_(p.flip(0).mul_(constant(self.peer, lead(p), p)))
+        gradients = task.subtract_targets(gradients, y.unsqueeze(0), self.labels)
+        return {self.first: gradients[0], self.second: gradients[1]}
 
 
 @dataclass(frozen=True)

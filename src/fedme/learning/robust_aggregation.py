@@ -10,7 +10,7 @@ from torch import Tensor
 from fedme.core import tree
 from fedme.core.operations import Score
 from fedme.core.settings import setting
-from fedme.learning.local_training import require
+from fedme.learning.training_settings import require
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Defence:
 
     def __post_init__(self) -> None:
         require(0 <= self.trim < 0.5, "trim", f"must be in [0, 0.5), not {self.trim}")
-        require(self.norm is None or self.norm > 0, "norm", f"must be positive, not {self.norm}")
-        require(self.guest is None or self.guest > 0, "guest", f"must be positive, not {self.guest}")
-        require(self.quarantine is None or self.quarantine >= 1, "quarantine", f"must be at least 1, not {self.quarantine}")
+        require(self.norm is None or self.norm > 0, "norm", f"must be > 0, got {self.norm}")
+        require(self.guest is None or self.guest > 0, "guest", f"must be > 0, got {self.guest}")
+        require(self.quarantine is None or self.quarantine >= 1, "quarantine", f"must be >= 1, got {self.quarantine}")
         rounds = self.quarantine_rounds
-        require(rounds is None or rounds >= 1, "quarantine_rounds", f"must be at least 1, not {rounds}")
+        require(rounds is None or rounds >= 1, "quarantine_rounds", f"must be >= 1, got {rounds}")
 
     def combine(self, trees: Sequence[tree.Params], weights: Sequence[float]) -> dict[str, Tensor]:
         """One set of weights for many: the mean weighted by `shares`, or what is in the middle, value by value."""
@@ -42,7 +42,7 @@ class Defence:
             return tree.average(trees, weights)
         first = trees[0]
         return {
-            name: self.middle(torch.stack([each[name] for each in trees])) if value.is_floating_point() else value
+            name: self.middle(torch.stack([tree[name] for tree in trees])) if value.is_floating_point() else value
             for name, value in first.items()
         }
 

@@ -16,7 +16,7 @@ from fedme.core.method import POOL, Plan, Report, Round, Task
 from fedme.core.model import Model
 from fedme.core.operations import Computation, immediately
 from fedme.core.settings import setting
-from fedme.learning.local_training import Training, require
+from fedme.learning.training_settings import Training, require
 from fedme.methods.local import State, local_round, require_validation
 from fedme.methods.shared_model import SharedModel, SharedModelMethod
 

@@ -14,9 +14,9 @@ from fedme.core.key import Key
 from fedme.core.method import Empty, Report, Round
 from fedme.core.operations import Computation, train
 from fedme.core.settings import setting
-from fedme.learning.local_training import Training
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.robust_aggregation import OPEN, Defence
+from fedme.learning.training_settings import Training
 from fedme.methods.shared_model import SharedModel, SharedModelMethod, TrainedCopy, averaged, sample_counts
 
 

@@ -21,9 +21,9 @@ from fedme.core.method import Method, Plan, PlannedTraining, Report, Round, Task
 from fedme.core.model import Model
 from fedme.core.operations import BatchSchedule, Computation, Models, immediately, predict, train
 from fedme.core.settings import setting
-from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import CrossEntropy, Imitate
 from fedme.learning.robust_aggregation import OPEN, Defence
+from fedme.learning.training_settings import Training, require
 
 
 @dataclass(frozen=True)

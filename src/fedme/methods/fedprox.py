@@ -9,7 +9,7 @@ Deviations: no simulated stragglers; the pull enters the gradient before clippin
 from dataclasses import dataclass
 
 from fedme.core.settings import setting
-from fedme.learning.local_training import require
+from fedme.learning.training_settings import require
 from fedme.methods.fedavg import FedAvg
 
 

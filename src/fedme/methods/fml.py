@@ -21,11 +21,11 @@ from fedme.core.method import Method, Plan, PlannedTraining, Report, Round, Task
 from fedme.core.model import Arch, Model
 from fedme.core.operations import Computation, Models, OptState, immediately, train
 from fedme.core.settings import setting
-from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import Mutual
 from fedme.learning.partial_model import Part, cut, fork, merge, require_same_part, rest
 from fedme.learning.robust_aggregation import OPEN, Defence
 from fedme.learning.schedules import ramp
+from fedme.learning.training_settings import Training, require
 
 
 @dataclass(frozen=True)

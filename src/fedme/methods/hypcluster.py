@@ -16,9 +16,9 @@ from fedme.core.model import Model, average
 from fedme.core.operations import Computation, Models, Score, evaluate, immediately, in_parallel, train
 from fedme.core.settings import setting
 from fedme.core.typed import TypedError
-from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.robust_aggregation import OPEN, Defence
+from fedme.learning.training_settings import Training, require
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class HypCluster(Method[Hypotheses, Empty, Hypotheses, Up]):
     def init_server(self, task: Task, key: Key) -> Hypotheses:
         # The first model starts as FedAvg's does, so that one cluster is FedAvg.
         keys = [key.at("shared")] + [key.at("shared", k) for k in range(1, self.clusters)]
-        return Hypotheses(tuple(Model.init(task.shared, each, task.dtype) for each in keys))
+        return Hypotheses(tuple(Model.init(task.shared, fresh, task.dtype) for fresh in keys))
 
     def dispatch(
         self, task: Task, server: Hypotheses, plan: Plan, when: Round, key: Key

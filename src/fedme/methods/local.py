@@ -18,8 +18,8 @@ from fedme.core.method import Empty, Method, Plan, Report, Round, Task, TaskErro
 from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, OptState, evaluate, immediately, train
 from fedme.core.settings import setting
-from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import CrossEntropy
+from fedme.learning.training_settings import Training, require
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from fedme.core.method import PlannedTraining, Report, Round, Task
 from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, Score, evaluate, immediately, in_parallel, train
 from fedme.core.settings import setting
-from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.robust_aggregation import OPEN, Defence
+from fedme.learning.training_settings import Training, require
 from fedme.methods.shared_model import SharedModel, SharedModelMethod, TrainedCopy, averaged, sample_counts
 
 
@@ -49,7 +49,7 @@ class Mapper(SharedModelMethod[State, SharedModel, TrainedCopy]):
     reads_training_scores = True
 
     def __post_init__(self) -> None:
-        require(bool(self.lambdas) and all(0 <= each <= 1 for each in self.lambdas), "lambdas", "must lie in [0, 1]")
+        require(bool(self.lambdas) and all(0 <= weight <= 1 for weight in self.lambdas), "lambdas", "must lie in [0, 1]")
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
         local = Model.init(task.shared, key.at("client", me), task.dtype)

@@ -22,9 +22,9 @@ from fedme.core.method import PlannedTraining, Report, Round, Task, TaskError
 from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, immediately, train
 from fedme.core.settings import setting
-from fedme.learning.local_training import Training, require
 from fedme.learning.optimizers import MutualMoreau
 from fedme.learning.robust_aggregation import OPEN, Defence
+from fedme.learning.training_settings import Training, require
 from fedme.methods.shared_model import SharedModel, TrainAllMethod, TrainRequest, averaged
 
 

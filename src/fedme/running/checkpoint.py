@@ -100,7 +100,7 @@ def save(folder: Path, store: Store, checkpoint: Checkpoint, config: Mapping[str
         raise TaskError(_unknown(unknown[0], checkpoint, config["method"]["name"]))
     new = [weights for weights in sets.values() if weights.place is None]
     store.write(new + store.scattered(sets.values()))
-    layouts = {layout: number for number, layout in enumerate(dict.fromkeys(each.layout for each in sets.values()))}
+    layouts = {layout: number for number, layout in enumerate(dict.fromkeys(weights.layout for weights in sets.values()))}
 
     def plain(weights: Weights) -> dict[str, Any]:
         assert weights.place is not None

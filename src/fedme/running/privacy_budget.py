@@ -85,8 +85,8 @@ def policies(experiment: Experiment, secret: int | None = None, limited: bool = 
         for training in trainings(experiment, samples):
             steps = training.times * training.schedule.count(training.samples)
             if training.when in occasions and steps:
-                each = one_step(noise(samples), training.gradients)
-                costs = added(costs, (PrivacyCost(training.schedule.rate(training.samples), each, steps),))
+                noise_per_step = one_step(noise(samples), training.gradients)
+                costs = added(costs, (PrivacyCost(training.schedule.rate(training.samples), noise_per_step, steps),))
         return costs
 
     def policy(data: ClientData, occasions: frozenset[Occasion]) -> PrivacyPolicy:

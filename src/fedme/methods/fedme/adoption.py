@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fedme.core.data import ClientId
 from fedme.core.method import Task, TaskError, require_members
 from fedme.core.operations import Score
-from fedme.learning.local_training import require
+from fedme.learning.training_settings import require
 
 SIZE_PENALTY = 0.1  # of "loss+size": nats per million weights
 TIME_PENALTY = 0.1  # of "loss+time": nats per millisecond of inference per sample

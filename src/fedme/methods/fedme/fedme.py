@@ -22,10 +22,10 @@ from fedme.core.method import Empty, Method, Plan, PlannedTraining, Report, Roun
 from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, evaluate, immediately, in_parallel, train
 from fedme.core.settings import setting
-from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import CrossEntropy, Mutual
 from fedme.learning.robust_aggregation import OPEN, Defence
 from fedme.learning.schedules import most, since
+from fedme.learning.training_settings import Training, require
 from fedme.methods.fedme.adoption import (
     CRITERIA,
     Candidate,
@@ -97,7 +97,8 @@ class FedMe(Method[Server, Empty, Down, Up]):
         require(
             all(t >= 0 and k >= 1 for t, k in table.items()), "clusters", "rounds must be >= 0 and numbers of clusters >= 1"
         )
-        require_criteria({"adopt": self.adopt} | {f"adopt_by.{client}": each for client, each in self.adopt_by.items()})
+        own = {f"adopt_by.{client}": criterion for client, criterion in self.adopt_by.items()}
+        require_criteria({"adopt": self.adopt} | own)
 
     def check(self, task: Task) -> None:
         super().check(task)
@@ -129,7 +130,7 @@ class FedMe(Method[Server, Empty, Down, Up]):
         own, guest = trained.models["own"], finite_or_none(trained.models.get("guest"))
         scores, adopts, criterion = {}, False, self.adopt_by.get(data.id, self.adopt)
         if guest is not None and self.tuning:
-            both = yield from in_parallel([evaluate(each, data.val, needs_time(criterion)) for each in (own, guest)])
+            both = yield from in_parallel([evaluate(model, data.val, needs_time(criterion)) for model in (own, guest)])
             scores = {"own": both[0], "guest": both[1]}
             adopts = prefers_guest(criterion, Candidate(both[0], own.parameters), Candidate(both[1], guest.parameters))
         notes = why | {"lender": down.lender or "", "guest": guest.arch.name if guest else "", "own": own.arch.name}

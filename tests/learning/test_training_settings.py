@@ -9,9 +9,9 @@ import pytest
 from fedme.core.key import Key
 from fedme.core.method import Round
 from fedme.core.operations import BatchSchedule
-from fedme.learning.local_training import Training, require
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.optimizers import SGD
+from fedme.learning.training_settings import Training, require
 
 
 def test_the_learning_rate_falls_at_fractions_of_the_rounds():

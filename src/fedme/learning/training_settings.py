@@ -34,16 +34,16 @@ class Training:
     cohort: int | None = setting(None, "number of clients sampled per round; all clients by default")
 
     def __post_init__(self) -> None:
-        require(self.epochs >= 1, "epochs", f"must be at least 1, not {self.epochs}")
-        require(self.batch >= 1, "batch", f"must be at least 1, not {self.batch}")
-        require(self.steps is None or self.steps >= 1, "steps", f"must be at least 1, not {self.steps}")
-        require(self.lr > 0, "lr", f"must be positive, not {self.lr}")
-        require(0 <= self.momentum < 1, "momentum", f"must be in [0, 1), not {self.momentum}")
-        require(self.weight_decay >= 0, "weight_decay", f"must not be negative, not {self.weight_decay}")
-        require(self.clip is None or self.clip > 0, "clip", f"must be positive, not {self.clip}")
-        require(self.lr_decay > 0, "lr_decay", f"must be positive, not {self.lr_decay}")
+        require(self.epochs >= 1, "epochs", f"must be >= 1, got {self.epochs}")
+        require(self.batch >= 1, "batch", f"must be >= 1, got {self.batch}")
+        require(self.steps is None or self.steps >= 1, "steps", f"must be >= 1, got {self.steps}")
+        require(self.lr > 0, "lr", f"must be > 0, got {self.lr}")
+        require(0 <= self.momentum < 1, "momentum", f"must be in [0, 1), got {self.momentum}")
+        require(self.weight_decay >= 0, "weight_decay", f"must be >= 0, got {self.weight_decay}")
+        require(self.clip is None or self.clip > 0, "clip", f"must be > 0, got {self.clip}")
+        require(self.lr_decay > 0, "lr_decay", f"must be > 0, got {self.lr_decay}")
         require(all(0 < at < 1 for at in self.lr_decay_at), "lr_decay_at", "must be fractions of the rounds, between 0 and 1")
-        require(self.cohort is None or self.cohort >= 1, "cohort", f"must be at least 1, not {self.cohort}")
+        require(self.cohort is None or self.cohort >= 1, "cohort", f"must be >= 1, got {self.cohort}")
 
     def batch_schedule(self, when: Round | None = None) -> BatchSchedule:
         """The batches of a round. Without shuffling, a number of steps goes on where the last round stopped."""
