@@ -5,46 +5,44 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedme.api.client import Client as Client
-    from fedme.api.learner import Learner as Learner
-    from fedme.api.learner import learner as learner
-    from fedme.api.methods import FML as FML
-    from fedme.api.methods import PFML as PFML
-    from fedme.api.methods import Centralized as Centralized
-    from fedme.api.methods import FedAvg as FedAvg
-    from fedme.api.methods import FedMD as FedMD
-    from fedme.api.methods import FedMe as FedMe
-    from fedme.api.methods import FedProx as FedProx
-    from fedme.api.methods import HypCluster as HypCluster
-    from fedme.api.methods import Local as Local
-    from fedme.api.methods import Mapper as Mapper
-    from fedme.api.methods import PFedMe as PFedMe
-    from fedme.api.result import Result as Result
-    from fedme.api.result import load_run as load_run
+    from fedme.api.learner import Learner as Learner, learner as learner
+    from fedme.api.methods import (
+        FML as FML,
+        PFML as PFML,
+        Centralized as Centralized,
+        FedAvg as FedAvg,
+        FedMD as FedMD,
+        FedMe as FedMe,
+        FedProx as FedProx,
+        HypCluster as HypCluster,
+        Local as Local,
+        Mapper as Mapper,
+        PFedMe as PFedMe,
+    )
+    from fedme.api.result import Result as Result, load_run as load_run
     from fedme.artifacts.personal_model import Personal as Personal
     from fedme.artifacts.saved_models import load_model as load_model
     from fedme.core.key import Key as Key
     from fedme.core.method import Method as Method
-    from fedme.core.model import Arch as Arch
-    from fedme.core.model import Model as Model
+    from fedme.core.model import Arch as Arch, Model as Model
     from fedme.networks import register as register
 
 __version__ = "0.1.0"
 
 _METHODS = ["FML", "PFML", "Centralized", "FedAvg", "FedMD", "FedMe", "FedProx", "HypCluster", "Local", "Mapper", "PFedMe"]
-_HOMES = dict.fromkeys(_METHODS, "fedme.api.methods") | {
-    "Arch": "fedme.core.model",
-    "Client": "fedme.api.client",
-    "Key": "fedme.core.key",
-    "Learner": "fedme.api.learner",
-    "Method": "fedme.core.method",
-    "Model": "fedme.core.model",
-    "Personal": "fedme.artifacts.personal_model",
-    "Result": "fedme.api.result",
-    "learner": "fedme.api.learner",
-    "load_model": "fedme.artifacts.saved_models",
-    "load_run": "fedme.api.result",
-    "register": "fedme.networks",
+_MODULES = {
+    "fedme.api.methods": _METHODS,
+    "fedme.api.client": ["Client"],
+    "fedme.api.learner": ["Learner", "learner"],
+    "fedme.api.result": ["Result", "load_run"],
+    "fedme.artifacts.personal_model": ["Personal"],
+    "fedme.artifacts.saved_models": ["load_model"],
+    "fedme.core.key": ["Key"],
+    "fedme.core.method": ["Method"],
+    "fedme.core.model": ["Arch", "Model"],
+    "fedme.networks": ["register"],
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_HOMES)
 
 

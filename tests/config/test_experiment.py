@@ -1,8 +1,7 @@
 import string
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fedme.config.experiment import ConfigError, load, override, parse, presets, to_toml
 from fedme.methods import METHODS

@@ -4,8 +4,7 @@ from itertools import chain
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fedme.core.key import Key
 from fedme.core.model import Model

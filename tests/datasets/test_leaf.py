@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fedme.datasets import DataError
 from fedme.datasets.femnist import Femnist

@@ -7,10 +7,8 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from hypothesis import given as examples
-from hypothesis import strategies as st
-from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import TensorDataset
+from hypothesis import given as examples, strategies as st
+from torch.utils.data import Dataset as TorchDataset, TensorDataset
 
 import datasets as hugging_face
 from fedme.core.key import Key

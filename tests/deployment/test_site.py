@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fedme.config.experiment import ConfigError, load
 from fedme.core.atomic_files import RunError

@@ -8,8 +8,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from fedme.core.data import Arrays, Split

@@ -9,8 +9,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fedme.core.typed import TypedError
 from fedme.federation.flower import requests

@@ -43,13 +43,12 @@ from fedme.core.typed import TypedError, one_line
 from fedme.datasets import DATASETS
 from fedme.datasets.dataset import Dataset
 from fedme.deployment import provisioning
-from fedme.deployment.operator_folder import Federation
-from fedme.deployment.operator_folder import Settings as Operator
+from fedme.deployment.operator_folder import Federation, Settings as Operator
 from fedme.deployment.site_data import client_data
 from fedme.deployment.site_settings import Site
 from fedme.deployment.site_state import PrivateState
 from fedme.federation.in_process import InProcessEngine
-from fedme.federation.reply_validation import Kinds, check_reply
+from fedme.federation.reply_validation import MessageTypes, check_reply
 from fedme.federation.round import run_round
 from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
@@ -447,10 +446,10 @@ def _read(name: str, when: Round, path: Path, tensors: dict[str, torch.Tensor], 
         plain = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:  # as the envelope has it
         raise TypedError("message", str(error)) from error
-    up = unpack(Kinds.of(method).up, plain, tensors, ARCHS, "up")
+    up = unpack(MessageTypes.of(method).up, plain, tensors, ARCHS, "up")
     again: dict[str, torch.Tensor] = {}
     text = json.dumps(pack(up, again, "up"))
-    back = unpack(Kinds.of(method).up, json.loads(text), again, ARCHS, "up")
+    back = unpack(MessageTypes.of(method).up, json.loads(text), again, ARCHS, "up")
     believe(len(list(leaves(back))) == len(list(leaves(up))), "reads differently again")
     check_reply(method, _task(name), down, up, when, 7)
 

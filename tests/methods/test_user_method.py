@@ -1,6 +1,10 @@
 """A user's method gets everything that the built-in ones get. `tests/fedme_test_user_method.py` has unusual names."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -95,3 +99,14 @@ def test_sites_give_the_models_of_one_process(tmp_path, monkeypatch):
     assert json.loads((folder / "shared" / "offers.json").read_text()) == ["broth"]
     transfers = transfer_log.read(folder)
     assert {model["as"] for line in transfers for model in line["models"]} == {"portion", "seasoned"}
+
+
+@pytest.mark.deploy
+def test_flower_gives_the_models_of_one_process(tmp_path):
+    words = [*SOUP, "models.assign=mlr", "engine.path=reference"]
+    here = do(tmp_path / "here", *words)
+    command = ["run", "digits-fedme", *TINY, *words, "engine.name=flower", "engine.workers=2", f"output={tmp_path / 'there'}"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    subprocess.run([sys.executable, "-m", "fedme", *command], check=True, env=environment, cwd=tmp_path)
+    for path in sorted(here.glob("clients/*/model.safetensors")):
+        assert path.read_bytes() == (tmp_path / "there" / path.relative_to(here)).read_bytes()

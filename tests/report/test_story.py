@@ -5,8 +5,7 @@ import shutil
 import statistics
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fedme import report
 from fedme.core.atomic_files import RunError

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedme.artifacts import export as exporting
-from fedme.artifacts import personal_model, unseen_clients
+from fedme.artifacts import export as exporting, personal_model, unseen_clients
 from fedme.cli.app import Json, Quiet, Style, app, err, out, print_note
 from fedme.config.experiment import load
 from fedme.core.atomic_files import RunError, finite, write_text

@@ -7,8 +7,7 @@ import typer
 
 from fedme import report as reports
 from fedme.cli.app import Quiet, app, err, out
-from fedme.report import chart_files
-from fedme.report import watch as watching
+from fedme.report import chart_files, watch as watching
 from fedme.running.progress import Display
 
 

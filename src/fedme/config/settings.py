@@ -25,13 +25,11 @@ class ModelOptions:
 
     pool: tuple[Spec, ...] = setting(("mlr",), "architectures of the clients, by name or as tables with `name` and options")
     assign: str | Mapping[ClientId, str] = setting(
-        "round-robin", 'or "best-local", the name of one architecture for all clients, or a table client = name'
+        "round-robin", 'or "best-local", one name for all clients, or a table client = name'
     )
     shared: Spec | None = setting(None, "architecture of the model that all clients share; the first of the pool by default")
     selection_rounds: int | None = setting(None, 'rounds of local training for "best-local"; equal to `rounds` by default')
-    max_parameters: int | Mapping[ClientId, int] | None = setting(
-        None, "size of the largest guest model that a client accepts, for all clients or as a table client = number"
-    )
+    max_parameters: int | Mapping[ClientId, int] | None = setting(None, "largest guest a client accepts; also client = number")
 
     def __post_init__(self) -> None:
         require(bool(self.pool), "pool", "must name at least one architecture")
@@ -55,14 +53,10 @@ class PrivacyOptions:
     """The `[privacy]` table: differentially private training."""
 
     clip: float = setting(1.0, "maximum gradient norm per sample, over all models that a client trains in one step")
-    noise_multiplier: float | None = setting(
-        None, "standard deviation of the noise on the sum of the gradients, in units of `clip`"
-    )
+    noise_multiplier: float | None = setting(None, "standard deviation of the noise on a sum of gradients, in units of `clip`")
     epsilon: float | None = setting(None, "privacy budget per client over all rounds; determines the noise multiplier")
     delta: float = setting(1e-5, "delta of (epsilon, delta)-differential privacy")
-    secret: bool = setting(
-        False, "draw the noise from the operating system instead of the seed: it cannot be reproduced or subtracted"
-    )
+    secret: bool = setting(False, "noise from the operating system, not the seed: it cannot be reproduced or subtracted")
 
     def __post_init__(self) -> None:
         noise, epsilon = self.noise_multiplier, self.epsilon
@@ -83,13 +77,11 @@ class EngineOptions:
     address: str | None = setting(None, "address of a Ray cluster, for 'flower'; this machine by default")
     path: EnginePath = setting("auto", "one execution path for all operations")
     device: Device = setting("cpu", "device of the tensors")
-    workers: int | None = setting(
-        None, "worker processes for networks that are not stacked, such as convolutions; one per processor by default"
-    )
+    workers: int | None = setting(None, "worker processes for networks that are not stacked; one per processor by default")
     threads: int = setting(1, "torch threads in this process; changes results in their last bits")
     dtype: Literal["float32", "float64"] = setting("float32", "data type of weights and arithmetic")
     memory: float = setting(
-        2.0, "gigabytes of weights kept in memory between rounds; the remaining weights are in files of the run directory"
+        2.0, "gigabytes of weights kept in memory between rounds; the rest is in files of the run directory"
     )
 
     def __post_init__(self) -> None:

@@ -35,17 +35,11 @@ Groups = tuple[tuple[int, ...], ...]
 class DataOptions:
     """Unlabeled and public samples, and the splits of a client."""
 
-    unlabeled: int = setting(
-        0, "number of unlabeled samples of the server, drawn from the training set and excluded from clients"
-    )
+    unlabeled: int = setting(0, "unlabeled samples of the server, drawn from the training set and excluded from clients")
     public: int = setting(0, "number of labelled samples shared by all clients, drawn from the training set")
     val: float = setting(0.2, "fraction of a client's training samples used for validation")
-    test: float | None = setting(
-        None, "default: the published test set, or 0.25; a fraction: split all samples of every client"
-    )
-    limit: int | None = setting(
-        None, "maximum number of training samples in total; in a natural partition: of samples per client"
-    )
+    test: float | None = setting(None, "default: the published test set, or 0.25; a fraction: of all samples of every client")
+    limit: int | None = setting(None, "maximum number of training samples in total; in a natural partition: per client")
     groups: Mapping[ClientId, Groups] = setting(help="label space of single clients: lists of classes", default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -87,9 +87,7 @@ EMNIST_REMOTE = Archive(
 class Mnist:
     """Handwritten digits: 60,000 + 10,000 greyscale images of 28 x 28 pixels, 10 classes."""
 
-    scaling: GreyScaling = setting(
-        "unit", "unit: 0 to 1; standard: mean 0 and standard deviation 1; per-pixel: the same per pixel"
-    )
+    scaling: GreyScaling = setting("unit", "unit: 0 to 1; standard: mean 0, deviation 1; per-pixel: the same per pixel")
     pad: int = setting(0, "pixels added at every edge")
 
     def __post_init__(self) -> None:
@@ -102,16 +100,8 @@ class Mnist:
 
 
 @dataclass(frozen=True)
-class FashionMnist:
+class FashionMnist(Mnist):
     """Clothes: 60,000 + 10,000 greyscale images of 28 x 28 pixels, 10 classes; harder than MNIST, same format."""
-
-    scaling: GreyScaling = setting(
-        "unit", "unit: 0 to 1; standard: mean 0 and standard deviation 1; per-pixel: the same per pixel"
-    )
-    pad: int = setting(0, "pixels added at every edge")
-
-    def __post_init__(self) -> None:
-        _check_options(self.scaling, self.pad)
 
     def load(self, root: Path) -> Dataset:
         """Read `root`/fashion-mnist, after downloading missing files."""
@@ -125,9 +115,7 @@ class Emnist:
     """Handwritten characters: up to 814,255 greyscale images of 28 x 28 pixels; 10 to 62 classes, depending on the split."""
 
     split: EmnistSplit = setting("balanced", "balanced, byclass, bymerge, letters or digits")
-    scaling: GreyScaling = setting(
-        "unit", "unit: 0 to 1; standard: mean 0 and standard deviation 1; per-pixel: the same per pixel"
-    )
+    scaling: GreyScaling = setting("unit", "unit: 0 to 1; standard: mean 0, deviation 1; per-pixel: the same per pixel")
     pad: int = setting(0, "pixels added at every edge")
 
     def __post_init__(self) -> None:

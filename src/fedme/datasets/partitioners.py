@@ -86,9 +86,7 @@ class Dirichlet:
 
     clients: int = setting(10, "number of clients")
     alpha_label: float = setting(0.5, "concentration of the label proportions; small: few classes per client")
-    alpha_size: float | None = setting(
-        10.0, "concentration of the sizes; small: very unequal; none: sizes follow from the labels"
-    )
+    alpha_size: float | None = setting(10.0, "concentration of sizes; small: very unequal; none: sizes follow from the labels")
     min_samples: int = setting(10, "minimum number of training samples per client")
     tries: int = setting(100, "maximum number of draws")
 

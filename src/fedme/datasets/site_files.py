@@ -27,9 +27,7 @@ class Sites:
     classes: tuple[str, ...]  # label space
     scale: float = setting(1.0, "factor by which raw numbers are multiplied")
     unlabeled_file: str | None = setting(None, "a file next to the experiment with unlabeled samples of the server")
-    public_file: str | None = setting(
-        None, "a file next to the experiment with labelled samples shared by the server and all sites"
-    )
+    public_file: str | None = setting(None, "a file next to the experiment with labelled samples of the server and all sites")
     public_label: str = setting("y", "array or column with the labels of public_file")
 
     def __post_init__(self) -> None:

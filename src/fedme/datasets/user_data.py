@@ -48,9 +48,7 @@ class UserDataset:
     classes: tuple[str, ...] = setting((), "label space, in order; default: all labels that occur")
     ignore: tuple[str, ...] = setting((), "columns to ignore, such as a patient number")
     categorical: tuple[str, ...] = setting((), "numeric columns to treat as categories; string columns always are categories")
-    scale: Literal["auto", "standard", "none"] = setting(
-        "auto", "auto: standard for vectors of numbers, images to [0, 1], else none"
-    )
+    scale: Literal["auto", "standard", "none"] = setting("auto", "auto: standard for vectors, images to [0, 1], else none")
 
     def combine(
         self,

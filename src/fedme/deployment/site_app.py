@@ -24,7 +24,7 @@ from fedme.federation.client_work import Finetune
 from fedme.federation.flower.flower_apps import Handler, client_app
 from fedme.federation.flower.message_content import MessageContent
 from fedme.federation.in_process import InProcessEngine
-from fedme.federation.reply_validation import Kinds, check_sent
+from fedme.federation.reply_validation import MessageTypes, check_sent
 from fedme.learning.accountant import Ledger
 from fedme.running import privacy_budget
 from fedme.running.round_loop import save_models
@@ -110,7 +110,7 @@ class SiteClient:
         policies = privacy_budget.policies(site.experiment, privacy_budget.drawn_secret())
         self.engine = InProcessEngine(site.experiment.method, task, data, root, policies=policies)
         self.engine.states.ledgers[self.name] = self.private.spent()
-        self.types = Kinds.of(site.experiment.method)
+        self.types = MessageTypes.of(site.experiment.method)
 
     def receive(self, name: str, when: Round) -> Any:
         """Read, check and log the server's message."""

@@ -30,7 +30,7 @@ from fedme.federation.client_work import AnyMethod, Evaluation, Finetune, ModelS
 from fedme.federation.flower import EngineError
 from fedme.federation.flower.message_content import MessageContent
 from fedme.federation.flower.requests import Failure, GridRequests, Node
-from fedme.federation.reply_validation import Kinds, check_scores
+from fedme.federation.reply_validation import MessageTypes, check_scores
 from fedme.federation.round import ClientStates, NoReply, RejectedReply, Reply
 from fedme.learning.accountant import Ledger
 
@@ -72,7 +72,7 @@ class SiteEngine:
     def __post_init__(self) -> None:
         self.task = self.agreed
         self._method: AnyMethod = self.experiment.method
-        self._types = Kinds.of(self._method)
+        self._types = MessageTypes.of(self._method)
         self._records: dict[ClientId, SiteRecord] = {}
         self._nodes: dict[ClientId, Node] = {}  # of the connected sites
         self._refused: dict[Node, float] = {}  # when they may try again

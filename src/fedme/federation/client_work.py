@@ -1,4 +1,4 @@
-"""What a client does when a message arrives: take part in a round, or show how its models do. The same in every engine."""
+"""The work of a client in every engine: take part in a round, and evaluate its models."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +25,7 @@ class Finetune:
 
 @dataclass(frozen=True)
 class ModelScore:
-    """How one model of a client does on one split; `stage` is "round" or, after fine-tuning, "finetuned"."""
+    """The metrics of one model of a client on one split; `stage` is "round" or, after fine-tuning, "finetuned"."""
 
     model: Role
     arch: str
@@ -36,7 +36,7 @@ class ModelScore:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A client's state and models, and how they do."""
+    """A client's state and models, and their scores."""
 
     state: Any
     models: dict[str, Model]  # "personal", and "finetuned" if asked for
@@ -46,11 +46,11 @@ class Evaluation:
 def participate(
     method: AnyMethod, task: Task, state: Any | None, down: Any, data: ClientData, when: Round, root: Key
 ) -> Computation[tuple[Any, Any, Report]]:
-    """One round (or one exchange of it) at one client; the state is made at its first participation."""
+    """One exchange of a round at one client. The state is created at its first participation."""
     if state is None:
         state = yield from method.init_client(task, data.id, data, root.at("init"))
     state, up, report = yield from method.client_round(state, down, data, when, root.at("round", when.t, "client", data.id))
-    if next(not_finite(up), None) is not None:  # it diverged: that is of use to nobody, and is said
+    if next(not_finite(up), None) is not None:  # the model diverged: nothing is sent, and the records say so
         return state, None, replace(report, notes={**report.notes, "diverged": True})
     return state, up, report
 
@@ -65,7 +65,7 @@ def evaluate_models(
     root: Key,
     finetune: Finetune | None = None,
 ) -> Computation[Evaluation]:
-    """Score the client's models on its validation and test parts, before and (if asked) after fine-tuning."""
+    """Evaluate the client's models on its validation and test parts, before and optionally after fine-tuning."""
     if state is None:
         state = yield from method.init_client(task, data.id, data, root.at("init"))
     key = root.at("assess", when.t, "client", data.id)
@@ -79,7 +79,7 @@ def evaluate_models(
         kept["finetuned"] = tuned.models["own"]
         shown.append(("personal", "finetuned", kept["finetuned"]))
     splits = {name: split for name, split in (("val", data.val), ("test", data.test)) if len(split)}
-    # A global model is often the personal model too: each is run once.
+    # The global model is often the personal model too: every model is evaluated once.
     different = {id(model): model for _, _, model in shown}
     wanted = [(model_id, name) for model_id in different for name in splits]
     unit = task.schema.unit

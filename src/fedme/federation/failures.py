@@ -23,13 +23,9 @@ Rounds = Mapping[ClientId, tuple[int, ...]]  # a plan: in which rounds it happen
 class Faults:
     """The `[faults]` table: simulated failures of clients, and what the server needs for a round to count."""
 
-    dropout: float | Mapping[ClientId, float] = setting(
-        0.0, "probability that a client misses a round, for all clients or as a table client = probability"
-    )
+    dropout: float | Mapping[ClientId, float] = setting(0.0, "probability that a client misses a round; also client = number")
     dropped_in: Rounds = setting(help="table client = rounds that the client misses for certain", default_factory=dict)
-    lost: float | Mapping[ClientId, float] = setting(
-        0.0, "probability that a reply is lost after training, for all clients or as a table client = probability"
-    )
+    lost: float | Mapping[ClientId, float] = setting(0.0, "probability that a reply is lost; also client = number")
     lost_in: Rounds = setting(help="table client = rounds in which its reply is lost for certain", default_factory=dict)
     seconds: float | Mapping[ClientId, float] = setting(1.0, "simulated time that a client takes to reply; adds no waiting")
     spread: float = setting(0.0, "standard deviation of the logarithm of `seconds`, drawn for every reply")

@@ -28,9 +28,7 @@ class Attack:
 
     clients: int | tuple[ClientId, ...] = setting((), "number of malicious clients, drawn at random, or a list of names")
     kind: AttackType = setting("sign-flip", "'label-flip' trains on wrong labels; the other attacks change the reply")
-    strength: float | None = setting(
-        None, "factor on the honest change of a model, for 'sign-flip' (10 by default) and 'huge-norm' (1000 by default)"
-    )
+    strength: float | None = setting(None, "factor on the honest change, for 'sign-flip' (default 10) and 'huge-norm' (1000)")
 
     def __post_init__(self) -> None:
         require(not isinstance(self.clients, int) or self.clients >= 0, "clients", f"must be >= 0, got {self.clients}")

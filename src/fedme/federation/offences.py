@@ -1,4 +1,4 @@
-"""Who has sent what could not be used, how often, and who is not asked any more because of it."""
+"""Clients that sent invalid replies, and their quarantine."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -11,14 +11,14 @@ FOR_GOOD = 2**31
 
 @dataclass(frozen=True)
 class OffenceRecord:
-    """What is remembered of a client: offences since it was last let in, the last one, and until when it is kept out."""
+    """A client's invalid replies since its last quarantine, the last reason, and the end of its quarantine."""
 
     offences: int = 0
     reason: str = ""
-    until: int = 0  # it is asked again in this round
+    until: int = 0  # the first round after the quarantine
 
     def words(self) -> str:
-        """Why it is not asked."""
+        """Why the client is not asked."""
         long = "for good" if self.until == FOR_GOOD else f"until round {self.until}"
         return f"quarantined {long}; last {self.reason}"
 
@@ -31,7 +31,7 @@ def quarantined(offences: Mapping[ClientId, OffenceRecord], t: int) -> dict[Clie
 def record_offences(
     offences: Mapping[ClientId, OffenceRecord], refused: Iterable[tuple[ClientId, str]], t: int, defence: Defence
 ) -> dict[ClientId, OffenceRecord]:
-    """What is remembered after round `t`, in which the messages of these clients were refused."""
+    """The offences after round `t`, in which the replies of these clients were rejected."""
     after = dict(offences)
     for client, reason in refused:
         now = OffenceRecord(after.get(client, OffenceRecord()).offences + 1, reason)

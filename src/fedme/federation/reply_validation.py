@@ -1,8 +1,7 @@
-"""What arrives is examined before anything uses it. The rules are the same in every engine.
+"""Validation of replies before anything uses them, the same in every engine.
 
-A reply must be of the type that the method declares and of the round that was asked about; its models must be of the
-architecture that was sent, with the same names, shapes and types; its numbers must be numbers; a client cannot have trained on
-more samples than it said it has.
+A reply must have the type that the method declares and belong to the requested round. Its models must have the architecture
+that was sent, with the same names, shapes and types. All numbers must be finite, `samples` at most what the client announced.
 """
 
 import dataclasses
@@ -31,7 +30,7 @@ MOST = 64  # entries of a table of that kind
 
 
 @dataclass(frozen=True)
-class Kinds:
+class MessageTypes:
     """The types that a method declares for what moves and persists."""
 
     server: Any
@@ -40,18 +39,18 @@ class Kinds:
     up: Any  # without the None of a client whose reply does not count
 
     @classmethod
-    def of(cls, method: AnyMethod) -> "Kinds":
+    def of(cls, method: AnyMethod) -> "MessageTypes":
         """As the annotations of the method say."""
         kind: Hashable = type(method)
         return _kinds(kind)
 
 
 @functools.lru_cache(maxsize=64)
-def _kinds(method: Any) -> Kinds:
+def _kinds(method: Any) -> MessageTypes:
     hints = typing.get_type_hints(method.client_round)
     answer = typing.get_args(typing.get_args(hints["return"])[2])[1]
     options = [value for value in typing.get_args(answer) if value is not types.NoneType] or [answer]
-    return Kinds(typing.get_type_hints(method.init_server)["return"], hints["state"], hints["down"], options[0])
+    return MessageTypes(typing.get_type_hints(method.init_server)["return"], hints["state"], hints["down"], options[0])
 
 
 @functools.lru_cache(maxsize=64)
@@ -64,7 +63,7 @@ def check_reply(method: AnyMethod, task: Task, down: Any, up: Any, when: Round, 
 
     `samples` is how many the client has said to train on, if it has.
     """
-    kind = Kinds.of(method).up
+    kind = MessageTypes.of(method).up
     fields = _fields(kind)
     if type(up) is not kind:
         raise TypedError("", f"a {kind.__name__} was expected, not a {type(up).__name__}")

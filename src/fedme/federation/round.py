@@ -1,7 +1,7 @@
 """One round of any method over any engine, and what an engine must offer.
 
-An engine may return fewer answers than it was handed messages: a client that is missing from a round is normal. A round for
-which too few answer is not: those missing are asked again, and if that does not help the round does not count.
+An engine may return fewer replies than it got messages: a client that misses a round is normal. If too few reply, the missing
+clients are asked again; if that does not help, the round does not count.
 """
 
 import functools
@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fedme.core.data import ClientId
 from fedme.core.key import Key
@@ -29,35 +29,35 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Reply:
-    """A client's reply, what it tells the records, and its seconds."""
+    """A client's reply, its report for the records, and the seconds it took."""
 
     up: Any
     report: Report
     seconds: float
-    when: Round | None = None  # the round it says it is about; None: the engine knows it answers what was sent
+    when: Round | None = None  # the round that the client states; None: the engine knows it
 
 
 @dataclass(frozen=True)
 class NoReply:
-    """Why a client that was sent a message did not answer."""
+    """Why a client did not reply to a message."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class RejectedReply(NoReply):
-    """Why the answer of a client cannot be used. It counts as if it had not come, and as an offence."""
+    """Why a reply is invalid. It counts as missing, and as an offence."""
 
 
 @dataclass(frozen=True)
 class Quorum:
-    """What a round needs to count."""
+    """The replies that a round needs to count."""
 
-    replies: int | float = 1  # a number, or a share of those asked for
-    repeats: int = 2  # how often those who did not reply are asked again
+    replies: int | float = 1  # a number, or a fraction of the requested replies
+    repeats: int = 2  # how often missing clients are asked again
 
     def needed(self, asked: int) -> int:
-        """How many of `asked` replies have to come; nobody is never enough."""
+        """The number of replies needed out of `asked`, at least 1."""
         return self.replies if isinstance(self.replies, int) else max(1, math.ceil(self.replies * asked - 1e-9))
 
 
@@ -105,48 +105,19 @@ class Engine(Protocol):
         ...
 
 
-class EngineWrapper:
+class EngineWrapper(Engine if TYPE_CHECKING else object):  # type: ignore[misc]
     """An engine that forwards everything to another one. Subclasses change what happens to messages."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    @property
-    def states(self) -> ClientStates:
-        """What clients keep between rounds."""
-        return self.engine.states
-
-    @property
-    def samples(self) -> Mapping[ClientId, int]:
-        """The number of training samples of every client."""
-        return self.engine.samples
-
-    def current_task(self) -> Task:
-        """The federation as it is now."""
-        return self.engine.current_task()
-
-    def unavailable(self, when: Round) -> Mapping[ClientId, str]:
-        """The members that cannot take part in this round, and why."""
-        return self.engine.unavailable(when)
-
-    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> Mapping[ClientId, "Reply | NoReply"]:
-        """Send clients their messages and collect the replies."""
-        return self.engine.exchange(downs, when)
-
-    def evaluate_models(
-        self, deliveries: Mapping[ClientId, Any], when: Round, finetune: Finetune | None = None
-    ) -> dict[ClientId, Timed[Evaluation]]:
-        """Let clients evaluate their models."""
-        return self.engine.evaluate_models(deliveries, when, finetune)
-
-    def run_on_server(self, work: Computation[T]) -> Timed[T]:
-        """Run work of the server."""
-        return self.engine.run_on_server(work)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
 
 
 @dataclass
 class Traffic:
-    """What a client was sent, sent back and computed in a round; `answered` is false if a reply is missing."""
+    """Bytes and seconds of a client in a round; `answered` is false if a reply is missing."""
 
     answered: bool = True
     reason: str = ""  # why it is missing, if that is known
@@ -170,7 +141,7 @@ class Traffic:
         )
 
     def note(self, name: str, value: str) -> None:
-        """Tell the records something about the client."""
+        """Add a note about the client to the records."""
         self.report = replace(self.report, notes={**self.report.notes, name: value})
 
 
@@ -181,7 +152,7 @@ class RoundResult:
     server: Any
     traffic: Mapping[ClientId, Traffic]
     server_seconds: float
-    short: str = ""  # if the round does not count: how many replies it was short of
+    short: str = ""  # if the round does not count: how many replies are missing
     offences: Mapping[ClientId, OffenceRecord] = field(default_factory=dict)
 
 
@@ -213,16 +184,16 @@ def run_round(
         traffic.update({client: Traffic(False, why) for client, why in unavailable.items() if client not in traffic})
         plan = method.plan(server, [client for client in task.members if client not in unavailable], when, key)
         planned = engine.run_on_server(method.dispatch(task, server, plan, when, key)).value if plan.train else {}
-        downs = {client: down for client, down in planned.items() if client not in refused}  # it is out for the round
+        downs = {client: down for client, down in planned.items() if client not in refused}
         seconds += time.perf_counter() - began
         examine = functools.partial(_examined, method, task, engine.samples, defence, when)
-        answers, short = _gather(engine, downs, when, plan, quorum, traffic, examine)
+        answers, short = _collect_replies(engine, downs, when, plan, quorum, traffic, examine)
         refused |= {client: answer.reason for client, answer in answers.items() if isinstance(answer, RejectedReply)}
         if short:
             _discount(traffic, short)
             return RoundResult(before, traffic, seconds, short, record_offences(offences, refused.items(), t, defence))
         began = time.perf_counter()
-        # Replies may arrive in any order; sums of floating-point numbers need one.
+        # Replies arrive in any order; floating-point sums need a fixed one.
         ordered = {client: answers.get(client) for client in [POOL, *task.members] if client in plan.count}
         counted = {client: reply.up for client, reply in ordered.items() if isinstance(reply, Reply) and reply.up is not None}
         server = method.aggregate(server, counted, when, key)
@@ -240,7 +211,7 @@ def _examined(
     down: Any,
     came: Reply | NoReply,
 ) -> Reply | NoReply:
-    """The answer, if it can be used, with its changes bounded."""
+    """The reply if it is valid, with its changes bounded; else why it is rejected."""
     if isinstance(came, NoReply):
         return came
     try:
@@ -255,7 +226,7 @@ def _examined(
     return came if defence.norm is None else replace(came, up=bounded(came.up, sent, defence.norm))
 
 
-def _gather(
+def _collect_replies(
     engine: Engine,
     downs: Mapping[ClientId, Any],
     when: Round,
@@ -264,7 +235,7 @@ def _gather(
     traffic: dict[ClientId, Traffic],
     examine: Callable[[ClientId, Any, Reply | NoReply], Reply | NoReply],
 ) -> tuple[dict[ClientId, Reply | NoReply], str]:
-    """The replies of an exchange, and what it is short of when everybody has been asked often enough."""
+    """The replies of an exchange, and a description of what is missing to the quorum."""
     answers: dict[ClientId, Reply | NoReply] = {}
     needed, came, asked = quorum.needed(len(plan.count)), 0, 0
     while downs and came < needed and asked <= quorum.repeats:
@@ -281,7 +252,7 @@ def _gather(
 
 
 def _discount(traffic: Mapping[ClientId, Traffic], short: str) -> None:
-    """Whoever replied in vain is told so in the records."""
+    """Mark the clients that replied in a round that does not count."""
     for client in traffic.values():
         if client.answered:
             client.answered, client.reason = False, f"the round does not count: {short}"

@@ -17,14 +17,10 @@ from fedme.learning.training_settings import require
 class Defence:
     """How replies are combined and bounded, which guests are let in, and who is kept out."""
 
-    average: Literal["mean", "median", "trimmed"] = setting(
-        "mean", "how models are averaged; median and trimmed mean are taken coordinate by coordinate, with equal client weights"
-    )
+    average: Literal["mean", "median", "trimmed"] = setting("mean", "median and trimmed: per coordinate, equal weights")
     trim: float = setting(0.1, "for 'trimmed': fraction of the values that is discarded at each end")
     norm: float | None = setting(None, "maximum norm of a model's change per round; larger changes are scaled down to it")
-    guest: float | None = setting(
-        None, "FedMe: a guest is not trained if its validation loss exceeds that of the client's own model by more than this"
-    )
+    guest: float | None = setting(None, "FedMe: reject a guest whose validation loss exceeds the own model's by more")
     quarantine: int | None = setting(None, "number of rejected messages after which a client is excluded")
     quarantine_rounds: int | None = setting(None, "number of rounds for which it is excluded; permanently by default")
 

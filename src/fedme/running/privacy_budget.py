@@ -45,19 +45,13 @@ def require_private(experiment: Experiment) -> None:
 
 
 def require_private_training(experiment: Experiment, archs: Iterable[Arch], clients: Iterable[ClientData]) -> None:
-    """Raise an error if the experiment asks for privacy and cannot be private."""
-    if experiment.settings.privacy is not None:
-        require_private(experiment)
-        require_separate_samples(archs, clients)
-
-
-def require_separate_samples(archs: Iterable[Arch], clients: Iterable[ClientData]) -> None:
-    """Raise an error for networks whose gradient is not a sum over samples."""
+    """Raise an error if the experiment asks for privacy and cannot be private: the gradient must be a sum over samples."""
+    if experiment.settings.privacy is None:
+        return
+    require_private(experiment)
     largest = max((data.train for data in clients), key=len)
-    if len(largest):
-        three = largest.inputs(torch.arange(3) % len(largest))
-        for arch in archs:
-            require_separate(arch, three)
+    for arch in archs if len(largest) else ():
+        require_separate(arch, largest.inputs(torch.arange(3) % len(largest)))
 
 
 def policies(experiment: Experiment, secret: int | None = None, limited: bool = True) -> Policies | None:

@@ -28,7 +28,7 @@ from fedme.federation.flower.flower_apps import client_app
 from fedme.federation.flower.message_content import MessageContent
 from fedme.federation.flower.requests import Failure, GridRequests
 from fedme.federation.in_process import InProcessEngine
-from fedme.federation.reply_validation import Kinds, check_sent
+from fedme.federation.reply_validation import MessageTypes, check_sent
 from fedme.federation.round import ClientStates, NoReply, RejectedReply, Reply
 from fedme.learning.accountant import Ledger
 
@@ -48,7 +48,7 @@ class FlowerSimulation:
 
     def __init__(self, actor: ActorContext, requests: GridRequests, on_reply: Callable[[], None]) -> None:
         self._actor, self._requests, self._on_reply = actor, requests, on_reply
-        self._types = Kinds.of(actor.engine.method)
+        self._types = MessageTypes.of(actor.engine.method)
         self.clients, self.samples = actor.engine.clients, actor.engine.samples
         self.states = ClientStates()
 
@@ -113,7 +113,7 @@ def handle(
 ) -> MessageContent:
     """Do a client's work in the process that received the message; `open_actor` caches its result per process."""
     actor = open_actor()
-    engine, types = actor.engine, Kinds.of(actor.engine.method)
+    engine, types = actor.engine, MessageTypes.of(actor.engine.method)
     client, when = request.read("client", str), request.read("when", Round)
     state = request.read("state", types.state | None, actor.archs)
     engine.states = ClientStates({} if state is None else {client: state}, {client: request.read("spent", Ledger)})
