@@ -82,7 +82,7 @@ def test_short_names_of_tables(file):
     [
         (["method.cluster=3"], "method.cluster: unknown key; did you mean 'clusters'?"),
         (["train.lr=fast"], "train.lr: must be a number, got 'fast'"),
-        (["train.lr=-1"], "train.lr: must be positive"),
+        (["train.lr=-1"], "train.lr: must be > 0"),
         (["rounds=0"], "rounds: must be >= 1, got 0"),
         (["rounds=1.5"], "rounds: must be an integer"),
         (["round=3"], "round: unknown key; did you mean 'rounds'?"),
@@ -102,7 +102,7 @@ def test_short_names_of_tables(file):
         (["partition=natural"], "no natural clients"),
         (["engine.name=flour"], "engine.name: must be one of inprocess, flower, got 'flour'"),
         (["models.pool=[]"], "models.pool: must name at least one"),
-        (["train.cohort=0"], "train.cohort: must be at least 1"),
+        (["train.cohort=0"], "train.cohort: must be >= 1"),
         (["rounds"], "overrides have the form key=value"),
         (["seed.x=1"], "seed is not a table"),
     ],

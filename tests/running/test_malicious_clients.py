@@ -120,7 +120,7 @@ def test_hostile_clients_are_drawn_by_the_seed(tmp_path):
     [
         (["attack.clients=['x']"], "attack.clients: names x, but there is no such client"),
         (["attack.clients=9"], "attack.clients: 9 of 5 clients cannot be malicious"),
-        (["attack.clients=-1"], "attack.clients: must not be negative"),
+        (["attack.clients=-1"], "attack.clients: must be >= 0"),
         (["attack.kind=label-flip", "attack.strength=3"], "attack.strength: means nothing for 'label-flip'"),
         (["attack.kind=sign-flop"], "did you mean 'sign-flip'"),
         (["defence.average=mode"], "defence.average"),
