@@ -17,6 +17,7 @@ import pytest
 from safetensors.torch import load_file
 
 from fedme.artifacts import unseen_clients
+from fedme.config.experiment import load
 from fedme.deployment.operator_folder import Federation, program
 from fedme.results import records
 from fedme_test_deployment import Deployment, free_port, wait_for
@@ -81,7 +82,8 @@ def check_models(deployment, run):
         assert all((saved[key] == value).all() for key, value in {**model.params, **model.buffers}.items())
         assert json.loads((folder / "model.json").read_text())["arch"] == model.arch.name
     assert not list((deployment.federation / "runs" / run).glob("clients"))
-    offers = unseen_clients.offers(deployment.federation / "runs" / run, "fedme" if run == "experiment" else run)
+    folder = deployment.federation / "runs" / run
+    offers = unseen_clients.load_offers(folder, load(folder / "config.toml")[0])
     assert {offer.name for offer in offers} == (set("abc") if run == "experiment" else {"global"})
 
 
