@@ -113,7 +113,7 @@ def test_a_run_that_was_interrupted_goes_on(tmp_path):
         time.sleep(0.1)
     os.kill(first.pid, signal.SIGINT)
     assert first.wait(60) == 130
-    assert "`fedme resume there` goes on" in (tmp_path / "output").read_text()
+    assert "`fedme resume there` continues" in (tmp_path / "output").read_text()
     written = (tmp_path / "there" / "metrics.jsonl").stat().st_size
     second = fedme(tmp_path, "resume", "there")
     while (tmp_path / "there" / "metrics.jsonl").stat().st_size <= written and time.monotonic() < until + 120:
