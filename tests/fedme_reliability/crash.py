@@ -153,7 +153,8 @@ def small_disk(folder: Path) -> str | None:
     if done.returncode == 77 or "unshare" in done.stderr:
         return None
     said = done.stdout + done.stderr
-    if "run: 2" not in said or "cannot be written to: No space left on device; free some space" not in said or "Traceback" in said:
+    message = "cannot be written to: No space left on device; free some space"
+    if "run: 2" not in said or message not in said or "Traceback" in said:
         return f"not stopped in one line: {said[-500:]}"
     if "resume: 0" not in said:
         return f"not resumed: {said[-500:]}"
