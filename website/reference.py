@@ -102,8 +102,11 @@ def python() -> str:
 
 def index() -> str:
     """All methods in one table."""
-    rows = [(f"[{name}]({name}.md)", _first_line(m), "yes" if m.own_architectures else "no") for name, m in METHODS.items()]
-    return f"# Methods\n\n{_table(('method', 'idea', 'own architectures'), rows)}\n"
+    rows = [
+        (f"[{name}]({name}.md)", _first_line(m), m.travels, "yes" if m.own_architectures else "no")
+        for name, m in METHODS.items()
+    ]
+    return f"# Methods\n\n{_table(('method', 'idea', 'clients send', 'own architectures'), rows)}\n"
 
 
 def method(name: str) -> str:

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from fedme.config.experiment import load
 from fedme.deployment import site_engine, submitted_runs, transfer_log
 from fedme.deployment.operator_folder import Federation
 from fedme.learning.accountant import PrivacyError
 from fedme.results import records, summary
-from fedme.running import run
+from fedme.running import privacy_budget, run
 from fedme_test_deployment import Deployment, LocalGrid
 from fedme_test_runs import TINY, Killed, Watching, do, identical
 
@@ -74,6 +75,11 @@ def test_no_false_privacy_claim(method, message, tmp_path):
     with pytest.raises(PrivacyError, match=message):
         do(tmp_path / "run", *PRIVATE, *words)
     assert not (tmp_path / "run").exists()  # nothing was finished, so nothing is left
+
+
+def test_scores_of_training_samples_are_never_silently_outside_epsilon():
+    experiment, _ = load("digits-fedavg", ["method=hypcluster", "privacy.epsilon=8"])
+    assert "losses of models on training samples, computed without noise" in privacy_budget.outside(experiment)
 
 
 def test_it_can_be_audited(soup, fedme):

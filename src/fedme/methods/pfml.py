@@ -1,7 +1,7 @@
 """PFML: a local model near the global one and an auxiliary model near its past learn from each other.
 
-"Personalized Federated Learning by Mutual Learning" (PFML), Algorithm 1, Eq. 4 to 11. Only the local model travels; the
-personal model is theta, the last inner copy of the auxiliary model, which may have an architecture of its own.
+"Regularized Mutual Learning for Personalized Federated Learning" (PFML), Algorithm 1, Eq. 4 to 11. Only the local model
+travels; the personal model is theta, the last inner copy of the auxiliary model, which may have an architecture of its own.
 
 Deviations: the sign of Eq. 8 is printed wrong: the gradient of lam/2 |m_prev - m|^2 is lam (m - m_prev). The auxiliary model
 persists between rounds (Eq. 6) where Algorithm 1 resets it: ``aux = "reset"`` is Algorithm 1 as printed, "anchored" starts

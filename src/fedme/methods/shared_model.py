@@ -64,8 +64,7 @@ class TrainAllMethod(SharedModelMethod[C, TrainRequest, U]):
     train_all: bool
 
     def plan(self, server: SharedModel, present: Sequence[ClientId], when: Round, key: Key) -> Plan:
-        cohort = super().plan(server, present, when, key)
-        return Plan(tuple(present), cohort.count) if self.train_all else cohort
+        return self.train.plan(present, key, self.train_all)  # type: ignore[no-any-return]
 
     def dispatch(
         self, task: Task, server: SharedModel, plan: Plan, when: Round, key: Key

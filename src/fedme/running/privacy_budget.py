@@ -122,6 +122,8 @@ def outside(experiment: Experiment) -> list[str]:
     """What a client discloses, or uses, beyond what its epsilon bounds."""
     disclosed = ["the validation and test parts", "losses, scores and sample counts in records and replies"]
     disclosed += experiment.method.disclosures()
+    if experiment.method.reads_training_scores:
+        disclosed.append("losses of models on training samples, computed without noise")
     if experiment.settings.privacy is not None and not experiment.settings.privacy.secret:
         disclosed.append("noise that anyone who knows the seed in config.toml can subtract")
     return disclosed
