@@ -102,8 +102,8 @@ def test_a_bad_reply_is_as_if_it_had_never_come(name, kind, pairs):
 def test_the_reason_names_the_place():
     for kind, words in (
         ("non-finite", "refused: model.params.0.weight: is not finite"),
-        ("shape", "refused: model.params.0.weight: float64 of shape (6, 3) expected, float64 of shape (1, 6, 3) given"),
-        ("architecture", "refused: model.arch: architecture normalised expected, intruder given"),
+        ("shape", "refused: model.params.0.weight: must be float64 of shape (6, 3), got float64 of shape (1, 6, 3)"),
+        ("architecture", "refused: model.arch: must be of architecture normalised, got intruder"),
         ("replay", "refused: when: it is about"),
     ):
         _, _, traffic = run("fedavg", kind, Bad, {(0, "2")}, rounds=1)
@@ -129,14 +129,14 @@ def changed(model, **params):
 @pytest.mark.parametrize(
     ("up", "words"),
     [
-        ("nonsense", "a TrainedCopy was expected, not a str"),
-        (shared_model.SharedModel(MODEL), "a TrainedCopy was expected, not a SharedModel"),
-        (shared_model.TrainedCopy(OTHER, 7), "model.arch: architecture linear expected, dense given"),
+        ("nonsense", "must be a TrainedCopy, got a str"),
+        (shared_model.SharedModel(MODEL), "must be a TrainedCopy, got a SharedModel"),
+        (shared_model.TrainedCopy(OTHER, 7), "model.arch: must be of architecture linear, got dense"),
         (shared_model.TrainedCopy(None, 7), "model: must be a table, got None"),
         (shared_model.TrainedCopy("weights", 7), "model: must be a table, got 'weights'"),
-        (shared_model.TrainedCopy(MODEL, 8), "samples: 8 were claimed; the client has said it has 7"),
-        (shared_model.TrainedCopy(MODEL, 0), "samples: 0 were claimed"),
-        (shared_model.TrainedCopy(MODEL, -1), "samples: -1 were claimed"),
+        (shared_model.TrainedCopy(MODEL, 8), "samples: must be >= 1 and <= 7, the number that the client announced, got 8"),
+        (shared_model.TrainedCopy(MODEL, 0), "samples: must be >= 1 and <= 7, the number that the client announced, got 0"),
+        (shared_model.TrainedCopy(MODEL, -1), "samples: must be >= 1 and <= 7, the number that the client announced, got -1"),
         (shared_model.TrainedCopy(MODEL, True), "samples: must be an integer, got true"),
         (shared_model.TrainedCopy(MODEL, 3.5), "samples: must be an integer, got 3.5"),
         (shared_model.TrainedCopy(MODEL, "7"), "samples: must be an integer, got '7'"),
@@ -148,7 +148,7 @@ def changed(model, **params):
         ),
         (
             shared_model.TrainedCopy(changed(MODEL, **{"0.bias": 3.0}), 7),
-            "model.params.0.bias: a Tensor expected, a float given",
+            "model.params.0.bias: must be a Tensor, got a float",
         ),
         (
             shared_model.TrainedCopy(changed(MODEL, **{"0.bias": torch.full((4,), torch.inf).double()}), 7),
@@ -166,7 +166,7 @@ def test_what_only_a_method_knows():
     assert refusal("fedme", down, fedme.Up(MODEL, None, "1", True)).startswith("adopts: a model that was not sent back")
     assert refusal("fedme", down, fedme.Up(MODEL, MODEL, "1", False)).startswith("guest.arch: architecture dense expected")
     alone = fedme.Down(MODEL)
-    assert refusal("fedme", alone, fedme.Up(MODEL, OTHER, None, False)) == "guest: nothing of the kind was sent"
+    assert refusal("fedme", alone, fedme.Up(MODEL, OTHER, None, False)) == "guest: must be empty, because the server sent none"
     assert refusal("fedme", down, fedme.Up(MODEL, OTHER, "1", 1)) == "adopts: must be true or false, got 1"
     two = hypcluster.Hypotheses((MODEL, MODEL))
     for number in (-1, 2):
@@ -179,7 +179,7 @@ def test_what_only_a_method_knows():
     wrong = fedmd.Up(torch.zeros(3, 5, dtype=torch.float64))
     assert refusal("fedmd", rows, wrong, when=outputs).startswith("logits: float64 of shape (3, 4) expected")
     right = fedmd.Up(torch.zeros(3, 4, dtype=torch.float64))
-    assert refusal("fedmd", rows, right, when=digest) == "logits: nothing of the kind was sent"
+    assert refusal("fedmd", rows, right, when=digest) == "logits: must be empty, because the server sent none"
     assert check_reply(METHODS["fedmd"](), task(public=8), rows, right, outputs, 7)
 
 
@@ -204,7 +204,7 @@ def test_a_method_of_ones_own_is_examined_by_its_types():
     check_reply(method, setting, down, Offer(OTHER, None, (1.0, 2.0)), WHEN, None)
     check_reply(method, setting, down, Offer(OTHER, Part({"a": torch.zeros(3)}, {}), ()), WHEN, None)
     for up, words in [
-        (Offer(replace(MODEL, arch=WIDE), None, ()), "fresh: nobody has the architecture wide"),
+        (Offer(replace(MODEL, arch=WIDE), None, ()), "fresh: no client has the architecture wide"),
         (Offer(replace(MODEL, arch=DENSE), None, ()), "fresh.0.weight: does not fit dense"),
         (Offer(OTHER, Part({"a": 3}, {}), ()), "more"),
         (Offer(OTHER, None, ("x",)), "weights[0]: must be a number"),

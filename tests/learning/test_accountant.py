@@ -81,7 +81,7 @@ def test_what_no_noise_can_do_is_said():
     "entry", [(0.0, 1.0, 1), (1.5, 1.0, 1), (math.nan, 1.0, 1), (0.5, -1.0, 1), (0.5, math.inf, 1), (0.5, 1.0, -1)]
 )
 def test_entries_that_cannot_be_are_refused(entry):
-    with pytest.raises(ValueError, match="no such cost"):
+    with pytest.raises(ValueError, match="invalid privacy cost"):
         PrivacyCost(*entry)
     with pytest.raises(TypedError):
         build(Ledger, [dict(zip(("rate", "noise", "steps"), entry, strict=True))])

@@ -119,9 +119,12 @@ def test_hostile_clients_are_drawn_by_the_seed(tmp_path):
     ("words", "said"),
     [
         (["attack.clients=['x']"], "attack.clients: names x, but there is no such client"),
-        (["attack.clients=9"], "attack.clients: 9 of 5 clients cannot be malicious"),
+        (["attack.clients=9"], "attack.clients: must be at most 5, the number of clients, got 9"),
         (["attack.clients=-1"], "attack.clients: must be >= 0"),
-        (["attack.kind=label-flip", "attack.strength=3"], "attack.strength: means nothing for 'label-flip'"),
+        (
+            ["attack.kind=label-flip", "attack.strength=3"],
+            "attack.strength: has no effect on the attack 'label-flip'; remove it",
+        ),
         (["attack.kind=sign-flop"], "did you mean 'sign-flip'"),
         (["defence.average=mode"], "defence.average"),
         (["defence.trim=0.7"], "defence.trim: must be in"),

@@ -37,20 +37,22 @@ class Faults:
 
     def __post_init__(self) -> None:
         for name in ("dropout", "lost"):
-            require(all(0 <= p <= 1 for p in _values(getattr(self, name))), name, "must be a probability, from 0 to 1")
+            require(all(0 <= p <= 1 for p in _values(getattr(self, name))), name, "must be between 0 and 1")
         require(all(0 < s < math.inf for s in _values(self.seconds)), "seconds", "must be positive")
         require(0 <= self.spread < math.inf, "spread", f"must be >= 0, got {self.spread}")
         require(self.deadline is None or self.deadline > 0, "deadline", f"must be > 0, got {self.deadline}")
         for name in ("dropped_in", "lost_in"):
             rounds = [t for rounds_of_client in getattr(self, name).values() for t in rounds_of_client]
-            require(all(t >= 0 for t in rounds), name, "rounds count from 0")
+            require(all(t >= 0 for t in rounds), name, "rounds must be >= 0; they count from 0")
         for name in ("join", "leave"):
-            require(all(t >= 0 for t in getattr(self, name).values()), name, "rounds count from 0")
+            require(all(t >= 0 for t in getattr(self, name).values()), name, "rounds must be >= 0; they count from 0")
         both = [client for client in self.join if self.join[client] == self.leave.get(client)]
         require(not both, "join", f"{', '.join(both)} cannot join and leave in the same round")
         share = isinstance(self.quorum, float)
         require(
-            self.quorum > 0 and (not share or self.quorum <= 1), "quorum", "must be a number of replies, or a share up to 1.0"
+            self.quorum > 0 and (not share or self.quorum <= 1),
+            "quorum",
+            f"must be an integer >= 1, or a fraction > 0 and <= 1.0, got {self.quorum}",
         )
         require(self.repeats >= 0, "repeats", f"must be >= 0, got {self.repeats}")
 

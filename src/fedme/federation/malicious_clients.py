@@ -32,7 +32,9 @@ class Attack:
 
     def __post_init__(self) -> None:
         require(not isinstance(self.clients, int) or self.clients >= 0, "clients", f"must be >= 0, got {self.clients}")
-        require(self.strength is None or self.kind in FACTORS, "strength", f"means nothing for '{self.kind}'")
+        require(
+            self.strength is None or self.kind in FACTORS, "strength", f"has no effect on the attack '{self.kind}'; remove it"
+        )
         require(self.strength is None or self.strength > 0, "strength", f"must be > 0, got {self.strength}")
 
     def malicious(self, clients: Sequence[ClientId], root: Key) -> tuple[ClientId, ...]:
@@ -42,7 +44,7 @@ class Attack:
                 raise ValueError(f"names {', '.join(unknown)}, but there is no such client")
             return tuple(client for client in clients if client in self.clients)
         if self.clients > len(clients):
-            raise ValueError(f"{self.clients} of {len(clients)} clients cannot be malicious")
+            raise ValueError(f"must be at most {len(clients)}, the number of clients, got {self.clients}")
         chosen = root.at("attack").numpy().choice(len(clients), self.clients, replace=False)
         return tuple(clients[index] for index in sorted(chosen))
 

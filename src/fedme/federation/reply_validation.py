@@ -66,12 +66,12 @@ def check_reply(method: AnyMethod, task: Task, down: Any, up: Any, when: Round, 
     kind = MessageTypes.of(method).up
     fields = _fields(kind)
     if type(up) is not kind:
-        raise TypedError("", f"a {kind.__name__} was expected, not a {type(up).__name__}")
+        raise TypedError("", f"must be a {kind.__name__}, got a {type(up).__name__}")
     plain = {name for name in fields if isinstance(getattr(up, name), bool | int | float | str)}
     for name in plain:
         build(fields[name], getattr(up, name), name)
     if "samples" in plain and not 1 <= up.samples <= (samples if samples is not None else up.samples):
-        raise TypedError("samples", f"{up.samples} were claimed; the client has said it has {samples}")
+        raise TypedError("samples", f"must be >= 1 and <= {samples}, the number that the client announced, got {up.samples}")
     wanted = {name: getattr(down, name) for name in fields if hasattr(down, name) and name not in plain}
     wanted |= method.expects(task, down, up, when)
     for name, hint in fields.items():
@@ -92,7 +92,7 @@ def require_alike(got: Any, sent: Any, at: str) -> None:
     """Refuse a value that does not look like what was sent: architecture, names, shapes, types."""
     if isinstance(sent, Tensor) and isinstance(got, Tensor):
         if (got.shape, got.dtype) != (sent.shape, sent.dtype):
-            raise TypedError(at, f"{_looks(sent)} expected, {_looks(got)} given")
+            raise TypedError(at, f"must be {_looks(sent)}, got {_looks(got)}")
     elif isinstance(sent, Mapping) and isinstance(got, Mapping):
         if odd := sorted(map(str, got.keys() ^ sent.keys())):
             raise TypedError(f"{at}.{odd[0]}", "is missing" if odd[0] in sent else "was not sent")
@@ -100,14 +100,14 @@ def require_alike(got: Any, sent: Any, at: str) -> None:
             require_alike(got[name], value, f"{at}.{name}")
     elif isinstance(sent, Arch) and isinstance(got, Arch):
         if got != sent:
-            raise TypedError(at, f"architecture {sent.name} expected, {got.name} given")
+            raise TypedError(at, f"must be of architecture {sent.name}, got {got.name}")
     elif dataclasses.is_dataclass(sent) and type(got) is type(sent):
         for field in dataclasses.fields(sent):
             require_alike(getattr(got, field.name), getattr(sent, field.name), f"{at}.{field.name}")
     elif sent is None:
-        raise TypedError(at, "nothing of the kind was sent")
+        raise TypedError(at, "must be empty, because the server sent none")
     elif isinstance(sent, Tensor | Mapping | Arch) or dataclasses.is_dataclass(sent) or type(got) is not type(sent):
-        raise TypedError(at, f"a {type(sent).__name__} expected, a {type(got).__name__} given")
+        raise TypedError(at, f"must be a {type(sent).__name__}, got a {type(got).__name__}")
 
 
 def _already(task: Task, kind: Any, value: Any, at: str) -> Any:
@@ -116,7 +116,7 @@ def _already(task: Task, kind: Any, value: Any, at: str) -> Any:
         return value
     if kind is Model and isinstance(value, Model):
         if value.arch not in (task.shared, *(member.arch for member in task.members.values())):
-            raise TypedError(at, f"nobody has the architecture {value.arch.name}")
+            raise TypedError(at, f"no client has the architecture {value.arch.name}")
         return fitting(Plain(value.arch, value.params, value.buffers), at)
     if dataclasses.is_dataclass(kind) and type(value) is kind:
         given = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -135,12 +135,14 @@ def _require_finite(value: Any) -> None:
 
 def check_report(report: Report, seconds: float, kind: TaskType) -> None:
     """Refuse what no client can have measured: records and their means must stay readable."""
-    _require(math.isfinite(seconds) and seconds >= 0, "seconds", f"{seconds} is no time")
+    _require(math.isfinite(seconds) and seconds >= 0, "seconds", f"must be finite and >= 0, got {seconds}")
     for name, table in (("losses", report.losses), ("scores", report.scores), ("notes", report.notes)):
-        _require(len(table) <= MOST, name, f"has more than {MOST} entries")
+        _require(len(table) <= MOST, name, f"must have at most {MOST} entries, got {len(table)}")
         for key, value in table.items():
-            _require(len(key) <= LONGEST, name, "has a key that is too long")
-            _require(not isinstance(value, str) or len(value) <= LONGEST, f"{name}.{key}", "is too long a text")
+            _require(len(key) <= LONGEST, name, f"names must have at most {LONGEST} characters, got {len(key)}")
+            _require(
+                not isinstance(value, str) or len(value) <= LONGEST, f"{name}.{key}", f"must have at most {LONGEST} characters"
+            )
     for role, score in report.scores.items():
         _check_score(score, f"scores.{role}", kind)
 
@@ -148,32 +150,40 @@ def check_report(report: Report, seconds: float, kind: TaskType) -> None:
 def _check_score(score: Score, at: str, kind: TaskType) -> None:
     _require(score.samples >= 0, f"{at}.samples", "is negative")
     if kind != "regression":  # numbers are never right or wrong
-        _require(0 <= score.accuracy <= 1, f"{at}.accuracy", f"{score.accuracy} is not between 0 and 1")
-    _require(math.isfinite(score.seconds) and score.seconds >= 0, f"{at}.seconds", f"{score.seconds} is no time")
+        _require(0 <= score.accuracy <= 1, f"{at}.accuracy", f"must be between 0 and 1, got {score.accuracy}")
+    _require(
+        math.isfinite(score.seconds) and score.seconds >= 0, f"{at}.seconds", f"must be finite and >= 0, got {score.seconds}"
+    )
 
 
 def check_scores(scores: list[ModelScore]) -> None:
     """The same for the scores of a client's models."""
-    _require(len(scores) <= MOST, "scores", f"has more than {MOST} entries")
+    _require(len(scores) <= MOST, "scores", f"must have at most {MOST} entries, got {len(scores)}")
     for i, score in enumerate(scores):
         at, metrics = f"scores[{i}]", score.metrics
-        _require(all(len(text) <= LONGEST for text in (score.model, score.arch)), at, "has a name that is too long")
-        _require(score.stage in ("round", "finetuned"), f"{at}.stage", f"'{score.stage}' is not a stage of evaluation")
-        _require(score.split in ("val", "test"), f"{at}.split", f"'{score.split}' is neither val nor test")
+        _require(
+            all(len(text) <= LONGEST for text in (score.model, score.arch)), at, f"names must have at most {LONGEST} characters"
+        )
+        _require(score.stage in ("round", "finetuned"), f"{at}.stage", f"must be 'round' or 'finetuned', got '{score.stage}'")
+        _require(score.split in ("val", "test"), f"{at}.split", f"must be 'val' or 'test', got '{score.split}'")
         _check_metrics(metrics, at)
 
 
 def _check_metrics(metrics: Metrics, at: str) -> None:
-    _require(0 <= metrics.correct <= metrics.samples, f"{at}.correct", f"{metrics.correct} of {metrics.samples} samples")
+    _require(
+        0 <= metrics.correct <= metrics.samples,
+        f"{at}.correct",
+        f"must be between 0 and {metrics.samples} samples, got {metrics.correct}",
+    )
     for name in ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "ece", "exact_match", "micro_f1"):
         value = getattr(metrics, name)
-        _require(value is None or 0 <= value <= 1, f"{at}.{name}", f"{value} is not between 0 and 1")
+        _require(value is None or 0 <= value <= 1, f"{at}.{name}", f"must be between 0 and 1, got {value}")
 
 
 def check_sent(method: AnyMethod, task: Task, down: Any, when: Round) -> None:
     """Refuse, at a client, a message of the server that cannot be meant for it."""
-    _require(0 <= when.t < when.total, "when.t", f"there is no round {when.t} of {when.total}")
-    _require(when.phase in method.phases, "when.phase", f"'{when.phase}' is none of {', '.join(method.phases)}")
+    _require(0 <= when.t < when.total, "when.t", f"must be a round from 0 to {when.total - 1}, got {when.t}")
+    _require(when.phase in method.phases, "when.phase", f"must be one of {', '.join(method.phases)}, got '{when.phase}'")
     for at, leaf in tree.leaves(down):
         fits = not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.dtype == task.dtype
         _require(fits, at, f"{str(task.dtype).removeprefix('torch.')} expected")

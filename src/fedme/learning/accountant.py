@@ -37,7 +37,7 @@ class PrivacyCost:
 
     def __post_init__(self) -> None:  # entries also arrive in messages
         if not (0 < self.rate <= 1 and 0 <= self.noise <= LARGEST and 0 <= self.steps < 2**53):
-            raise ValueError(f"rate: no such cost: rate {self.rate}, noise {self.noise}, {self.steps} steps")
+            raise ValueError(f"rate: invalid privacy cost: rate {self.rate}, noise {self.noise}, {self.steps} steps")
 
 
 Ledger = tuple[PrivacyCost, ...]
