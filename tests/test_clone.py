@@ -8,9 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("src", "tests", "benchmarks", "website", "tools")
@@ -68,6 +71,18 @@ def test_folders_in_the_root_do_not_change_what_the_linter_says(tmp_path):
     command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--quiet", *SOURCES]
     done = subprocess.run(command, cwd=clone, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_pinned_packages_accept_the_oldest_python():
+    # A pin that needs a later 3.11 made pip search through all versions of other packages for many minutes.
+    pinned = {canonicalize_name(line.partition("==")[0]) for line in (ROOT / "constraints.txt").read_text().split()}
+    needs = {
+        found.name: found.metadata["Requires-Python"]
+        for found in distributions()
+        if canonicalize_name(found.name) in pinned and found.metadata["Requires-Python"]
+    }
+    assert len(needs) > 20
+    assert not {name: python for name, python in needs.items() if not SpecifierSet(python).contains("3.11.0")}
 
 
 def as_user():
