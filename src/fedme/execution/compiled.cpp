@@ -4,8 +4,11 @@
 // so results depend neither on the number of threads nor on other clients. Dimensions that vectors run along are padded with
 // zeros to full vectors, so that no loop has a remainder.
 
-#include "compiled_dense.hpp"
 #include "compiled_convolutions.hpp"
+#include "compiled_dense.hpp"
+#include "compiled_elementwise.hpp"
+#include "compiled_normalisation.hpp"
+#include "compiled_pooling.hpp"
 
 // These structures are those of execution/compiled.py, field by field.
 struct Batches {
@@ -16,206 +19,140 @@ struct Batches {
     int64_t largest() const { return steps ? *std::max_element(sizes, sizes + steps) : 0; }
 };
 
-struct ParameterSpec {  // null where there is none; all are written to
-    void *value, *momentum, *anchor;
-};
-
 struct NetworkSpec {
-    int64_t depth;
-    const LayerSpec *layers;
-    const ParameterSpec *parameters;  // the weight and the bias of every layer
-    int64_t channels, rows, columns;  // of an input, if the first layer is a convolution
+    const ValueSpec *values;
+    const NodeSpec *nodes;
+    int64_t value_count, node_count, output, classes;
+    const ParameterSpec *parameters;
+    const int64_t *seeds;  // of the dropout layers
     double label_weight, peer_weight;
-    double loss;  // the result
+    double loss;          // a result: the sum over all samples
+    int64_t statistics;   // a result: how many batches changed the running statistics
 };
 
-enum OptimizerType : int64_t { SGD, MOREAU, MUTUAL_MOREAU };  // of learning/optimizers.py
+enum OptimizerType : int64_t { SGD, MOREAU, MUTUAL_MOREAU, ADAM_OPTIMIZER };  // of learning/optimizers.py
 
 struct OptimizerSpec {
     int64_t optimizer, mutual;  // `mutual`: two networks learn from each other
     int64_t inner_steps;        // gradients on one batch, for the two Moreau optimizers
     int64_t draws_per_step;     // numbers of dropout masks per step
+    int64_t nesterov, steps;    // `steps`: those that Adam has taken before
     double lr, momentum, weight_decay, prox;
     double outer_lr;  // of the step after the inner ones
     double clip;      // the largest norm of a gradient
+    double beta2, eps, decoupled_decay;  // of Adam, whose beta1 is `momentum`
 };
 
 namespace {
 
-// Convolutions and pooling, if any, then dense layers.
+enum NodeType : int64_t { DENSE, CONVOLUTION, DEPTHWISE, POOL, ELEMENTWISE, BINARY, DROPOUT, GATHER, BROADCAST, CHANNEL_NORM,
+                          ROW_NORM, SOFTMAX };  // as in execution/compiled.py
+
+template <typename real>
+std::unique_ptr<Node<real>> make_node(const NodeContext<real> &context, const Value<real> &input) {
+    switch (context.spec.type) {
+        case DENSE: return std::make_unique<Dense<real>>(context, input);
+        case CONVOLUTION: return std::make_unique<Convolution<real>>(context, input);
+        case DEPTHWISE: return std::make_unique<DepthwiseConvolution<real>>(context, input);
+        case POOL: return std::make_unique<Pool<real>>(context, input);
+        case ELEMENTWISE: return std::make_unique<Elementwise<real>>(context, input);
+        case BINARY: return std::make_unique<Binary<real>>(context, input);
+        case DROPOUT: return std::make_unique<DropoutNode<real>>(context, input);
+        case GATHER: return std::make_unique<Gather<real>>(context, input);
+        case BROADCAST: return std::make_unique<Broadcast<real>>(context, input);
+        case CHANNEL_NORM: return std::make_unique<ChannelNormalisation<real>>(context, input);
+        case ROW_NORM: return std::make_unique<RowNormalisation<real>>(context, input);
+        default: return std::make_unique<Softmax<real>>(context, input);
+    }
+}
+
+// The first value is the input.
 template <typename real>
 struct Network {
-    std::vector<SpatialLayer<real>> spatial;
-    std::vector<DenseLayer<real>> dense;
-    FeatureMap image;                     // of an input; its channels are not padded
-    AlignedVector<real> images;           // batch x image
-    AlignedVector<real> flat_gradients;   // batch x inputs of the first dense layer
-    real label_weight, peer_weight;       // in the loss, of the labels and of the other network
-    double loss = 0;                      // the sum over all samples
-    AlignedVector<real> p, log_p;         // batch x classes
+    std::vector<Value<real>> values;
+    std::vector<std::unique_ptr<Node<real>>> nodes;
+    int64_t output, classes;  // `output`: the value that has the logits
+    real label_weight, peer_weight;  // in the loss, of the labels and of the other network
+    double loss = 0;                 // the sum over all samples
+    int64_t statistics = 0;          // batches of more than one sample
+    AlignedVector<real> p, log_p;    // batch x classes
 
-    Network(const NetworkSpec &network, int64_t batch)
-        : label_weight(real(network.label_weight)), peer_weight(real(network.peer_weight)) {
-        for (int64_t i = 0; i < network.depth; i++) {
-            const LayerSpec &spec = network.layers[i], *next = i + 1 < network.depth ? &spec + 1 : nullptr;
-            if (spec.layer_type == LINEAR) {
-                int64_t padded_in = padded<real>(spec.inputs);
-                std::vector<int64_t> columns = row_layout(1, spec.inputs, padded_in).column;
-                if (dense.empty() && !spatial.empty())
-                    columns = channels_first(spatial.back().out), padded_in = spatial.back().out.size();
-                const Dropout dropout{spec.dropout, uint64_t(spec.seed)};
-                dense.emplace_back(spec.outputs, padded_in, columns, spec.activation, dropout, batch);
-                load(network.parameters + 2 * i, dense.back());
-            } else {
-                if (spatial.empty()) {
-                    image = {network.rows, network.columns, network.channels, network.channels, spec.padding_rows,
-                             spec.padding_columns};
-                    images.resize(batch * image.size());
-                }
-                const FeatureMap in = spatial.empty() ? image : spatial.back().out;
-                const LayerSpec *next_spatial = next && next->layer_type != LINEAR ? next : nullptr;
-                SpatialLayer<real> &layer = spatial.emplace_back(spec, in, next_spatial, spatial.empty(), batch);
-                if (spatial.size() > 1) layer.connect(spatial[spatial.size() - 2].gradient_map);
-                if (spec.layer_type == CONVOLUTION) {
-                    load(network.parameters + 2 * i, layer);
-                    layer.weight.gradient.resize(layer.weight.value.size());
-                    layer.bias.gradient.resize(layer.bias.value.size());
-                }
-            }
+    Network(const NetworkSpec &network, int64_t batch, bool trains = true)
+        : values(network.value_count), output(network.output), classes(network.classes), label_weight(real(network.label_weight)),
+          peer_weight(real(network.peer_weight)) {
+        for (int64_t i = 0; i < network.value_count; i++) {
+            const ValueSpec &spec = network.values[i];
+            values[i].size = spec.size, values[i].sums = spec.sums, values[i].needs_gradient = trains && spec.gradient;
+            if (i) values[i].data.resize(batch * spec.size);
+            if (values[i].needs_gradient) values[i].gradient.resize(batch * spec.size);
         }
-        if (!spatial.empty()) flat_gradients.resize(batch * dense[0].padded_in);
-        p.resize(batch * dense.back().out);
-        log_p.resize(p.size());
-    }
-
-    // The places of the values of a feature map in the order of torch, channel by channel.
-    static std::vector<int64_t> channels_first(const FeatureMap &map) {
-        std::vector<int64_t> places;
-        for (int64_t i = 0; i < map.channels; i++)
-            for (int64_t r = 0; r < map.rows; r++)
-                for (int64_t c = 0; c < map.columns; c++) places.push_back(map.place(r, c) + i);
-        return places;
-    }
-
-    template <typename AnyLayer>
-    static ParameterLayout bias_layout(const AnyLayer &layer) {
-        const int64_t count = layer.layout.start.size();
-        return row_layout(1, count, padded<real>(count));
-    }
-
-    template <typename AnyLayer>
-    static void load(const ParameterSpec *specs, AnyLayer &layer) {
-        const auto loaded = [](const ParameterLayout &layout, const ParameterSpec &spec) {
-            return Parameter<real>{layout.load<real>(spec.value), layout.load<real>(spec.momentum),
-                                   layout.load<real>(spec.anchor), {}};
-        };
-        layer.weight = loaded(layer.layout, specs[0]);
-        layer.bias = loaded(bias_layout(layer), specs[1]);
-    }
-
-    template <typename AnyLayer>
-    static void store(const ParameterSpec *specs, const AnyLayer &layer) {
-        const auto store = [](const ParameterLayout &layout, const Parameter<real> &parameter, const ParameterSpec &spec) {
-            layout.store(parameter.value, spec.value), layout.store(parameter.momentum, spec.momentum);
-            layout.store(parameter.anchor, spec.anchor);
-        };
-        store(layer.layout, layer.weight, specs[0]);
-        store(bias_layout(layer), layer.bias, specs[1]);
-    }
-
-    void store(NetworkSpec &network) const {
-        for (size_t i = 0; i < spatial.size(); i++)
-            if (spatial[i].spec.layer_type == CONVOLUTION) store(network.parameters + 2 * i, spatial[i]);
-        for (size_t i = 0; i < dense.size(); i++) store(network.parameters + 2 * (spatial.size() + i), dense[i]);
+        for (int64_t i = 0; i < network.node_count; i++) {
+            const NodeSpec &spec = network.nodes[i];
+            const int64_t first = spec.inputs[0] < 0 ? 0 : spec.inputs[0];
+            nodes.push_back(make_node<real>({spec, network.parameters, network.seeds, batch}, values[first]));
+            for (int k = 0; k < 3; k++) nodes.back()->inputs[k] = spec.inputs[k] < 0 ? nullptr : &values[spec.inputs[k]];
+            nodes.back()->output = &values[spec.output];
+        }
+        p.resize(batch * classes), log_p.resize(batch * classes);
     }
 
     std::vector<Parameter<real> *> parameters() {
         std::vector<Parameter<real> *> parameters;
-        for (auto &layer : spatial) parameters.push_back(&layer.weight), parameters.push_back(&layer.bias);
-        for (auto &layer : dense) parameters.push_back(&layer.weight), parameters.push_back(&layer.bias);
+        for (auto &node : nodes)
+            for (Parameter<real> *parameter : node->parameters())
+                if (parameter->exists()) parameters.push_back(parameter);
         return parameters;
     }
 
-    const real *spatial_input(size_t layer, int64_t b, int64_t draw) const {
-        return layer ? spatial[layer - 1].output_of(b, draw) : &images[b * image.size()];
+    void store(NetworkSpec &network) {
+        for (Parameter<real> *parameter : parameters()) parameter->store(network.parameters);
     }
 
-    // `draw` is the number of the dropout masks.
-    void forward(const std::vector<const real *> &x, int64_t samples, int64_t draw) {
-        std::copy_n(x.begin(), samples, dense[0].x.begin());
-        for (int64_t b = 0; b < samples && !spatial.empty(); b++) {
-            const real *from = x[b];
-            for (int64_t i = 0; i < image.channels; i++)
-                for (int64_t r = 0; r < image.rows; r++)
-                    for (int64_t c = 0; c < image.columns; c++) images[b * image.size() + image.place(r, c) + i] = *from++;
-            for (size_t i = 0; i < spatial.size(); i++) spatial[i].forward(spatial_input(i, b, draw), b, draw);
-            dense[0].x[b] = spatial.back().output_of(b, draw);
-        }
-        for (size_t i = 0; i < dense.size(); i++) {
-            dense[i].forward(samples, draw);
-            for (int64_t b = 0; b < samples && i + 1 < dense.size(); b++) dense[i + 1].x[b] = dense[i].output_of(b, draw);
-        }
+    void forward(const std::vector<const real *> &x, const Pass &pass) {
+        values[0].rows = x.data();
+        for (auto &node : nodes) node->forward(pass);
+        if (pass.trains() && pass.samples > 1) statistics++;
     }
+
+    const real *logits(int64_t b) const { return values[output].of(b); }
 
     void softmax(int64_t samples) {
-        const DenseLayer<real> &last = dense.back();
         for (int64_t b = 0; b < samples; b++) {
-            const real *z = &last.outputs[b * last.padded_out];
-            real *q = &p[b * last.out], *log_q = &log_p[b * last.out];
-            const real top = *std::max_element(z, z + last.out);
+            const real *z = logits(b);
+            real *q = &p[b * classes], *log_q = &log_p[b * classes];
+            const real top = *std::max_element(z, z + classes);
             real sum = 0;
-            for (int64_t c = 0; c < last.out; c++) sum += q[c] = std::exp(z[c] - top);
+            for (int64_t c = 0; c < classes; c++) sum += q[c] = std::exp(z[c] - top);
             const real log_sum = std::log(sum), scale = 1 / sum;
-            for (int64_t c = 0; c < last.out; c++) q[c] *= scale, log_q[c] = z[c] - top - log_sum;
+            for (int64_t c = 0; c < classes; c++) q[c] *= scale, log_q[c] = z[c] - top - log_sum;
         }
     }
 
     // The gradient of the mean loss by the logits: (labels + peer) p - peer q - labels y. The loss is added up if it `counts`.
     void backward_loss(const Network *peer, const int64_t *y, int64_t samples, bool counts) {
-        DenseLayer<real> &last = dense.back();
         const real scale = real(1) / samples;
         for (int64_t b = 0; b < samples; b++) {
-            const int64_t first = b * last.out;
+            const int64_t first = b * classes;
+            real *gradients = values[output].gradient_of(b);
             if (counts) loss -= label_weight * log_p[first + y[b]];
-            for (int64_t c = 0; c < last.out; c++) {
+            for (int64_t c = 0; c < classes; c++) {
                 const int64_t i = first + c;
                 real gradient = label_weight * (p[i] - (c == y[b]));
                 if (peer) {
                     gradient += peer_weight * (p[i] - peer->p[i]);
                     if (counts) loss += peer_weight * peer->p[i] * (peer->log_p[i] - log_p[i]);
                 }
-                last.output_gradients[b * last.padded_out + c] = gradient * scale;
+                gradients[c] = gradient * scale;
             }
         }
     }
 
     // Gradients of all parameters, and a step with them.
-    void backward(int64_t samples, int64_t draw, const UpdateRule<real> &rule) {
-        for (size_t i = dense.size(); i-- > 0;) {
-            if (i) {
-                dense[i].backward_inputs(dense[i - 1].output_gradients.data(), samples);
-                dense[i - 1].backward_activation(samples);
-            }
-            if (!i && !spatial.empty()) dense[i].backward_inputs(flat_gradients.data(), samples);
-            if (rule.clips()) {
-                for (Parameter<real> *parameter : {&dense[i].weight, &dense[i].bias})
-                    parameter->gradient.resize(parameter->value.size());
-                dense[i].template update<STORE>(samples, rule);
-            } else if (rule.is_plain()) {
-                dense[i].template update<ADD>(samples, rule);
-            } else {
-                dense[i].template update<UPDATE>(samples, rule);
-            }
-        }
-        for (auto &layer : spatial) layer.begin_backward();
-        for (int64_t b = 0; b < samples && !spatial.empty(); b++) {
-            SpatialLayer<real> &last = spatial.back();
-            for (int64_t r = 0; r < last.out.rows; r++)
-                std::copy_n(&flat_gradients[b * dense[0].padded_in + last.out.place(r, 0)],
-                            last.out.columns * last.out.padded_channels, &last.output_gradients[last.gradient_map.place(r, 0)]);
-            for (size_t i = spatial.size(); i-- > 0;)
-                spatial[i].backward(spatial_input(i, b, draw), b, i ? spatial[i - 1].output_gradients.data() : nullptr);
-        }
+    void backward(const Pass &pass, const UpdateRule<real> &rule) {
+        for (Value<real> &value : values)
+            if (value.sums && value.needs_gradient) std::fill_n(value.gradient.begin(), pass.samples * value.size, real(0));
+        for (size_t i = nodes.size(); i-- > 0;)
+            if (nodes[i]->output->needs_gradient) nodes[i]->backward(pass, rule);
         if (rule.clips()) clip(rule);
         for (Parameter<real> *parameter : parameters()) parameter->update(rule);  // those whose gradients were stored
     }
@@ -224,7 +161,7 @@ struct Network {
     void clip(const UpdateRule<real> &rule) {
         double squares = 0;
         for (Parameter<real> *parameter : parameters())
-            for (size_t i = 0; i < parameter->gradient.size(); i++) {
+            for (size_t i = 0; parameter->trained && i < parameter->gradient.size(); i++) {
                 real &gradient = parameter->gradient[i];
                 if (rule.clipped_prox) gradient += rule.clipped_prox * (parameter->value[i] - parameter->anchor[i]);
                 squares += double(gradient) * double(gradient);
@@ -283,12 +220,12 @@ struct Trainer {
     void descend(std::vector<Network<real>> &networks, int64_t draw, const UpdateRule<real> &rule) {
         const int64_t *y = batches.targets + step * batches.width, number = step * optimizer.draws_per_step + draw;
         for (auto &network : networks) {
-            network.forward(*x, samples, number);
+            network.forward(*x, {samples, number});
             network.softmax(samples);
         }
         for (size_t i = 0; i < networks.size(); i++)
             networks[i].backward_loss(optimizer.mutual ? &networks[1 - i] : nullptr, y, samples, draw == 0);
-        for (auto &network : networks) network.backward(samples, number, rule);
+        for (auto &network : networks) network.backward({samples, number}, rule);
     }
 };
 
@@ -300,17 +237,30 @@ void train(const real *table, int64_t features, const Batches &batches, NetworkS
     if (rule.clips()) rule.weight_decay = real(optimizer.weight_decay), rule.prox = 0, rule.clipped_prox = real(optimizer.prox);
     const UpdateRule<real> outer_rule{real(optimizer.outer_lr), 0, rule.weight_decay, rule.prox};
     const real outer_lr = real(optimizer.outer_lr);
-    std::vector<Network<real>> networks;
+    rule.nesterov = optimizer.nesterov;
+    if (optimizer.optimizer == ADAM_OPTIMIZER) {
+        rule.type = ADAM, rule.beta2 = real(optimizer.beta2), rule.eps = real(optimizer.eps);
+        rule.decoupled_decay = real(optimizer.decoupled_decay);
+    }
+    std::vector<Network<real>> networks, copies;
+    networks.reserve(count), copies.reserve(count);
     for (int64_t i = 0; i < count; i++) networks.emplace_back(specs[i], batches.largest());
-    std::vector<Network<real>> copies = optimizer.optimizer == MUTUAL_MOREAU ? networks : std::vector<Network<real>>();
+    for (int64_t i = 0; i < count && optimizer.optimizer == MUTUAL_MOREAU; i++) copies.emplace_back(specs[i], batches.largest());
     Trainer<real> trainer(table, features, batches, optimizer);
     while (trainer.next_batch()) {
-        if (optimizer.optimizer == SGD) trainer.descend(networks, 0, rule);
+        if (optimizer.optimizer == ADAM_OPTIMIZER) {
+            const double step = double(optimizer.steps + trainer.step + 1);
+            rule.correction1 = real(1 - std::pow(optimizer.momentum, step));
+            rule.correction2 = real(1 - std::pow(optimizer.beta2, step));
+        }
+        if (optimizer.optimizer == SGD || optimizer.optimizer == ADAM_OPTIMIZER) trainer.descend(networks, 0, rule);
         if (optimizer.optimizer == MOREAU) {
             for (int64_t k = 0; k < optimizer.inner_steps; k++) trainer.descend(networks, k, rule);
-            for (Parameter<real> *theta : networks[0].parameters())
+            for (Parameter<real> *theta : networks[0].parameters()) {
+                if (!theta->trained) continue;
                 for (size_t i = 0; i < theta->value.size(); i++)
                     theta->anchor[i] -= outer_lr * (theta->anchor[i] - theta->value[i]);
+            }
         }
         if (optimizer.optimizer == MUTUAL_MOREAU) {
             const auto pairwise = [&](const auto &work) {
@@ -327,21 +277,20 @@ void train(const real *table, int64_t features, const Batches &batches, NetworkS
     }
     for (int64_t i = 0; i < count; i++) {
         specs[i].loss = networks[i].loss + (copies.empty() ? 0 : copies[i].loss);
+        specs[i].statistics = networks[i].statistics;
         networks[i].store(specs[i]);
     }
 }
 
 template <typename real>
 void predict(const real *table, int64_t features, const int64_t *rows, int64_t count, const NetworkSpec &spec, real *logits) {
-    const int64_t batch = std::min<int64_t>(count, spec.layers[0].layer_type == LINEAR ? 100 : 20);
-    Network<real> network(spec, batch);
-    const DenseLayer<real> &last = network.dense.back();
+    const int64_t batch = std::min<int64_t>(count, 100);
+    Network<real> network(spec, batch, false);
     Inputs<real> inputs(table, features, batch);
     for (int64_t first = 0; first < count; first += batch) {
         const int64_t samples = std::min(batch, count - first);
-        network.forward(inputs.of(rows + first, samples), samples, EVALUATION);
-        for (int64_t b = 0; b < samples; b++)
-            std::copy_n(&last.outputs[b * last.padded_out], last.out, logits + (first + b) * last.out);
+        network.forward(inputs.of(rows + first, samples), {samples, EVALUATION});
+        for (int64_t b = 0; b < samples; b++) std::copy_n(network.logits(b), spec.classes, logits + (first + b) * spec.classes);
     }
 }
 

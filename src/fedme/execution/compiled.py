@@ -1,4 +1,4 @@
-"""The compiled backend (`compiled.cpp`): chains of convolutions and dense layers, one client after another on every thread.
+"""The compiled backend (`compiled.cpp`): programs made of traced networks, one client after another on every thread.
 
 The weights of a client stay in the processor's cache for all its steps, and no Python runs between them. The structures below
 have the names and the order of those in the C++ code.
@@ -8,21 +8,22 @@ import ctypes
 import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from fedme.core import tree
+from fedme.core.data import Arrays, Split
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
-from fedme.core.operations import Models, Objective, Op, Role, Train, Trained
+from fedme.core.operations import BatchSchedule, Models, Objective, Op, Predict, Role, Train, Trained
 from fedme.core.tree import Params
+from fedme.execution import reference
 from fedme.execution.input_tables import InputTable, InputTables
-from fedme.execution.network_layers import Activation, Convolution, Dropout, Flatten, Linear, MaxPool, network_layers
+from fedme.execution.lowering import NodeType, Program, lowered
 from fedme.execution.reference import DRAWS_PER_STEP, result_of
 from fedme.execution.routing import Tick, models_of
 from fedme.execution.threads import Computing, on_threads
@@ -30,8 +31,8 @@ from fedme.learning.objectives import CrossEntropy, Mutual
 from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
 
 DERIVED_ROLES = {Moreau: ("w",), MutualMoreau: ("theta",)}  # roles whose weights follow from those of another
-LAYER_TYPES = {Linear: 0, Convolution: 1, MaxPool: 2}
-ACTIVATIONS = {"relu": 1, "tanh": 2, "sigmoid": 3}
+NODE_TYPES = get_args(NodeType)
+VECTOR_BYTES = 32
 
 
 def _fields(c_type: Any, *names: str) -> list[tuple[str, Any]]:
@@ -45,31 +46,43 @@ class Batches(ctypes.Structure):
 
 
 class ParameterSpec(ctypes.Structure):
-    """A parameter, its momentum buffer and its anchor."""
+    """A parameter, its optimizer state and its anchor."""
 
-    _fields_ = _fields(ctypes.c_void_p, "value", "momentum", "anchor")
+    _fields_ = [*_fields(ctypes.c_void_p, "value", "momentum", "second", "anchor"), ("trained", ctypes.c_int64)]
 
 
-class LayerSpec(ctypes.Structure):
-    """A layer with its activation and dropout."""
+class ValueSpec(ctypes.Structure):
+    """A value of a network."""
+
+    _fields_ = _fields(ctypes.c_int64, "size", "sums", "gradient")
+
+
+class NodeSpec(ctypes.Structure):
+    """A node of a network."""
 
     _fields_ = [
-        *_fields(ctypes.c_int64, "layer_type", "inputs", "outputs", "window_rows", "window_columns"),
-        *_fields(ctypes.c_int64, "padding_rows", "padding_columns", "activation"),
-        ("dropout", ctypes.c_double),
-        ("seed", ctypes.c_int64),
+        ("node_type", ctypes.c_int64),
+        ("inputs", ctypes.c_int64 * 3),
+        ("output", ctypes.c_int64),
+        ("parameters", ctypes.c_int64 * 4),
+        ("numbers", ctypes.POINTER(ctypes.c_int64)),
+        ("reals", ctypes.POINTER(ctypes.c_double)),
+        ("table", ctypes.POINTER(ctypes.c_int64)),
+        *_fields(ctypes.c_int64, "table_size", "seed"),
     ]
 
 
 class NetworkSpec(ctypes.Structure):
-    """A network, the shape of its images, the weights of its loss terms, and the sum of its losses (a result)."""
+    """A network, the weights of its loss terms, and results: the sum of its losses, and batches with statistics."""
 
     _fields_ = [
-        ("depth", ctypes.c_int64),
-        ("layers", ctypes.POINTER(LayerSpec)),
+        ("values", ctypes.POINTER(ValueSpec)),
+        ("nodes", ctypes.POINTER(NodeSpec)),
+        *_fields(ctypes.c_int64, "value_count", "node_count", "output", "classes"),
         ("parameters", ctypes.POINTER(ParameterSpec)),
-        *_fields(ctypes.c_int64, "channels", "rows", "columns"),
+        ("seeds", ctypes.POINTER(ctypes.c_int64)),
         *_fields(ctypes.c_double, "label_weight", "peer_weight", "loss"),
+        ("statistics", ctypes.c_int64),
     ]
 
 
@@ -77,8 +90,9 @@ class OptimizerSpec(ctypes.Structure):
     """A local optimizer."""
 
     _fields_ = [
-        *_fields(ctypes.c_int64, "optimizer", "mutual", "inner_steps", "draws_per_step"),
+        *_fields(ctypes.c_int64, "optimizer", "mutual", "inner_steps", "draws_per_step", "nesterov", "steps"),
         *_fields(ctypes.c_double, "lr", "momentum", "weight_decay", "prox", "outer_lr", "clip"),
+        *_fields(ctypes.c_double, "beta2", "eps", "decoupled_decay"),
     ]
 
 
@@ -98,42 +112,56 @@ def library() -> ctypes.CDLL | str:
     return code if code.fedme_runs_here() else "this processor lacks AVX2"
 
 
-@dataclass(frozen=True)
-class FusedLayer:
-    """A layer with the activation after it and the dropout after that."""
-
-    layer: Linear | Convolution | MaxPool
-    activation: Activation | None = None
-    dropout: Dropout | None = None
+def program_of(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> Program | str:
+    """The program of a network for inputs of this shape, if its results agree with the network; else why there is none."""
+    program = lowered(arch, shape, VECTOR_BYTES // dtype.itemsize)
+    return program if isinstance(program, str) else disagreement(arch, shape, dtype) or program
 
 
 @functools.lru_cache(maxsize=256)
-def fused_layers(arch: Arch) -> tuple[FusedLayer, ...] | str:
-    """The layers that the compiled code runs, convolutions and pooling before dense layers; or why it cannot."""
-    layers = network_layers(arch)
-    if isinstance(layers, str):
-        return layers
-    fused: list[FusedLayer] = []
-    flat = False
-    for layer in layers:
-        last = fused[-1] if fused else None
-        dense = last is not None and isinstance(last.layer, Linear)
-        spatial = not flat and not dense
-        if isinstance(layer, Flatten):
-            flat = True
-        elif (
-            (isinstance(layer, Linear) and (flat or dense or last is None))
-            or (isinstance(layer, Convolution) and spatial)
-            or (isinstance(layer, MaxPool) and spatial and last is not None)
-        ):
-            fused.append(FusedLayer(layer))
-        elif isinstance(layer, Activation) and last and not last.activation and not last.dropout:
-            fused[-1] = replace(last, activation=layer)
-        elif isinstance(layer, Dropout) and last and not last.dropout:
-            fused[-1] = replace(last, dropout=layer)
-        else:
-            return f"unsupported place of {type(layer).__name__} among the layers"
-    return tuple(fused)
+def disagreement(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    """How the program of a network differs from the network itself; empty if it does not.
+
+    A trace does not see everything: a network may have its own backward pass, or change tensors behind another name. So both
+    are trained for a few steps on random inputs, with batches of several samples and of one.
+    """
+    key = Key(0).at("check")
+    classes = _classes(arch, shape, dtype)
+    x = torch.randn((9, *shape), generator=key.torch()).to(dtype)
+    labels = torch.randint(classes, (9,), generator=key.at("labels").torch())
+    data = Split(Arrays(x, labels), torch.arange(9))
+    model = Model.init(arch, key, dtype)
+    op = Train({"net": model}, SGD(CrossEntropy(), 0.05, 0.5), data, BatchSchedule(epochs=2, batch=4, shuffle=False), key)
+    tables = InputTables(torch.device("cpu"))
+    if names := sorted(model.params.keys() - set(_program(arch, shape, dtype).parameters)):
+        return f"the weight {names[0]} is not used"
+    try:
+        expected = reference.train(op)
+    except Exception as error:  # a user's network may raise anything
+        return f"its training fails on random inputs ({type(error).__name__})"
+    trained = on_threads([op], functools.partial(_compute, table=tables.table(op)), 1, lambda: None)[0]
+    after, wanted = trained.models["net"], expected.models["net"]
+    tolerance = 1e-7 if dtype == torch.float64 else 1e-2
+    for name, value in {**wanted.params, **wanted.buffers}.items():
+        given = {**after.params, **after.buffers}[name]
+        before = {**model.params, **model.buffers}[name]
+        change = (value - before).to(torch.float64).norm()
+        if not bool((given - value).to(torch.float64).norm() <= tolerance * (change + 1e-3 * value.numel() ** 0.5)):
+            return f"compiled training differs from the network in {name}"
+    ask = Predict(wanted, data)
+    logits = on_threads([ask], functools.partial(_compute, table=tables.table(ask)), 1, lambda: None)[0]
+    target = reference.predict(ask)
+    return "" if torch.allclose(logits, target, tolerance, tolerance * float(target.abs().max())) else "compiled predictions differ"
+
+
+def _classes(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return _program(arch, shape, dtype).classes
+
+
+def _program(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> Program:
+    program = lowered(arch, shape, VECTOR_BYTES // dtype.itemsize)
+    assert not isinstance(program, str)
+    return program
 
 
 class Compiled:
@@ -151,15 +179,14 @@ class Compiled:
         if reason := self.tables.supports(op):
             return reason
         for model in models_of(op):
-            layers = fused_layers(model.arch)
-            if isinstance(layers, str):
-                return layers
-            if model.buffers:
-                return f"{model.arch.name} has buffers"
             if model.dtype not in (torch.float32, torch.float64):
                 return f"unsupported type {model.dtype}"
-            if reason := self.tables.table(op).obstacle(model.arch):
-                return reason
+            table = self.tables.table(op)
+            if not table.values.is_floating_point():
+                return "the inputs are not floating-point numbers"
+            program = program_of(model.arch, table.shape, model.dtype)
+            if isinstance(program, str):
+                return program
         return training_obstacle(op) if isinstance(op, Train) else ""
 
     def group(self, op: Op) -> Hashable:
@@ -198,28 +225,31 @@ def _compute(op: Op, table: InputTable) -> Computing[Any]:
     if not isinstance(op, Train):
         return result_of(op, (yield from _predict(op.model, op.data.rows, table)))
     optimizer = op.optimizer
-    models = {role: model.with_params(_copy(model.params)) for role, model in op.models.items()}
+    models = {role: Model(model.arch, _copy(model.params), _copy(model.buffers)) for role, model in op.models.items()}
     if isinstance(optimizer, SGD):
         momentum = {role: _copy(op.opt.get(role) or tree.zeros(m.params)) for role, m in models.items()}
         momentum = momentum if optimizer.momentum else {}
         anchors = {role: _copy(op.frozen[role].params) for role in models} if optimizer.prox else {}
         clip = math.inf if optimizer.clip is None else optimizer.clip
         settings = optimizer.lr, optimizer.momentum, optimizer.weight_decay, optimizer.prox, 0.0, clip
-        spec = OptimizerSpec(0, isinstance(optimizer.objective, Mutual), 1, DRAWS_PER_STEP, *settings)
+        spec = OptimizerSpec(0, isinstance(optimizer.objective, Mutual), 1, DRAWS_PER_STEP, 0, 0, *settings)
         return Trained(models, momentum, (yield from _train(op, table, models, momentum, anchors, spec)))
     assert isinstance(optimizer, Moreau | MutualMoreau)
     mutual = isinstance(optimizer, MutualMoreau)
     outer_lr = optimizer.lr if mutual else optimizer.lr * optimizer.lam
     settings = optimizer.inner_lr, 0.0, optimizer.l2, optimizer.lam, outer_lr, math.inf
-    spec = OptimizerSpec(2 if mutual else 1, mutual, optimizer.inner, DRAWS_PER_STEP, *settings)
+    spec = OptimizerSpec(2 if mutual else 1, mutual, optimizer.inner, DRAWS_PER_STEP, 0, 0, *settings)
     if not mutual:
         losses = yield from _train(op, table, {"theta": models["theta"]}, {}, {"theta": models["w"].params}, spec)
-        return Trained({role: models[role] for role in ("theta", "w")}, {}, losses)
+        w = models["w"].with_buffers(models["theta"].buffers)
+        return Trained({"theta": models["theta"], "w": w}, {}, losses)
     trained = {role: models[role] for role in ("aux", "local")}
-    anchors = {role: _copy(op.frozen[role].params) for role in trained}
+    # The anchor of the outer step is the last inner copy; it has its own running statistics.
+    anchors = {role: _copy({**op.frozen[role].params, **models[role].buffers}) for role in trained}
     losses = yield from _train(op, table, trained, {}, anchors, spec)
-    # The anchor of the outer step is the last inner copy.
-    return Trained({**trained, "theta": trained["aux"].with_params(anchors["aux"])}, {}, losses)
+    aux = trained["aux"]
+    theta = Model(aux.arch, {name: anchors["aux"][name] for name in aux.params}, {name: anchors["aux"][name] for name in aux.buffers})
+    return Trained({**trained, "theta": theta}, {}, losses)
 
 
 def _train(
@@ -240,13 +270,16 @@ def _train(
     for role, network in zip(models, networks, strict=True):
         network.label_weight, network.peer_weight = _loss_weights(op.optimizer.objective, role)
     _require_below(rows, len(table.values), "row")
-    classes = {network.layers[network.depth - 1].outputs for network in networks}
+    classes = {network.classes for network in networks}
     if spec.mutual and len(classes) > 1:
         raise ValueError(f"models that learn from each other must have the same classes, got {sorted(classes)} outputs")
     _require_below(targets, min(classes), "class")
     batches = Batches(rows.data_ptr(), targets.data_ptr(), sizes.data_ptr(), *rows.shape)
     specs = (NetworkSpec * len(networks))(*networks)
     yield _call("fedme_train", table, ctypes.byref(batches), specs, ctypes.c_int64(len(networks)), ctypes.byref(spec))
+    for model, network in zip(models.values(), specs, strict=True):
+        for name in _program(model.arch, table.shape, model.dtype).counters:
+            model.buffers[name].add_(network.statistics)
     samples = int(sizes.sum())
     return {role: network.loss / samples for role, network in zip(models, specs, strict=True)}
 
@@ -254,9 +287,11 @@ def _train(
 def _predict(model: Model, rows: Tensor, table: InputTable) -> Computing[Tensor]:
     rows = rows.contiguous()
     _require_below(rows, len(table.values), "row")
-    contiguous = model.with_params({name: value.contiguous() for name, value in model.params.items()})
+    contiguous = Model(
+        model.arch, *({name: value.contiguous() for name, value in values.items()} for values in (model.params, model.buffers))
+    )
     spec = _network_spec(contiguous, table)
-    logits = table.values.new_empty((len(rows), spec.layers[spec.depth - 1].outputs))
+    logits = table.values.new_empty((len(rows), spec.classes))
     arguments = ctypes.c_void_p(rows.data_ptr()), ctypes.c_int64(len(rows)), ctypes.byref(spec)
     yield _call("fedme_predict", table, *arguments, ctypes.c_void_p(logits.data_ptr()))
     return logits
@@ -279,62 +314,81 @@ def _copy(params: Params) -> dict[str, Tensor]:
     return {name: value.clone(memory_format=torch.contiguous_format) for name, value in params.items()}
 
 
+class CompiledProgram:
+    """The nodes and values of a program as the C++ code reads them; they do not change."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.values = (ValueSpec * len(program.values))(
+            *(ValueSpec(value.size, value.sums, value.gradient) for value in program.values)
+        )
+        self.arrays: list[Any] = []  # what the nodes point to
+        self.nodes = (NodeSpec * len(program.nodes))(*map(self._node, program.nodes))
+        self.parameter_index = {name: index for index, name in enumerate(program.parameters)}
+
+    def _node(self, node: Any) -> NodeSpec:
+        names = {name: index for index, name in enumerate(self.program.parameters)}
+        numbers, reals = self._array(ctypes.c_int64, node.numbers), self._array(ctypes.c_double, node.reals)
+        table = self._array(ctypes.c_int64, node.table)
+        parameters = [names[name] if name else -1 for name in node.parameters]
+        return NodeSpec(
+            NODE_TYPES.index(node.type),
+            (ctypes.c_int64 * 3)(*_filled(node.inputs, 3)),
+            node.output,
+            (ctypes.c_int64 * 4)(*_filled(parameters, 4)),
+            numbers,
+            reals,
+            table,
+            len(node.table),
+            self.program.layers.index(node.layer) if node.layer else -1,
+        )
+
+    def _array(self, c_type: Any, numbers: Sequence[float]) -> Any:
+        array = (c_type * max(len(numbers), 1))(*numbers)
+        self.arrays.append(array)
+        return array
+
+
+def _filled(numbers: Sequence[int], count: int) -> list[int]:
+    return [*numbers, *[-1] * (count - len(numbers))]
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled_program(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> CompiledProgram:
+    return CompiledProgram(_program(arch, shape, dtype))
+
+
 def _network_spec(
     model: Model, table: InputTable, momentum: Params | None = None, anchor: Params | None = None, key: Key | None = None
 ) -> NetworkSpec:
-    """A network, after a check that its layers fit the inputs and each other: the compiled code does not check.
+    """A network, after a check that its weights are those of its program: the compiled code does not check.
 
     `key` seeds its dropout layers.
     """
-    fused = fused_layers(model.arch)
-    assert not isinstance(fused, str)
-    for params in (momentum, anchor):
-        for name, value in model.params.items():
-            other = params[name] if params else value
-            if (other.shape, other.dtype) != (value.shape, table.values.dtype):
+    compiled = _compiled_program(model.arch, table.shape, table.values.dtype)
+    program = compiled.program
+    template = _shapes(model.arch)
+    parameters = (ParameterSpec * max(len(program.parameters), 1))()
+    for index, name in enumerate(program.parameters):
+        trained = name in model.params
+        value = model.params[name] if trained else model.buffers[name]
+        others = [params[name] if params is not None and name in params else None for params in (momentum, anchor)]
+        for tensor in (value, *others):
+            if tensor is not None and (tuple(tensor.shape), tensor.dtype) != (template[name], table.values.dtype):
                 raise ValueError(
-                    f"{model.arch.name}: {name} must be {tuple(value.shape)}, got {tuple(other.shape)} {other.dtype}"
+                    f"{model.arch.name}: {name} must be {template[name]}, got {tuple(tensor.shape)} {tensor.dtype}"
                 )
-    image = table.shape if isinstance(fused[0].layer, Convolution) else (0, 0, 0)
-    shape = image if isinstance(fused[0].layer, Convolution) else (table.values.shape[1],)
-    specs, parameters = [], []
-    for layer in fused:
-        spec, shape = _layer_spec(model, layer, shape)
-        spec.seed = key.at(layer.dropout.name).integer() if key and layer.dropout else 0
-        specs.append(spec)
-        names = (None, None) if isinstance(layer.layer, MaxPool) else (layer.layer.weight, layer.layer.bias)
-        for parameter in names:
-            trees = (model.params, momentum, anchor)
-            pointers = [params[parameter].data_ptr() if params and parameter else None for params in trees]
-            parameters.append(ParameterSpec(*pointers))
-    layers = (LayerSpec * len(specs))(*specs)
-    return NetworkSpec(len(specs), layers, (ParameterSpec * len(parameters))(*parameters), *image)
+        pointers = [tensor.data_ptr() if tensor is not None else None for tensor in (value, others[0], None, others[1])]
+        parameters[index] = ParameterSpec(*pointers, trained)
+    seeds = [key.at(layer).integer() for layer in program.layers] if key else [0] * len(program.layers)
+    counts = len(program.values), len(program.nodes), program.output, program.classes
+    return NetworkSpec(compiled.values, compiled.nodes, *counts, parameters, (ctypes.c_int64 * max(len(seeds), 1))(*seeds))
 
 
-def _layer_spec(model: Model, fused: FusedLayer, shape: tuple[int, ...]) -> tuple[LayerSpec, tuple[int, ...]]:
-    """A layer for samples of this shape, and the shape of its outputs: features, or channels, rows and columns."""
-    layer, name = fused.layer, model.arch.name
-    if isinstance(layer, Linear):
-        shape, window, padding = (math.prod(shape),), (1, 1), (0, 0)
-    elif len(shape) != 3:
-        raise ValueError(f"{name}: a convolution takes channels, rows and columns, got inputs of shape {shape}")
-    else:
-        window, padding = layer.window, layer.padding if isinstance(layer, Convolution) else (0, 0)
-    sizes = (shape[0], shape[0], *window) if isinstance(layer, MaxPool) else tuple(model.params[layer.weight].shape)
-    if sizes[1] != shape[0]:
-        raise ValueError(f"{name}: a layer takes {sizes[1]} inputs, got {shape[0]}")
-    if not isinstance(layer, MaxPool) and layer.bias and model.params[layer.bias].shape != sizes[:1]:
-        raise ValueError(f"{name}: {layer.bias} must have shape {sizes[:1]}, got {tuple(model.params[layer.bias].shape)}")
-    activation = ACTIVATIONS[fused.activation.function] if fused.activation else 0
-    dropout = fused.dropout.p if fused.dropout else 0.0
-    spec = LayerSpec(LAYER_TYPES[type(layer)], sizes[1], sizes[0], *window, *padding, activation, dropout)
-    if isinstance(layer, Linear):
-        return spec, sizes[:1]
-    padded = [size + 2 * border for size, border in zip(shape[1:], padding, strict=True)]
-    if sizes[2:] != window or any(size < least for size, least in zip(padded, window, strict=True)):
-        raise ValueError(f"{name}: a window of {window} does not fit into {tuple(padded)}")
-    pools = isinstance(layer, MaxPool)
-    return spec, (sizes[0], *(size // k if pools else size - k + 1 for size, k in zip(padded, window, strict=True)))
+@functools.lru_cache(maxsize=256)
+def _shapes(arch: Arch) -> dict[str, tuple[int, ...]]:
+    network = arch.build(Key(0))
+    return {name: tuple(value.shape) for name, value in (*network.named_parameters(), *network.named_buffers())}
 
 
 def _loss_weights(objective: Objective, role: Role) -> tuple[float, float]:

@@ -1,14 +1,12 @@
-// Convolutions and pooling, sample by sample.
+// Convolutions, sample by sample; a linear layer over a sequence is a convolution with a window of one.
 //
-// A sample is a feature map: rows x columns x channels. The channels are padded with zeros to full vectors, and there is a
-// border of zeros where the next convolution pads. Weights stand in panels of two vectors of outputs: one such pair per tap
-// and input.
+// A feature map is rows x columns x channels, with channels padded to full vectors. Where a convolution pads, its inputs are
+// copied into a map with a border of zeros.
 
 #pragma once
 
-#include <type_traits>
-
-#include "compiled_vectors.hpp"
+#include "compiled_graph.hpp"
+#include "compiled_matrix.hpp"
 
 namespace {
 
@@ -22,347 +20,232 @@ struct FeatureMap {
     int64_t place(int64_t r, int64_t c) const { return (r + border_rows) * line() + (c + border_columns) * padded_channels; }
 };
 
-struct Span {  // contiguous values of a window
-    int64_t first, count;
+struct Pair {
+    int64_t rows, columns;
 };
 
-// Rows `first` to `last` of a window with this many columns.
-inline std::vector<Span> window(const FeatureMap &x, int64_t first, int64_t last, int64_t columns) {
+// Rows `first` to `last` of a window whose taps are `dilation` apart.
+inline std::vector<Span> spans_of(const FeatureMap &x, int64_t first, int64_t last, int64_t columns, Pair dilation) {
     std::vector<Span> spans;
-    const bool unpadded = x.padded_channels == x.channels;
+    const bool contiguous = x.padded_channels == x.channels && dilation.columns == 1;
     for (int64_t r = first; r < last; r++) {
-        if (unpadded) spans.push_back({r * x.line(), columns * x.channels});
-        for (int64_t c = 0; c < columns && !unpadded; c++) spans.push_back({r * x.line() + c * x.padded_channels, x.channels});
+        const int64_t line = r * dilation.rows * x.line();
+        if (contiguous) spans.push_back({line, columns * x.channels});
+        for (int64_t c = 0; c < columns && !contiguous; c++)
+            spans.push_back({line + c * dilation.columns * x.padded_channels, x.channels});
     }
     return spans;
 }
 
-// Positions whose windows have the same rows in the border, which are skipped: they are zero.
-struct WindowGroup {
-    int64_t first, last;  // the rows of a window outside the border
-    std::vector<Span> spans;
-    std::vector<int64_t> from, to;  // where the windows begin, and where the results belong
-};
-
-// The windows of a feature map, the first of which begins at (r0, c0) with the border, and their results in another one.
-inline std::vector<WindowGroup> grouped(const FeatureMap &x, int64_t r0, int64_t c0, int64_t rows, int64_t columns,
-                                        const FeatureMap &y) {
+// The windows of a grid of results: the first begins at (r0, c0) of `x` with its border, the next are `step` apart. Result
+// (r, c) belongs at y0 + r * y_step.rows + c * y_step.columns.
+inline std::vector<WindowGroup> windows_of(const FeatureMap &x, int64_t r0, int64_t c0, Pair step, Pair window, Pair dilation,
+                                           Pair count, int64_t y0, Pair y_step) {
     std::vector<WindowGroup> groups;
-    for (int64_t r = 0; r < y.rows; r++) {
-        const int64_t first = std::clamp<int64_t>(x.border_rows - r0 - r, 0, rows);
-        const int64_t last = std::clamp<int64_t>(x.border_rows + x.rows - r0 - r, first, rows);
+    for (int64_t r = 0; r < count.rows; r++) {
+        int64_t first = 0, last = window.rows;
+        const int64_t top = r0 + r * step.rows, d = dilation.rows;
+        while (first < last && top + first * d < x.border_rows) first++;
+        while (last > first && top + (last - 1) * d >= x.border_rows + x.rows) last--;
         if (groups.empty() || groups.back().first != first || groups.back().last != last)
-            groups.push_back({first, last, window(x, first, last, columns), {}, {}});
-        for (int64_t c = 0; c < y.columns; c++) {
-            groups.back().from.push_back((r0 + r) * x.line() + (c0 + c) * x.padded_channels);
-            groups.back().to.push_back(y.place(r, c));
+            groups.push_back({first, last, spans_of(x, first, last, window.columns, dilation), {}, {}});
+        for (int64_t c = 0; c < count.columns; c++) {
+            groups.back().from.push_back(top * x.line() + (c0 + c * step.columns) * x.padded_channels);
+            groups.back().to.push_back(y0 + r * y_step.rows + c * y_step.columns);
         }
     }
     return groups;
 }
 
-// The weights of `inputs` values of a window and `outputs` channels, and the place of each.
+// The geometry that convolutions and depthwise convolutions share.
+// numbers: channels, rows and columns of the input; its strides by channel, row and column; outputs; window, padding, stride and
+// dilation (rows and columns each); whether ReLU follows; whether the input is a feature map as above.
 template <typename real>
-struct WeightPanels {
-    int64_t inputs, outputs;
-    int64_t vectors() const { return padded<real>(outputs) / LANES<real>; }
-    int64_t size() const { return inputs * vectors() * LANES<real>; }
-    int64_t start(int64_t panel) const { return panel * 2 * LANES<real> * inputs; }
-    int64_t width(int64_t output) const {  // of the panel an output is in
-        return output / (2 * LANES<real>) * 2 + 1 == vectors() ? LANES<real> : 2 * LANES<real>;
+struct Windowed : Node<real> {
+    const int64_t *n;
+    int64_t channels, outputs, input_step[3];
+    Pair window, padding, stride, dilation;
+    bool relu, copies;  // `copies`: the inputs are copied
+    FeatureMap in, out, input_map;
+    AlignedVector<real> copied;  // batch x in
+
+    Windowed(const NodeContext<real> &context, int64_t copied_channels)
+        : n(context.spec.numbers), channels(n[0]), outputs(n[6]), input_step{n[3], n[4], n[5]}, window{n[7], n[8]},
+          padding{n[9], n[10]}, stride{n[11], n[12]}, dilation{n[13], n[14]}, relu(n[15]) {
+        input_map = {n[1], n[2], channels, padded<real>(channels)};
+        copies = padding.rows || padding.columns || !n[16];
+        in = copies ? FeatureMap{n[1], n[2], channels, copied_channels, padding.rows, padding.columns} : input_map;
+        out = {(n[1] + 2 * padding.rows - (window.rows - 1) * dilation.rows - 1) / stride.rows + 1,
+               (n[2] + 2 * padding.columns - (window.columns - 1) * dilation.columns - 1) / stride.columns + 1, outputs,
+               padded<real>(outputs)};
+        if (copies) copied.resize(context.batch * in.size());
     }
-    int64_t place(int64_t input, int64_t output) const {
-        const int64_t panel = output / (2 * LANES<real>);
-        return start(panel) + input * width(output) + output % (2 * LANES<real>);
+
+    const real *input_of(int64_t b) const { return copies ? &copied[b * in.size()] : this->inputs[0]->of(b); }
+
+    void copy_input(int64_t b) {
+        if (!copies) return;
+        const real *from = this->inputs[0]->of(b);
+        real *to = &copied[b * in.size()];
+        for (int64_t r = 0; r < in.rows; r++)
+            for (int64_t c = 0; c < in.columns; c++) {
+                const real *x = from + r * input_step[1] + c * input_step[2];
+                real *place = to + in.place(r, c);
+                if (input_step[0] == 1)
+                    std::copy_n(x, channels, place);
+                else
+                    for (int64_t i = 0; i < channels; i++) place[i] = x[i * input_step[0]];
+            }
+    }
+
+    // The gradient of a sample before ReLU, in a map that may have a border.
+    void gradient_before_relu(int64_t b, real *to, const FeatureMap &map) {
+        const vector<real> zero = {};
+        const real *gradients = this->output->gradient_of(b), *y = this->output->of(b);
+        for (int64_t r = 0; r < out.rows; r++)
+            for (int64_t i = 0; i < out.line(); i += LANES<real>) {
+                const int64_t place = r * out.line() + i;
+                const vector<real> gradient = at(gradients + place);
+                at(to + map.place(r, 0) + i) = relu ? (at(y + place) > zero ? gradient : zero) : gradient;
+            }
     }
 };
 
-// y[p] = start + the weighted sum over the window at x + from[p], for P positions and V vectors of outputs.
-template <typename real, int P, int V>
-__attribute__((noinline)) void correlate_block(const real *x, const int64_t *from, real *y, const int64_t *to, const real *w,
-                                               const std::vector<Span> &spans, const real *start, bool relu) {
-    constexpr int64_t lanes = LANES<real>;
-    const vector<real> zero = {};
-    vector<real> sums[P][V];
-    for (int p = 0; p < P; p++)
-        for (int v = 0; v < V; v++) sums[p][v] = start ? at(start + v * lanes) : zero;
-    for (const Span &span : spans) {
-        const real *inputs[P];
-        for (int p = 0; p < P; p++) inputs[p] = x + from[p] + span.first;
-        for (int64_t k = 0; k < span.count; k++, w += V * lanes)
-            for (int p = 0; p < P; p++)
-                for (int v = 0; v < V; v++) sums[p][v] += inputs[p][k] * at(w + v * lanes);
-    }
-    for (int p = 0; p < P; p++)
-        for (int v = 0; v < V; v++) at(y + to[p] + v * lanes) = relu ? (sums[p][v] < zero ? zero : sums[p][v]) : sums[p][v];
-}
-
-template <typename real, int P, int V>
-inline void correlate_rest(int64_t count, const real *x, const int64_t *from, real *y, const int64_t *to, const real *w,
-                           const std::vector<Span> &spans, const real *start, bool relu) {
-    if constexpr (P > 0) {
-        if (count == P)
-            correlate_block<real, P, V>(x, from, y, to, w, spans, start, relu);
-        else
-            correlate_rest<real, P - 1, V>(count, x, from, y, to, w, spans, start, relu);
-    }
-}
-
-template <typename real, int P, int V>
-inline void correlate_panel(const real *x, real *y, const real *w, const WindowGroup &group, const real *start, bool relu) {
-    const int64_t count = group.from.size(), *from = group.from.data(), *to = group.to.data();
-    int64_t p = 0;
-    for (; p + P <= count; p += P) correlate_block<real, P, V>(x, from + p, y, to + p, w, group.spans, start, relu);
-    correlate_rest<real, P - 1, V>(count - p, x, from + p, y, to + p, w, group.spans, start, relu);
-}
-
-// A feature map of outputs; the sums stay in registers.
+// parameters: weight, bias.
 template <typename real>
-void correlate(const real *x, real *y, const real *w, const WeightPanels<real> &panels, const std::vector<WindowGroup> &groups,
-               int64_t row, const real *start, bool relu) {  // `row`: inputs in a row of a window
-    for (int64_t v = 0; v < panels.vectors(); v += 2) {
-        const int64_t first = v * LANES<real>, vectors = std::min<int64_t>(2, panels.vectors() - v);
-        const real *own = start ? start + first : nullptr;
-        for (const WindowGroup &group : groups) {
-            const real *weights = w + panels.start(v / 2) + group.first * row * vectors * LANES<real>;
-            if (vectors == 2)
-                correlate_panel<real, 6, 2>(x, y + first, weights, group, own, relu);
-            else
-                correlate_panel<real, 8, 1>(x, y + first, weights, group, own, relu);
-        }
-    }
-}
-
-// A rectangle of a feature map: where it begins, and the distance of two rows and of two positions.
-template <typename real>
-struct Rectangle {
-    const real *first;
-    int64_t line, padded_channels;
-};
-
-// gradient[k] += the sum over a rectangle of x[offsets[k]] * output_gradients, for K inputs and V vectors of outputs.
-template <typename real, int K, int V>
-__attribute__((noinline)) void accumulate_block(const Rectangle<real> &x, const int64_t *offsets,
-                                                const Rectangle<real> &output_gradients, int64_t rows, int64_t columns,
-                                                real *gradient) {
-    constexpr int64_t lanes = LANES<real>;
-    vector<real> sums[K][V];
-    for (int k = 0; k < K; k++)
-        for (int v = 0; v < V; v++) sums[k][v] = at(gradient + (k * V + v) * lanes);
-    for (int64_t r = 0; r < rows; r++) {
-        const real *inputs[K], *gradients = output_gradients.first + r * output_gradients.line;
-        for (int k = 0; k < K; k++) inputs[k] = x.first + r * x.line + offsets[k];
-        const int64_t far = output_gradients.padded_channels, padded_channels = x.padded_channels;
-        for (int64_t c = 0, i = 0; c < columns; c++, i += padded_channels, gradients += far)
-            for (int k = 0; k < K; k++)
-                for (int v = 0; v < V; v++) sums[k][v] += inputs[k][i] * at(gradients + v * lanes);
-    }
-    for (int k = 0; k < K; k++)
-        for (int v = 0; v < V; v++) at(gradient + (k * V + v) * lanes) = sums[k][v];
-}
-
-template <typename real, int K, int V>
-inline void accumulate_rest(int64_t count, const Rectangle<real> &x, const int64_t *offsets,
-                            const Rectangle<real> &output_gradients, int64_t rows, int64_t columns, real *gradient) {
-    if constexpr (K > 0) {
-        if (count == K)
-            accumulate_block<real, K, V>(x, offsets, output_gradients, rows, columns, gradient);
-        else
-            accumulate_rest<real, K - 1, V>(count, x, offsets, output_gradients, rows, columns, gradient);
-    }
-}
-
-// All inputs of a panel, in blocks of nearly the same size.
-template <typename real, int K, int V>
-inline void accumulate_panel(const Rectangle<real> &x, const std::vector<int64_t> &offsets,
-                             const Rectangle<real> &output_gradients, int64_t rows, int64_t columns, real *gradient) {
-    const int64_t inputs = offsets.size(), blocks = (inputs + K - 1) / K;
-    for (int64_t block = 0; block < blocks; block++) {
-        const int64_t k = inputs * block / blocks, next = inputs * (block + 1) / blocks;
-        accumulate_rest<real, K, V>(next - k, x, &offsets[k], output_gradients, rows, columns, gradient + k * V * LANES<real>);
-    }
-}
-
-enum LayerType : int64_t { LINEAR, CONVOLUTION, POOL };  // as in execution/compiled.py
-
-struct LayerSpec {  // as in execution/compiled.py
-    int64_t layer_type, inputs, outputs;
-    int64_t window_rows, window_columns, padding_rows, padding_columns;
-    int64_t activation;
-    double dropout;
-    int64_t seed;
-};
-
-// A convolution or max-pooling, with its activation and dropout.
-template <typename real>
-struct SpatialLayer {
-    typedef typename std::conditional<sizeof(real) == 4, int32_t, int64_t>::type index;
+struct Convolution final : Windowed<real> {
     static constexpr int64_t POSITIONS = 256;  // whose gradients, one panel wide, stay in the nearest cache
+    using Base = Windowed<real>;
+    using Base::channels, Base::outputs, Base::window, Base::padding, Base::stride, Base::dilation, Base::out, Base::relu;
 
-    LayerSpec spec;
-    FeatureMap in, out;
-    FeatureMap input_gradient_map, gradient_map;  // of the gradients of one sample, by inputs and by outputs
-    Dropout dropout;
-    bool is_first;  // the gradients of its inputs are not needed
-    WeightPanels<real> panels, flipped_panels;
-    std::vector<int64_t> offsets;  // of every input in a window
-    std::vector<WindowGroup> windows, gradient_windows;
-    std::vector<int64_t> flipped_from;  // the place of each flipped weight among the weights
-    ParameterLayout layout;
+    // The gradients of those inputs whose windows have the same taps: a convolution of the gradients with these taps, flipped.
+    struct Phase {
+        WeightPanels<real> panels;
+        AlignedVector<real> flipped;
+        std::vector<int64_t> from;  // the place of each flipped weight among the weights
+        std::vector<WindowGroup> windows;
+        int64_t row;  // values in a row of a window
+    };
+
     Parameter<real> weight, bias;
-    AlignedVector<real> flipped;  // weights of the convolution that computes the gradients of the inputs
-    AlignedVector<real> outputs, mask, dropped;  // batch x feature map
-    AlignedVector<real> output_gradients;  // of one sample
-    std::vector<index> argmax;  // batch x feature map: the tap of the largest value of a window
+    WeightPanels<real> panels;
+    std::vector<int64_t> offsets;  // of every input in a window
+    std::vector<WindowGroup> windows;
+    std::vector<Phase> phases;
+    bool leaves_gaps = false;  // some inputs are in no window
+    FeatureMap gradient_map;
+    AlignedVector<real> gradients;  // of one sample
 
-    // `next` is the layer after it, if that is a convolution or pooling too.
-    SpatialLayer(const LayerSpec &spec, const FeatureMap &in, const LayerSpec *next, bool is_first, int64_t batch)
-        : spec(spec), in(in), dropout{spec.dropout, uint64_t(spec.seed)}, is_first(is_first) {
-        const bool pools = spec.layer_type == POOL;
-        out = {pools ? in.rows / spec.window_rows : in.rows + 2 * in.border_rows - spec.window_rows + 1,
-               pools ? in.columns / spec.window_columns : in.columns + 2 * in.border_columns - spec.window_columns + 1,
-               spec.outputs, padded<real>(spec.outputs)};
-        gradient_map = out;
-        if (next) out.border_rows = next->padding_rows, out.border_columns = next->padding_columns;
-        outputs.resize(batch * out.size());
-        if (dropout.p) mask.resize(outputs.size()), dropped.resize(outputs.size());
-        if (pools)
-            argmax.resize(outputs.size());
-        else
-            prepare();
-        output_gradients.resize(gradient_map.size());
-    }
-
-    void prepare() {
-        const int64_t taps = spec.window_rows * spec.window_columns;
-        if (!is_first) {
-            gradient_map.border_rows = std::max<int64_t>(0, spec.window_rows - 1 - spec.padding_rows);
-            gradient_map.border_columns = std::max<int64_t>(0, spec.window_columns - 1 - spec.padding_columns);
-        }
-        panels = {taps * spec.inputs, spec.outputs};
-        windows = grouped(in, 0, 0, spec.window_rows, spec.window_columns, out);
-        for (const Span &span : window(in, 0, spec.window_rows, spec.window_columns))
+    Convolution(const NodeContext<real> &context, const Value<real> &input) : Base(context, context.spec.numbers[0]) {
+        const int64_t taps = window.rows * window.columns;
+        panels = {taps * channels, outputs};
+        const FeatureMap &in = this->in;
+        windows = windows_of(in, 0, 0, stride, window, dilation, {out.rows, out.columns}, 0, {out.line(), out.padded_channels});
+        for (const Span &span : spans_of(in, 0, window.rows, window.columns, dilation))
             for (int64_t i = 0; i < span.count; i++) offsets.push_back(span.first + i);
+        ParameterLayout layout;
         layout.size = panels.size();
-        for (int64_t o = 0; o < spec.outputs; o++) {
-            layout.start.push_back(panels.place(0, o));
-            layout.stride.push_back(panels.width(o));
+        for (int64_t o = 0; o < outputs; o++) layout.start.push_back(panels.place(0, o)), layout.stride.push_back(panels.width(o));
+        for (int64_t c = 0; c < channels; c++)
+            for (int64_t tap = 0; tap < taps; tap++) layout.column.push_back(tap * channels + c);
+        context.load(weight, 0, layout);
+        context.load(bias, 1, outputs);
+        gradient_map = out;
+        if (input.needs_gradient) prepare_phases();
+        gradients.resize(gradient_map.size());
+    }
+
+    // The taps that a phase has in one direction, the inputs it gives gradients to, and where the first window begins.
+    struct PhaseLine {
+        int64_t taps, first_input, inputs, begin, border;
+        PhaseLine(int64_t phase, int64_t size, int64_t window, int64_t padding, int64_t stride, int64_t dilation, int64_t outputs) {
+            taps = stride == 1 ? window : std::max<int64_t>(0, (window - phase + stride - 1) / stride);
+            first_input = ((phase - padding) % stride + stride) % stride;
+            inputs = first_input < size ? (size - first_input + stride - 1) / stride : 0;
+            const int64_t newest = (first_input + padding - phase) / stride;  // the output that the first tap leads to
+            begin = newest - (taps - 1) * dilation;
+            border = std::max({int64_t(0), -begin, newest + inputs - 1 - (outputs - 1)});
         }
-        for (int64_t c = 0; c < spec.inputs; c++)
-            for (int64_t tap = 0; tap < taps; tap++) layout.column.push_back(tap * spec.inputs + c);
-    }
+    };
 
-    // Prepare for the gradients of the inputs, whose feature map is that of the layer before.
-    void connect(const FeatureMap &map) {
-        input_gradient_map = map;
-        if (spec.layer_type == POOL) return;
-        const int64_t taps = spec.window_rows * spec.window_columns;
-        flipped_panels = {taps * spec.outputs, spec.inputs};
-        flipped.resize(flipped_panels.size());
-        const int64_t r0 = spec.padding_rows + gradient_map.border_rows - (spec.window_rows - 1);
-        const int64_t c0 = spec.padding_columns + gradient_map.border_columns - (spec.window_columns - 1);
-        gradient_windows = grouped(gradient_map, r0, c0, spec.window_rows, spec.window_columns, input_gradient_map);
-        flipped_from.assign(flipped.size(), -1);
-        for (int64_t tap = 0; tap < taps; tap++)
-            for (int64_t c = 0; c < spec.inputs; c++)
-                for (int64_t o = 0; o < spec.outputs; o++)
-                    flipped_from[flipped_panels.place(tap * spec.outputs + o, c)] =
-                        panels.place((taps - 1 - tap) * spec.inputs + c, o);
-    }
-
-    // Before the backward pass of a batch: clear the gradients and flip the current weights.
-    void begin_backward() {
-        std::fill(weight.gradient.begin(), weight.gradient.end(), real(0));
-        std::fill(bias.gradient.begin(), bias.gradient.end(), real(0));
-        for (size_t i = 0; i < flipped_from.size(); i++)
-            if (flipped_from[i] >= 0) flipped[i] = weight.value[flipped_from[i]];
-    }
-
-    void forward(const real *x, int64_t b, int64_t draw) {
-        real *y = &outputs[b * out.size()];
-        if (spec.layer_type == POOL)
-            pool(x, b);
-        else
-            correlate<real>(x, y, weight.value.data(), panels, windows, spec.window_columns * spec.inputs,
-                            bias.value.empty() ? nullptr : bias.value.data(), spec.activation == RELU);
-        if (spec.activation != NONE && (spec.activation != RELU || spec.layer_type == POOL))
-            for (int64_t r = 0; r < out.rows; r++)
-                for (int64_t c = 0; c < out.columns; c++) {
-                    real *z = y + out.place(r, c);
-                    for (int64_t i = 0; i < out.channels; i++) z[i] = activate(spec.activation, z[i]);
-                }
-        if (!dropout.p || draw == EVALUATION) return;
-        const auto drawn = dropout.mask<real>(draw);
-        const int64_t area = out.rows * out.columns, first = b * out.channels * area;
-        for (int64_t r = 0; r < out.rows; r++)
-            for (int64_t c = 0; c < out.columns; c++) {
-                const int64_t place = b * out.size() + out.place(r, c);
-                const uint32_t own = uint32_t(first + r * out.columns + c);
-                for (int64_t i = 0; i < out.channels; i++) mask[place + i] = drawn.at(own + uint32_t(i) * uint32_t(area));
-                for (int64_t i = 0; i < out.channels; i++) dropped[place + i] = outputs[place + i] * mask[place + i];
+    void prepare_phases() {
+        const FeatureMap &map = this->input_map;
+        std::vector<std::pair<PhaseLine, PhaseLine>> lines;
+        for (int64_t r = 0; r < stride.rows; r++)
+            for (int64_t c = 0; c < stride.columns; c++) {
+                lines.emplace_back(
+                    PhaseLine(r, map.rows, window.rows, padding.rows, stride.rows, dilation.rows, out.rows),
+                    PhaseLine(c, map.columns, window.columns, padding.columns, stride.columns, dilation.columns, out.columns));
+                gradient_map.border_rows = std::max(gradient_map.border_rows, lines.back().first.border);
+                gradient_map.border_columns = std::max(gradient_map.border_columns, lines.back().second.border);
             }
-    }
-
-    const real *output_of(int64_t b, int64_t draw) const {
-        return &(!dropout.p || draw == EVALUATION ? outputs : dropped)[b * out.size()];
-    }
-
-    void pool(const real *x, int64_t b) {
-        constexpr int64_t lanes = LANES<real>;
-        typedef index indices __attribute__((vector_size(BYTES), aligned(sizeof(index)), may_alias));
-        for (int64_t r = 0; r < out.rows; r++)
-            for (int64_t c = 0; c < out.columns; c++) {
-                const real *corner = x + in.place(r * spec.window_rows, c * spec.window_columns);
-                const int64_t place = b * out.size() + out.place(r, c);
-                for (int64_t i = 0; i < out.padded_channels; i += lanes) {
-                    vector<real> best = at(corner + i);
-                    indices largest = {};
-                    for (int64_t tap = 1; tap < spec.window_rows * spec.window_columns; tap++) {
-                        const int64_t r = tap / spec.window_columns, c = tap % spec.window_columns;
-                        const vector<real> other = at(corner + r * in.line() + c * in.padded_channels + i);
-                        const auto better = (other > best) | (other != other);  // NaN wins, as in torch
-                        best = better ? other : best;
-                        largest = better ? indices{} + index(tap) : largest;
-                    }
-                    at(&outputs[place + i]) = best;
-                    *reinterpret_cast<indices *>(&argmax[place + i]) = largest;
+        for (size_t p = 0; p < lines.size(); p++) {
+            const PhaseLine &rows = lines[p].first, &columns = lines[p].second;
+            if (!rows.taps || !columns.taps) leaves_gaps = true;
+            if (!rows.taps || !columns.taps || !rows.inputs || !columns.inputs) continue;
+            Phase phase;
+            const int64_t taps = rows.taps * columns.taps;
+            phase.panels = {taps * outputs, channels};
+            phase.row = columns.taps * outputs;
+            phase.flipped.resize(phase.panels.size());
+            phase.from.assign(phase.flipped.size(), -1);
+            const int64_t first_row = p / stride.columns, first_column = p % stride.columns;
+            for (int64_t r = 0; r < rows.taps; r++)
+                for (int64_t c = 0; c < columns.taps; c++) {
+                    const int64_t tap = (first_row + (rows.taps - 1 - r) * stride.rows) * window.columns + first_column +
+                                        (columns.taps - 1 - c) * stride.columns;
+                    for (int64_t i = 0; i < channels; i++)
+                        for (int64_t o = 0; o < outputs; o++)
+                            phase.from[phase.panels.place((r * columns.taps + c) * outputs + o, i)] =
+                                panels.place(tap * channels + i, o);
                 }
-            }
+            phase.windows = windows_of(
+                gradient_map, rows.begin + gradient_map.border_rows, columns.begin + gradient_map.border_columns, {1, 1},
+                {rows.taps, columns.taps}, dilation, {rows.inputs, columns.inputs},
+                map.place(rows.first_input, columns.first_input),
+                {stride.rows * map.line(), stride.columns * map.padded_channels});
+            phases.push_back(std::move(phase));
+        }
     }
 
-    // From the gradients of the outputs to those of the parameters and, unless null, of the inputs.
-    void backward(const real *x, int64_t b, real *input_gradients) {
-        constexpr int64_t lanes = LANES<real>;
-        for (int64_t r = 0; r < out.rows; r++)
-            for (int64_t c = 0; c < out.columns; c++) {
-                const int64_t place = b * out.size() + out.place(r, c);
-                real *gradients = &output_gradients[gradient_map.place(r, c)];
-                for (int64_t i = 0; dropout.p && i < out.channels; i++) gradients[i] *= mask[place + i];
-                if (spec.activation == RELU) {
-                    const vector<real> zero = {};
-                    for (int64_t i = 0; i < out.padded_channels; i += lanes)
-                        at(gradients + i) = at(&outputs[place + i]) > zero ? at(gradients + i) : zero;
-                } else if (spec.activation != NONE) {
-                    for (int64_t i = 0; i < out.channels; i++)
-                        gradients[i] = activation_gradient(spec.activation, outputs[place + i], gradients[i]);
-                }
-            }
-        if (spec.layer_type == POOL) return unpool(b, input_gradients);
-        accumulate_gradient(x);
-        const int64_t row = spec.window_columns * spec.outputs;
-        if (input_gradients)
-            correlate<real>(output_gradients.data(), input_gradients, flipped.data(), flipped_panels, gradient_windows, row,
-                            nullptr, false);
+    std::vector<Parameter<real> *> parameters() override { return {&weight, &bias}; }
+
+    void forward(const Pass &pass) override {
+        for (int64_t b = 0; b < pass.samples; b++) {
+            this->copy_input(b);
+            correlate<real>(this->input_of(b), &this->output->data[b * this->output->size], weight.value.data(), panels, windows,
+                            window.columns * channels, bias.exists() ? bias.value.data() : nullptr, relu ? RECTIFY : ASSIGN);
+        }
+    }
+
+    void backward(const Pass &pass, const UpdateRule<real> &) override {
+        Value<real> &input = *this->inputs[0];
+        weight.begin_gradient(), bias.begin_gradient();
+        if (input.needs_gradient)
+            for (Phase &phase : phases)
+                for (size_t i = 0; i < phase.from.size(); i++)
+                    if (phase.from[i] >= 0) phase.flipped[i] = weight.value[phase.from[i]];
+        if (leaves_gaps && !input.sums) std::fill_n(input.gradient.begin(), pass.samples * input.size, real(0));
+        for (int64_t b = 0; b < pass.samples; b++) {
+            this->gradient_before_relu(b, gradients.data(), gradient_map);
+            accumulate_gradient(this->input_of(b));
+            if (input.needs_gradient)
+                for (const Phase &phase : phases)
+                    correlate<real>(gradients.data(), input.gradient_of(b), phase.flipped.data(), phase.panels, phase.windows,
+                                    phase.row, nullptr, input.sums ? ADD_TO : ASSIGN);
+        }
     }
 
     void accumulate_gradient(const real *x) {
         constexpr int64_t lanes = LANES<real>;
+        const FeatureMap &in = this->in;
         const int64_t some = std::max<int64_t>(1, POSITIONS / out.columns);
         for (int64_t r = 0; r < out.rows; r += some) {
             const int64_t rows = std::min(some, out.rows - r);
             for (int64_t v = 0; v < panels.vectors(); v += 2) {
-                const Rectangle<real> inputs{x + r * in.line(), in.line(), in.padded_channels};
-                const Rectangle<real> own{&output_gradients[gradient_map.place(r, 0) + v * lanes], gradient_map.line(),
+                const Rectangle<real> inputs{x + r * stride.rows * in.line(), stride.rows * in.line(),
+                                             stride.columns * in.padded_channels};
+                const Rectangle<real> own{&gradients[gradient_map.place(r, 0) + v * lanes], gradient_map.line(),
                                           gradient_map.padded_channels};
                 real *gradient = &weight.gradient[panels.start(v / 2)];
                 if (v + 1 < panels.vectors())
@@ -374,32 +257,95 @@ struct SpatialLayer {
         for (int64_t i = 0; i < int64_t(bias.gradient.size()); i += lanes) {
             vector<real> sum = at(&bias.gradient[i]);
             for (int64_t r = 0; r < out.rows; r++)
-                for (int64_t c = 0; c < out.columns; c++) sum += at(&output_gradients[gradient_map.place(r, c) + i]);
+                for (int64_t c = 0; c < out.columns; c++) sum += at(&gradients[gradient_map.place(r, c) + i]);
             at(&bias.gradient[i]) = sum;
         }
     }
+};
 
-    void unpool(int64_t b, real *input_gradients) const {
+// Every channel has its own window. parameters: weight, bias.
+template <typename real>
+struct DepthwiseConvolution final : Windowed<real> {
+    using Base = Windowed<real>;
+    using Base::channels, Base::window, Base::padding, Base::stride, Base::dilation, Base::out, Base::in, Base::relu;
+    Parameter<real> weight, bias;  // taps x padded channels, and padded channels
+    AlignedVector<real> gradients, input_gradients;  // of one sample
+
+    DepthwiseConvolution(const NodeContext<real> &context, const Value<real> &)
+        : Base(context, padded<real>(context.spec.numbers[0])), gradients(out.size()), input_gradients(in.size()) {
+        const int64_t taps = window.rows * window.columns;
+        ParameterLayout layout;  // a row of the weight is a channel
+        layout.size = taps * out.padded_channels;
+        for (int64_t c = 0; c < channels; c++) layout.start.push_back(c), layout.stride.push_back(out.padded_channels);
+        for (int64_t tap = 0; tap < taps; tap++) layout.column.push_back(tap);
+        context.load(weight, 0, layout);
+        context.load(bias, 1, channels);
+    }
+
+    std::vector<Parameter<real> *> parameters() override { return {&weight, &bias}; }
+
+    int64_t corner(int64_t r, int64_t c) const {
+        return r * stride.rows * in.line() + c * stride.columns * in.padded_channels;
+    }
+    int64_t tap_place(int64_t r, int64_t c) const {
+        return r * dilation.rows * in.line() + c * dilation.columns * in.padded_channels;
+    }
+
+    void forward(const Pass &pass) override {
         constexpr int64_t lanes = LANES<real>;
-        typedef index indices __attribute__((vector_size(BYTES), aligned(sizeof(index)), may_alias));
         const vector<real> zero = {};
-        const FeatureMap &map = input_gradient_map;
-        for (int64_t r = 0; r < map.rows; r++)
-            std::fill_n(input_gradients + map.place(r, 0), map.columns * map.padded_channels, real(0));
-        for (int64_t r = 0; r < out.rows; r++)
-            for (int64_t c = 0; c < out.columns; c++) {
-                real *corner = input_gradients + map.place(r * spec.window_rows, c * spec.window_columns);
-                const real *gradients = &output_gradients[gradient_map.place(r, c)];
-                const index *largest = &argmax[b * out.size() + out.place(r, c)];
-                for (int64_t tap = 0; tap < spec.window_rows * spec.window_columns; tap++) {
-                    const int64_t row = tap / spec.window_columns, column = tap % spec.window_columns;
-                    real *to = corner + row * map.line() + column * map.padded_channels;
+        for (int64_t b = 0; b < pass.samples; b++) {
+            this->copy_input(b);
+            const real *x = this->input_of(b);
+            real *y = &this->output->data[b * this->output->size];
+            for (int64_t r = 0; r < out.rows; r++)
+                for (int64_t c = 0; c < out.columns; c++)
                     for (int64_t i = 0; i < out.padded_channels; i += lanes) {
-                        const auto won = *reinterpret_cast<const indices *>(largest + i) == index(tap);
-                        at(to + i) = won ? at(gradients + i) : zero;
+                        const real *from = x + corner(r, c) + i, *w = &weight.value[i];
+                        vector<real> sum = bias.exists() ? at(&bias.value[i]) : zero;
+                        for (int64_t kr = 0; kr < window.rows; kr++)
+                            for (int64_t kc = 0; kc < window.columns; kc++, w += out.padded_channels)
+                                sum += at(from + tap_place(kr, kc)) * at(w);
+                        at(y + out.place(r, c) + i) = relu ? rectified<real>(sum) : sum;
                     }
-                }
+        }
+    }
+
+    void backward(const Pass &pass, const UpdateRule<real> &) override {
+        constexpr int64_t lanes = LANES<real>;
+        Value<real> &input = *this->inputs[0];
+        weight.begin_gradient(), bias.begin_gradient();
+        for (int64_t b = 0; b < pass.samples; b++) {
+            this->gradient_before_relu(b, gradients.data(), out);
+            const real *x = this->input_of(b);
+            if (input.needs_gradient) std::fill(input_gradients.begin(), input_gradients.end(), real(0));
+            for (int64_t i = 0; i < out.padded_channels; i += lanes) {
+                for (int64_t kr = 0; kr < window.rows; kr++)
+                    for (int64_t kc = 0; kc < window.columns; kc++) {
+                        const int64_t tap = (kr * window.columns + kc) * out.padded_channels + i;
+                        const vector<real> w = at(&weight.value[tap]);
+                        vector<real> sum = at(&weight.gradient[tap]);
+                        for (int64_t r = 0; r < out.rows; r++) {
+                            const real *gradient = &gradients[out.place(r, 0) + i];
+                            const int64_t first = corner(r, 0) + tap_place(kr, kc) + i, step = stride.columns * in.padded_channels;
+                            for (int64_t c = 0; c < out.columns; c++)
+                                sum += at(gradient + c * out.padded_channels) * at(x + first + c * step);
+                            for (int64_t c = 0; c < out.columns && input.needs_gradient; c++)
+                                at(&input_gradients[first + c * step]) += at(gradient + c * out.padded_channels) * w;
+                        }
+                        at(&weight.gradient[tap]) = sum;
+                    }
+                if (!bias.exists()) continue;
+                vector<real> sum = at(&bias.gradient[i]);
+                for (int64_t p = 0; p < out.rows * out.columns; p++) sum += at(&gradients[p * out.padded_channels + i]);
+                at(&bias.gradient[i]) = sum;
             }
+            for (int64_t r = 0; r < in.rows && input.needs_gradient; r++)
+                for (int64_t i = 0; i < in.columns * in.padded_channels; i += lanes) {
+                    real *place = input.gradient_of(b) + r * in.columns * in.padded_channels + i;
+                    Node<real>::give(input, place, at(&input_gradients[in.place(r, 0) + i]));
+                }
+        }
     }
 };
 

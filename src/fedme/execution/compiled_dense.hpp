@@ -1,8 +1,8 @@
-// One dense layer over the samples of a batch.
+// A dense layer over vectors: one row of numbers per sample.
 
 #pragma once
 
-#include "compiled_vectors.hpp"
+#include "compiled_graph.hpp"
 
 namespace {
 
@@ -65,32 +65,31 @@ __attribute__((noinline)) void update_rows(const real *const *x, const real *out
         update_block<real, USE, O, 1>(x, output_gradients, padded_out, samples, weights, row, padded_in, k, rule);
 }
 
+// numbers: outputs, whether ReLU follows. table: the place of every input in a row. parameters: weight, bias.
 template <typename real>
-struct DenseLayer {
-    int64_t in, out, padded_in, padded_out;  // inputs and outputs, and the same padded
-    int64_t activation;
-    Dropout dropout;
-    ParameterLayout layout;  // of the weight
+struct Dense final : Node<real> {
+    int64_t out, padded_in, padded_out;
+    bool relu;
     Parameter<real> weight, bias;  // out x padded_in, and padded_out; there may be no bias
-    AlignedVector<real> outputs;   // batch x padded_out
-    AlignedVector<real> output_gradients;  // batch x padded_out: gradients of the outputs before the activation
-    AlignedVector<real> mask, dropped;  // batch x padded_out: the dropout mask, and the outputs after dropout
-    std::vector<const real *> x;  // the inputs of every sample
+    std::vector<const real *> x;   // the inputs of every sample
+    AlignedVector<real> scratch;   // gradients of the inputs, before they are added
 
-    // `columns` has the place of each input in a padded row.
-    DenseLayer(int64_t out, int64_t padded_in, const std::vector<int64_t> &columns, int64_t activation, const Dropout &dropout,
-               int64_t batch)
-        : in(columns.size()), out(out), padded_in(padded_in), padded_out(padded<real>(out)), activation(activation),
-          dropout(dropout), layout(row_layout(out, in, padded_in)), outputs(batch * padded_out),
-          output_gradients(batch * padded_out), mask(dropout.p ? batch * padded_out : 0), dropped(mask.size()), x(batch) {
-        layout.column = columns;
+    Dense(const NodeContext<real> &context, const Value<real> &input)
+        : out(context.spec.numbers[0]), padded_in(input.size), padded_out(padded<real>(out)), relu(context.spec.numbers[1]),
+          x(context.batch), scratch(input.sums ? context.batch * input.size : 0) {
+        ParameterLayout layout = row_layout(out, context.spec.table_size, padded_in);
+        layout.column.assign(context.spec.table, context.spec.table + context.spec.table_size);
+        context.load(weight, 0, layout);
+        context.load(bias, 1, out);
     }
+
+    std::vector<Parameter<real> *> parameters() override { return {&weight, &bias}; }
 
     // A few outputs for all samples, so that their weights stay in the cache.
     template <int O>
     void forward_rows(int64_t samples, int64_t o) {
         const real *w = &weight.value[o * padded_in];
-        real *y = &outputs[o];
+        real *y = &this->output->data[o];
         int64_t b = 0;
         for (; (samples - b) % 3 && samples - b > 1; b += 2)
             dots<real, 2, O>(&x[b], w, padded_in, y + b * padded_out, padded_out);
@@ -98,40 +97,56 @@ struct DenseLayer {
         for (; b < samples; b++) dots<real, 1, O>(&x[b], w, padded_in, y + b * padded_out, padded_out);
     }
 
-    void forward(int64_t samples, int64_t draw) {
-        int64_t b, o = 0;
-        for (; o + 4 <= out; o += 4) forward_rows<4>(samples, o);  // times three samples: as many sums as there are registers
-        for (; o + 2 <= out; o += 2) forward_rows<2>(samples, o);
-        for (; o < out; o++) forward_rows<1>(samples, o);
-        for (b = 0; b < samples; b++)
-            for (o = 0; o < out; o++) {
-                real &z = outputs[b * padded_out + o];
-                z = activate(activation, bias.value.empty() ? z : z + bias.value[o]);
+    void forward(const Pass &pass) override {
+        for (int64_t b = 0; b < pass.samples; b++) x[b] = this->in().of(b);
+        int64_t o = 0;
+        for (; o + 4 <= out; o += 4) forward_rows<4>(pass.samples, o);  // times three samples: as many sums as registers
+        for (; o + 2 <= out; o += 2) forward_rows<2>(pass.samples, o);
+        for (; o < out; o++) forward_rows<1>(pass.samples, o);
+        for (int64_t b = 0; b < pass.samples; b++)
+            for (o = 0; o < padded_out; o += LANES<real>) {
+                vector<real> &y = at(&this->output->data[b * padded_out + o]);
+                const vector<real> z = bias.exists() ? y + at(&bias.value[o]) : y;
+                y = relu ? rectified<real>(z) : z;
             }
-        if (!dropout.p || draw == EVALUATION) return;
-        const auto drawn = dropout.mask<real>(draw);
-        for (b = 0; b < samples; b++)
-            for (o = 0; o < out; o++) mask[b * padded_out + o] = drawn.at(uint32_t(b * out + o));
-        for (int64_t i = 0; i < samples * padded_out; i++) dropped[i] = outputs[i] * mask[i];
     }
 
-    // The inputs of the next layer for one sample.
-    const real *output_of(int64_t b, int64_t draw) const {
-        return &(!dropout.p || draw == EVALUATION ? outputs : dropped)[b * padded_out];
+    void backward(const Pass &pass, const UpdateRule<real> &rule) override {
+        Value<real> &input = *this->inputs[0];
+        AlignedVector<real> &gradients = this->output->gradient;
+        const int64_t samples = pass.samples;
+        const vector<real> zero = {};
+        for (int64_t i = 0; relu && i < samples * padded_out; i += LANES<real>)
+            at(&gradients[i]) = at(&this->output->data[i]) > zero ? at(&gradients[i]) : zero;
+        if (input.needs_gradient) {
+            real *to = input.sums ? scratch.data() : input.gradient.data();
+            backward_inputs(to, samples);
+            for (int64_t i = 0; input.sums && i < samples * padded_in; i += LANES<real>)
+                at(&input.gradient[i]) += at(to + i);
+        }
+        if (rule.clips() || !weight.trained || (bias.exists() && !bias.trained)) {
+            weight.gradient.resize(weight.value.size()), bias.gradient.resize(bias.value.size());
+            update<STORE>(samples, rule);
+        } else if (rule.is_plain()) {
+            update<ADD>(samples, rule);
+        } else {
+            update<UPDATE>(samples, rule);
+        }
     }
 
     template <GradientUse USE>
     void update(int64_t samples, const UpdateRule<real> &rule) {
+        real *gradients = this->output->gradient.data();
         if (USE == ADD)
-            for (int64_t i = 0; i < samples * padded_out; i++) output_gradients[i] *= -rule.lr;
+            for (int64_t i = 0; i < samples * padded_out; i++) gradients[i] *= -rule.lr;
         int64_t o = 0;
         for (; o + 4 <= out; o += 4)
-            update_rows<real, USE, 4>(x.data(), &output_gradients[o], padded_out, samples, weight, o, padded_in, rule);
+            update_rows<real, USE, 4>(x.data(), gradients + o, padded_out, samples, weight, o, padded_in, rule);
         for (; o < out; o++)
-            update_rows<real, USE, 1>(x.data(), &output_gradients[o], padded_out, samples, weight, o, padded_in, rule);
+            update_rows<real, USE, 1>(x.data(), gradients + o, padded_out, samples, weight, o, padded_in, rule);
         for (o = 0; o < int64_t(bias.value.size()); o += LANES<real>) {
-            vector<real> gradient = at(&output_gradients[o]);
-            for (int64_t b = 1; b < samples; b++) gradient += at(&output_gradients[b * padded_out + o]);
+            vector<real> gradient = at(gradients + o);
+            for (int64_t b = 1; b < samples; b++) gradient += at(gradients + b * padded_out + o);
             if (USE == STORE)
                 at(&bias.gradient[o]) = gradient;
             else
@@ -143,6 +158,7 @@ struct DenseLayer {
     template <int B, int K>
     void input_gradients_block(real *input_gradients, int64_t b0, int64_t first) const {
         constexpr int64_t lanes = LANES<real>;
+        const real *gradients = this->output->gradient.data();
         const vector<real> zero = {};
         vector<real> sums[B][K];
         for (int b = 0; b < B; b++)
@@ -150,8 +166,7 @@ struct DenseLayer {
         for (int64_t o = 0; o < out; o++)
             for (int b = 0; b < B; b++)
                 for (int k = 0; k < K; k++)
-                    sums[b][k] += output_gradients[(b0 + b) * padded_out + o] *
-                                  at(&weight.value[o * padded_in + first + k * lanes]);
+                    sums[b][k] += gradients[(b0 + b) * padded_out + o] * at(&weight.value[o * padded_in + first + k * lanes]);
         for (int b = 0; b < B; b++)
             for (int k = 0; k < K; k++) at(input_gradients + (b0 + b) * padded_in + first + k * lanes) = sums[b][k];
     }
@@ -168,16 +183,6 @@ struct DenseLayer {
         int64_t k = 0;
         for (; k + 4 * LANES<real> <= padded_in; k += 4 * LANES<real>) input_gradients_columns<4>(input_gradients, samples, k);
         for (; k < padded_in; k += LANES<real>) input_gradients_columns<1>(input_gradients, samples, k);
-    }
-
-    // Turn the gradients of the outputs after dropout into those before the activation.
-    void backward_activation(int64_t samples) {
-        for (int64_t b = 0; b < samples; b++)
-            for (int64_t o = 0; o < out; o++) {
-                const int64_t place = b * padded_out + o;
-                const real gradient = dropout.p ? output_gradients[place] * mask[place] : output_gradients[place];
-                output_gradients[place] = activation_gradient(activation, outputs[place], gradient);
-            }
     }
 };
 

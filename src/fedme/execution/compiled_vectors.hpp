@@ -39,18 +39,22 @@ inline const vector<real> &at(const real *place) {
 }
 
 inline float sum_of(vector<float> sum) {
-    typedef int32_t places __attribute__((vector_size(BYTES)));
-    sum += __builtin_shuffle(sum, places{4, 5, 6, 7, 0, 1, 2, 3});
-    sum += __builtin_shuffle(sum, places{2, 3, 0, 1, 6, 7, 4, 5});
-    sum += __builtin_shuffle(sum, places{1, 0, 3, 2, 5, 4, 7, 6});
+    sum += __builtin_shufflevector(sum, sum, 4, 5, 6, 7, 0, 1, 2, 3);
+    sum += __builtin_shufflevector(sum, sum, 2, 3, 0, 1, 6, 7, 4, 5);
+    sum += __builtin_shufflevector(sum, sum, 1, 0, 3, 2, 5, 4, 7, 6);
     return sum[0];
 }
 
 inline double sum_of(vector<double> sum) {
-    typedef int64_t places __attribute__((vector_size(BYTES)));
-    sum += __builtin_shuffle(sum, places{2, 3, 0, 1});
-    sum += __builtin_shuffle(sum, places{1, 0, 3, 2});
+    sum += __builtin_shufflevector(sum, sum, 2, 3, 0, 1);
+    sum += __builtin_shufflevector(sum, sum, 1, 0, 3, 2);
     return sum[0];
+}
+
+template <typename real>
+inline vector<real> rectified(vector<real> x) {
+    const vector<real> zero = {};
+    return x < zero ? zero : x;  // NaN stays NaN
 }
 
 template <typename real>
@@ -74,28 +78,6 @@ struct Aligned {
 template <typename real>
 using AlignedVector = std::vector<real, Aligned<real>>;
 
-enum Activation : int64_t { NONE, RELU, TANH, SIGMOID };  // as in execution/compiled.py
-
-template <typename real>
-real activate(int64_t activation, real z) {
-    switch (activation) {
-        case RELU: return z < 0 ? real(0) : z;  // NaN stays NaN
-        case TANH: return std::tanh(z);
-        case SIGMOID: return 1 / (1 + std::exp(-z));
-        default: return z;
-    }
-}
-
-template <typename real>
-real activation_gradient(int64_t activation, real output, real gradient) {
-    switch (activation) {
-        case RELU: return gradient * (output > 0);
-        case TANH: return gradient * (1 - output * output);
-        case SIGMOID: return gradient * output * (1 - output);
-        default: return gradient;
-    }
-}
-
 // Dropout as in core/dropout.py: a mask is a hash of a seed and of the position in the batch.
 struct Dropout {
     double p = 0;
@@ -115,47 +97,22 @@ struct Dropout {
         }
     };
 
-    template <typename real>
-    Mask<real> mask(int64_t draw) const {
-        uint64_t x = seed + uint64_t(draw) * 0x9E3779B97F4A7C15u;
+    static uint64_t at_draw(uint64_t seed, uint64_t draw) {
+        uint64_t x = seed + draw * 0x9E3779B97F4A7C15u;
         x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
         x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-        x ^= x >> 31;
+        return x ^ (x >> 31);
+    }
+
+    // `call` counts the calls of the layer in one forward pass.
+    template <typename real>
+    Mask<real> mask(int64_t draw, int64_t call) const {
+        uint64_t x = at_draw(seed, uint64_t(draw));
+        if (call) x = at_draw(x, uint64_t(-call));
         return {uint32_t(x), uint32_t(x >> 32), uint32_t(std::ceil(float(p) * 0x1p24)), p < 1 ? real(1 / (1 - p)) : real(0)};
     }
 };
 
-constexpr int64_t EVALUATION = -1;  // in place of the number of a dropout mask
-
-// One step with a gradient g: v <- momentum v + g + weight_decay w - prox anchor, w <- w - lr v.
-template <typename real>
-struct UpdateRule {
-    real lr, momentum, weight_decay, prox;  // `weight_decay` includes the proximal term
-    real clip = std::numeric_limits<real>::infinity();  // the largest norm of the gradient of a network
-    real clipped_prox = 0;                              // a proximal term inside the clipping, then not in `weight_decay`
-    bool clips() const { return clip < std::numeric_limits<real>::infinity(); }
-    bool is_plain() const { return !momentum && !weight_decay; }
-};
-
-// A parameter of a network with its momentum buffer and anchor, which are empty if the rule does not use them.
-template <typename real>
-struct Parameter {
-    AlignedVector<real> value, momentum, anchor;
-    AlignedVector<real> gradient;  // summed here before the step
-
-    // The step for the gradient of the vector at a place; updates the momentum buffer.
-    vector<real> step(const UpdateRule<real> &rule, int64_t place, vector<real> gradient) {
-        if (rule.weight_decay) gradient += rule.weight_decay * at(&value[place]);
-        if (rule.prox) gradient -= rule.prox * at(&anchor[place]);
-        if (rule.momentum) at(&momentum[place]) = gradient += rule.momentum * at(&momentum[place]);
-        return gradient;
-    }
-
-    void update(const UpdateRule<real> &rule) {
-        for (size_t i = 0; i < gradient.size(); i += LANES<real>)
-            at(&value[i]) -= rule.lr * step(rule, i, at(&gradient[i]));
-    }
-};
 
 // Where the values of a tensor stand: that of row r and column c at start[r] + stride[r] * column[c].
 struct ParameterLayout {
@@ -189,5 +146,87 @@ inline ParameterLayout row_layout(int64_t rows, int64_t columns, int64_t padded_
     for (int64_t c = 0; c < columns; c++) layout.column[c] = c;
     return layout;
 }
+
+enum RuleType : int64_t { MOMENTUM, ADAM };
+
+// One step with a gradient g, as in learning/optimizers.py.
+// MOMENTUM: v <- momentum v + g + weight_decay w - prox anchor, w <- w - lr v (Nesterov: w <- w - lr (g' + momentum v)).
+// ADAM: m and s are the running means of the gradient and its square; w <- w - lr (m / correction1) / (sqrt(s / correction2) + eps).
+template <typename real>
+struct UpdateRule {
+    real lr, momentum, weight_decay, prox;  // `weight_decay` includes the proximal term
+    real clip = std::numeric_limits<real>::infinity();  // the largest norm of the gradient of a network
+    real clipped_prox = 0;                              // a proximal term inside the clipping, then not in `weight_decay`
+    bool nesterov = false;
+    RuleType type = MOMENTUM;
+    real beta2 = 0, eps = 0, decoupled_decay = 0;  // of ADAM, whose beta1 is `momentum`
+    real correction1 = 1, correction2 = 1;
+    bool clips() const { return clip < std::numeric_limits<real>::infinity(); }
+    bool is_plain() const { return type == MOMENTUM && !momentum && !weight_decay; }
+};
+
+struct ParameterSpec {  // as in execution/compiled.py; null where there is none, and all are written to
+    void *value, *momentum, *second, *anchor;
+    int64_t trained;
+};
+
+// A parameter of a network with its optimizer state and anchor, which are empty if the rule does not use them.
+template <typename real>
+struct Parameter {
+    ParameterLayout layout;
+    int64_t index = -1;  // among the parameters of the network; -1: there is none
+    AlignedVector<real> value, momentum, second, anchor;
+    AlignedVector<real> gradient;  // summed here before the step
+    bool trained = false;
+
+    bool exists() const { return index >= 0; }
+
+    void load(int64_t number, const ParameterLayout &places, const ParameterSpec *specs) {
+        if ((index = number) < 0) return;
+        layout = places;
+        const ParameterSpec &spec = specs[index];
+        value = layout.load<real>(spec.value), momentum = layout.load<real>(spec.momentum);
+        second = layout.load<real>(spec.second), anchor = layout.load<real>(spec.anchor);
+        trained = spec.trained;
+    }
+
+    void store(const ParameterSpec *specs) const {
+        if (index < 0) return;
+        const ParameterSpec &spec = specs[index];
+        layout.store(value, spec.value), layout.store(momentum, spec.momentum);
+        layout.store(second, spec.second), layout.store(anchor, spec.anchor);
+    }
+
+    // The step for the gradient of the vector at a place; updates the optimizer state.
+    vector<real> step(const UpdateRule<real> &rule, int64_t place, vector<real> gradient) {
+        if (rule.weight_decay) gradient += rule.weight_decay * at(&value[place]);
+        if (rule.prox) gradient -= rule.prox * at(&anchor[place]);
+        if (rule.type == ADAM) return adam_step(rule, place, gradient);
+        if (!rule.momentum) return gradient;
+        const vector<real> velocity = at(&momentum[place]) = gradient + rule.momentum * at(&momentum[place]);
+        return rule.nesterov ? gradient + rule.momentum * velocity : velocity;
+    }
+
+    __attribute__((noinline)) vector<real> adam_step(const UpdateRule<real> &rule, int64_t place, vector<real> gradient) {
+        const vector<real> mean = at(&momentum[place]) += (1 - rule.momentum) * (gradient - at(&momentum[place]));
+        const vector<real> square = at(&second[place]) =
+            rule.beta2 * at(&second[place]) + (1 - rule.beta2) * (gradient * gradient);
+        vector<real> root = square / rule.correction2;
+        for (int64_t i = 0; i < LANES<real>; i++) root[i] = std::sqrt(root[i]);
+        vector<real> step = (mean / rule.correction1) / (root + rule.eps);
+        if (rule.decoupled_decay) step += rule.decoupled_decay * at(&value[place]);
+        return step;
+    }
+
+    void begin_gradient() {
+        gradient.resize(value.size());
+        std::fill(gradient.begin(), gradient.end(), real(0));
+    }
+
+    void update(const UpdateRule<real> &rule) {
+        for (size_t i = 0; trained && i < gradient.size(); i += LANES<real>)
+            at(&value[i]) -= rule.lr * step(rule, i, at(&gradient[i]));
+    }
+};
 
 }  // namespace

@@ -1,0 +1,324 @@
+// Functions of single numbers, sums and products of values, dropout, and copies from place to place.
+
+#pragma once
+
+#include <cstring>
+
+#include "compiled_graph.hpp"
+
+namespace {
+
+template <typename real>
+struct Exponent;
+
+template <>
+struct Exponent<float> {
+    typedef int32_t integer;
+    static constexpr int TERMS = 8, MANTISSA = 23, BIAS = 127;
+    static constexpr float LOW = -87, HIGH = 88, ROUND = 12582912;  // adding 1.5 * 2^23 rounds to an integer
+    static constexpr float LN2_HIGH = 0.693359375f, LN2_LOW = -2.12194440e-4f;
+};
+
+template <>
+struct Exponent<double> {
+    typedef int64_t integer;
+    static constexpr int TERMS = 14, MANTISSA = 52, BIAS = 1023;
+    static constexpr double LOW = -708, HIGH = 709, ROUND = 6755399441055744;
+    static constexpr double LN2_HIGH = 6.93145751953125e-1, LN2_LOW = 1.42860682030941723212e-6;
+};
+
+template <typename real>
+inline vector<real> exp_of(vector<real> x) {
+    typedef Exponent<real> E;
+    typedef typename E::integer integers __attribute__((vector_size(BYTES)));
+    const vector<real> low = vector<real>{} + E::LOW, high = vector<real>{} + E::HIGH;
+    x = x < low ? low : x > high ? high : x;  // NaN stays NaN
+    const vector<real> shifted = x * real(1.4426950408889634074) + E::ROUND, n = shifted - E::ROUND;
+    const vector<real> r = x - n * E::LN2_HIGH - n * E::LN2_LOW;
+    vector<real> sum = vector<real>{} + real(1);
+    const vector<real> one = sum;
+    // 1 + r (1 + r/2 (1 + r/3 (...)))
+    for (int k = E::TERMS - 1; k > 0; k--) sum = one + r * sum * (real(1) / k);
+    integers bits, base;
+    const vector<real> round = vector<real>{} + E::ROUND;
+    std::memcpy(&bits, &shifted, sizeof bits), std::memcpy(&base, &round, sizeof base);
+    const integers power = (bits - base + E::BIAS) << E::MANTISSA;
+    vector<real> scale;
+    std::memcpy(&scale, &power, sizeof scale);
+    return sum * scale;
+}
+
+template <typename real>
+inline vector<real> sigmoid(vector<real> x) {
+    return 1 / (1 + exp_of<real>(-x));
+}
+
+template <typename real>
+inline vector<real> tanh_of(vector<real> x) {
+    return 1 - 2 / (1 + exp_of<real>(x + x));
+}
+
+inline vector<double> erf_of(vector<double> x) {
+    for (int i = 0; i < LANES<double>; i++) x[i] = std::erf(x[i]);
+    return x;
+}
+
+// Abramowitz and Stegun 7.1.26: the error is below 1.5e-7, that of a float near 1.
+inline vector<float> erf_of(vector<float> x) {
+    const vector<float> zero = {}, size = x < zero ? -x : x, t = 1 / (1 + 0.3275911f * size);
+    const vector<float> sum =
+        t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+    const vector<float> y = 1 - sum * exp_of<float>(-size * size);
+    return x < zero ? -y : y;
+}
+
+// As in execution/compiled.py. AFFINE is a x + b; LEAKY_RELU and ELU have the slope or scale a.
+enum Function : int64_t { AFFINE, RELU, TANH, SIGMOID, GELU, GELU_TANH, SILU, RELU6, LEAKY_RELU, ELU, HARDSWISH, HARDSIGMOID };
+
+template <typename real>
+inline vector<real> clamped(vector<real> x, real low, real high) {
+    const vector<real> lowest = vector<real>{} + low, highest = vector<real>{} + high;
+    return x < lowest ? lowest : x > highest ? highest : x;
+}
+
+template <typename real>
+inline vector<real> gelu_argument(vector<real> x) {
+    return real(0.79788456080286535588) * (x + real(0.044715) * x * x * x);
+}
+
+template <typename real>
+inline vector<real> apply(int64_t function, vector<real> x, real a, real b) {
+    const vector<real> zero = {};
+    switch (function) {
+        case AFFINE: return a * x + b;
+        case RELU: return rectified<real>(x);
+        case TANH: return tanh_of<real>(x);
+        case SIGMOID: return sigmoid<real>(x);
+        case GELU: return real(0.5) * x * (1 + erf_of(x * real(0.70710678118654752440)));
+        case GELU_TANH: return real(0.5) * x * (1 + tanh_of<real>(gelu_argument<real>(x)));
+        case SILU: return x * sigmoid<real>(x);
+        case RELU6: return clamped<real>(x, 0, 6);
+        case LEAKY_RELU: return x > zero ? x : a * x;
+        case ELU: return x > zero ? x : a * (exp_of<real>(x) - 1);
+        case HARDSWISH: return x * clamped<real>(x + 3, 0, 6) / 6;
+        default: return clamped<real>(x + 3, 0, 6) / 6;
+    }
+}
+
+// The derivative at x, where y is the result.
+template <typename real>
+inline vector<real> slope(int64_t function, vector<real> x, vector<real> y, real a) {
+    const vector<real> zero = {}, one = zero + real(1);
+    switch (function) {
+        case AFFINE: return zero + a;
+        case RELU: return y > zero ? one : zero;
+        case TANH: return 1 - y * y;
+        case SIGMOID: return y * (1 - y);
+        case GELU: {
+            const vector<real> density = real(0.39894228040143267794) * exp_of<real>(real(-0.5) * x * x);
+            return real(0.5) * (1 + erf_of(x * real(0.70710678118654752440))) + x * density;
+        }
+        case GELU_TANH: {
+            const vector<real> t = tanh_of<real>(gelu_argument<real>(x));
+            const vector<real> inner = real(0.79788456080286535588) * (1 + real(3 * 0.044715) * x * x);
+            return real(0.5) * (1 + t) + real(0.5) * x * (1 - t * t) * inner;
+        }
+        case SILU: {
+            const vector<real> s = sigmoid<real>(x);
+            return s * (1 + x * (1 - s));
+        }
+        case RELU6: return (x > zero) & (x < 6 * one) ? one : zero;
+        case LEAKY_RELU: return x > zero ? one : zero + a;
+        case ELU: return x > zero ? one : y + a;
+        case HARDSWISH: return x < -3 * one ? zero : x > 3 * one ? one : x / 3 + real(0.5);
+        default: return (x > -3 * one) & (x < 3 * one) ? one / 6 : zero;
+    }
+}
+
+// numbers: function, width of a row without and with padding. reals: a, b.
+template <typename real>
+struct Elementwise final : Node<real> {
+    int64_t function, width, padded_width;
+    real a, b;
+
+    Elementwise(const NodeContext<real> &context, const Value<real> &)
+        : function(context.spec.numbers[0]), width(context.spec.numbers[1]), padded_width(context.spec.numbers[2]),
+          a(real(context.spec.reals[0])), b(real(context.spec.reals[1])) {}
+
+    void forward(const Pass &pass) override {
+        const int64_t size = this->output->size;
+        for (int64_t s = 0; s < pass.samples; s++) {
+            const real *x = this->in().of(s);
+            real *y = &this->output->data[s * size];
+            for (int64_t i = 0; i < size; i += LANES<real>) at(y + i) = apply<real>(function, at(x + i), a, b);
+            const bool moves_zero = function == SIGMOID || function == HARDSIGMOID || (function == AFFINE && b);
+            for (int64_t i = 0; moves_zero && width < padded_width && i < size; i += padded_width)
+                std::fill_n(y + i + width, padded_width - width, real(0));
+        }
+    }
+
+    void backward(const Pass &pass, const UpdateRule<real> &) override {
+        Value<real> &input = *this->inputs[0];
+        if (!input.needs_gradient) return;
+        for (int64_t s = 0; s < pass.samples; s++) {
+            const real *x = input.of(s), *y = this->output->of(s), *gradient = this->output->gradient_of(s);
+            real *to = input.gradient_of(s);
+            for (int64_t i = 0; i < this->output->size; i += LANES<real>)
+                this->give(input, to + i, at(gradient + i) * slope<real>(function, at(x + i), at(y + i), a));
+        }
+    }
+};
+
+enum Operation : int64_t { SUM, PRODUCT };
+
+// numbers: operation, whether ReLU follows. reals: the factor of the second value in a sum.
+template <typename real>
+struct Binary final : Node<real> {
+    int64_t operation;
+    bool relu;
+    real factor;
+
+    Binary(const NodeContext<real> &context, const Value<real> &)
+        : operation(context.spec.numbers[0]), relu(context.spec.numbers[1]), factor(real(context.spec.reals[0])) {}
+
+    void forward(const Pass &pass) override {
+        for (int64_t s = 0; s < pass.samples; s++) {
+            const real *x = this->in(0).of(s), *z = this->in(1).of(s);
+            real *y = &this->output->data[s * this->output->size];
+            for (int64_t i = 0; i < this->output->size; i += LANES<real>) {
+                const vector<real> result = operation == SUM ? at(x + i) + factor * at(z + i) : at(x + i) * at(z + i);
+                at(y + i) = relu ? rectified<real>(result) : result;
+            }
+        }
+    }
+
+    void backward(const Pass &pass, const UpdateRule<real> &) override {
+        const vector<real> zero = {};
+        for (int64_t s = 0; s < pass.samples; s++) {
+            const real *x = this->in(0).of(s), *z = this->in(1).of(s), *y = this->output->of(s);
+            real *gradients = this->output->gradient_of(s);
+            for (int64_t i = 0; relu && i < this->output->size; i += LANES<real>)
+                at(gradients + i) = at(y + i) > zero ? at(gradients + i) : zero;
+            for (int input = 0; input < 2; input++) {
+                Value<real> &value = *this->inputs[input];
+                if (!value.needs_gradient) continue;
+                const real *other = input ? x : z;
+                const real weight = input ? factor : real(1);
+                real *to = value.gradient_of(s);
+                for (int64_t i = 0; i < this->output->size; i += LANES<real>)
+                    this->give(value, to + i, at(gradients + i) * (operation == SUM ? zero + weight : at(other + i)));
+            }
+        }
+    }
+};
+
+// numbers: which call of its layer in a forward pass; numbers of a sample without padding. reals: p. table: the number of every
+// place in the order of torch; -1: padding.
+template <typename real>
+struct DropoutNode final : Node<real> {
+    Dropout dropout;
+    int64_t call, elements;
+    const int64_t *order;
+    AlignedVector<real> mask;  // batch x size
+
+    DropoutNode(const NodeContext<real> &context, const Value<real> &input)
+        : dropout{context.spec.reals[0], uint64_t(context.seeds ? context.seeds[context.spec.seed] : 0)},
+          call(context.spec.numbers[0]), elements(context.spec.numbers[1]), order(context.spec.table),
+          mask(context.batch * input.size) {}
+
+    void forward(const Pass &pass) override {
+        const int64_t size = this->output->size;
+        const auto drawn = dropout.mask<real>(pass.draw, call);
+        for (int64_t s = 0; s < pass.samples; s++) {
+            const real *x = this->in().of(s);
+            real *y = &this->output->data[s * size], *own = &mask[s * size];
+            if (!pass.trains()) {
+                std::copy_n(x, size, y);
+                continue;
+            }
+            for (int64_t i = 0; i < size; i++) own[i] = drawn.at(uint32_t(s * elements + order[i]));
+            for (int64_t i = 0; i < size; i++) y[i] = x[i] * own[i];  // padding is zero
+        }
+    }
+
+    void backward(const Pass &pass, const UpdateRule<real> &) override {
+        Value<real> &input = *this->inputs[0];
+        if (!input.needs_gradient) return;
+        const real *gradients = this->output->gradient.data();
+        for (int64_t i = 0; i < pass.samples * input.size; i += LANES<real>)
+            this->give(input, &input.gradient[i], at(gradients + i) * at(&mask[i]));
+    }
+};
+
+// Copies numbers to other places of another value. table: the places they come from, then those they go to.
+template <typename real>
+struct Gather final : Node<real> {
+    struct Run {
+        int64_t from, to, count;
+    };
+    std::vector<Run> runs;
+
+    Gather(const NodeContext<real> &context, const Value<real> &) {
+        const int64_t count = context.spec.table_size / 2, *from = context.spec.table, *to = from + count;
+        for (int64_t i = 0; i < count; i++) {
+            const bool follows = i && from[i] == from[i - 1] + 1 && to[i] == to[i - 1] + 1;
+            if (follows)
+                runs.back().count++;
+            else
+                runs.push_back({from[i], to[i], 1});
+        }
+    }
+
+    void forward(const Pass &pass) override {
+        for (int64_t s = 0; s < pass.samples; s++)
+            for (const Run &run : runs)
+                std::copy_n(this->in().of(s) + run.from, run.count, &this->output->data[s * this->output->size + run.to]);
+    }
+
+    void backward(const Pass &pass, const UpdateRule<real> &) override {
+        Value<real> &input = *this->inputs[0];
+        if (!input.needs_gradient) return;
+        for (int64_t s = 0; s < pass.samples; s++)
+            for (const Run &run : runs) {
+                const real *from = this->output->gradient_of(s) + run.to;
+                real *to = input.gradient_of(s) + run.from;
+                if (input.sums)
+                    for (int64_t i = 0; i < run.count; i++) to[i] += from[i];
+                else
+                    std::copy_n(from, run.count, to);
+            }
+    }
+};
+
+// Copies numbers of a parameter, the same for every sample. numbers: how many the parameter has. table: as above.
+template <typename real>
+struct Broadcast final : Node<real> {
+    Parameter<real> parameter;
+    const int64_t *from, *to;
+    int64_t count;
+
+    Broadcast(const NodeContext<real> &context, const Value<real> &)
+        : from(context.spec.table), to(from + context.spec.table_size / 2), count(context.spec.table_size / 2) {
+        context.load(parameter, 0, context.spec.numbers[0]);
+    }
+
+    std::vector<Parameter<real> *> parameters() override { return {&parameter}; }
+
+    void forward(const Pass &pass) override {
+        for (int64_t s = 0; s < pass.samples; s++) {
+            real *y = &this->output->data[s * this->output->size];
+            for (int64_t i = 0; i < count; i++) y[to[i]] = parameter.value[from[i]];
+        }
+    }
+
+    void backward(const Pass &pass, const UpdateRule<real> &) override {
+        if (!parameter.trained) return;
+        parameter.begin_gradient();
+        for (int64_t s = 0; s < pass.samples; s++) {
+            const real *gradients = this->output->gradient_of(s);
+            for (int64_t i = 0; i < count; i++) parameter.gradient[from[i]] += gradients[to[i]];
+        }
+    }
+};
+
+}  // namespace

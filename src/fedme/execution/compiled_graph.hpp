@@ -1,0 +1,89 @@
+// Values and nodes of a network: a list of nodes, each of which reads values and writes one.
+//
+// A value has a row of numbers for every sample of the batch. The innermost dimension of a row is padded to full vectors. The
+// padding is always zero, in values and in gradients, so that kernels can run over it.
+
+#pragma once
+
+#include <memory>
+
+#include "compiled_vectors.hpp"
+
+// These structures are those of execution/compiled.py, field by field.
+struct ValueSpec {
+    int64_t size;      // of a sample, with padding
+    int64_t sums;      // whether several nodes add to its gradient
+    int64_t gradient;  // whether its gradient is needed
+};
+
+struct NodeSpec {
+    int64_t type;
+    int64_t inputs[3], output;   // values; -1: there is none
+    int64_t parameters[4];       // -1: there is none
+    const int64_t *numbers;      // what each is, the constructor of the node says
+    const double *reals;
+    const int64_t *table;
+    int64_t table_size;
+    int64_t seed;  // position among the seeds of the network, of dropout
+};
+
+namespace {
+
+constexpr int64_t EVALUATION = -1;  // in place of the number of a dropout mask
+
+// One forward or backward pass over a batch.
+struct Pass {
+    int64_t samples;
+    int64_t draw;  // the number of the dropout masks, or EVALUATION
+    bool trains() const { return draw != EVALUATION; }
+};
+
+template <typename real>
+struct Value {
+    int64_t size = 0;
+    bool sums = false, needs_gradient = false;
+    AlignedVector<real> data, gradient;  // batch x size
+    const real *const *rows = nullptr;   // of the inputs of the network: where each sample is
+
+    const real *of(int64_t b) const { return rows ? rows[b] : &data[b * size]; }
+    real *gradient_of(int64_t b) { return &gradient[b * size]; }
+};
+
+template <typename real>
+struct Node {
+    Value<real> *inputs[3] = {nullptr, nullptr, nullptr}, *output = nullptr;
+    virtual ~Node() = default;
+    virtual void forward(const Pass &pass) = 0;
+    // From the gradient of the output to those of the inputs that need one, and of the parameters.
+    virtual void backward(const Pass &pass, const UpdateRule<real> &rule) = 0;
+    virtual std::vector<Parameter<real> *> parameters() { return {}; }
+
+    const Value<real> &in(int i = 0) const { return *inputs[i]; }
+
+    // Put `value` at a place of the gradient of an input, or add it if other nodes add too.
+    static void give(Value<real> &input, real *place, vector<real> value) {
+        if (input.sums)
+            at(place) += value;
+        else
+            at(place) = value;
+    }
+};
+
+// Everything that a node is made from.
+template <typename real>
+struct NodeContext {
+    const NodeSpec &spec;
+    const ParameterSpec *parameters;
+    const int64_t *seeds;
+    int64_t batch;
+
+    void load(Parameter<real> &parameter, int slot, const ParameterLayout &layout) const {
+        parameter.load(spec.parameters[slot], layout, parameters);
+    }
+    // A vector of numbers, padded.
+    void load(Parameter<real> &parameter, int slot, int64_t count) const {
+        load(parameter, slot, row_layout(1, count, padded<real>(count)));
+    }
+};
+
+}  // namespace
