@@ -9,6 +9,7 @@
 #include "compiled_elementwise.hpp"
 #include "compiled_normalisation.hpp"
 #include "compiled_pooling.hpp"
+#include "compiled_sequences.hpp"
 
 // These structures are those of execution/compiled.py, field by field.
 struct Batches {
@@ -17,6 +18,12 @@ struct Batches {
     int64_t steps, width;
 
     int64_t largest() const { return steps ? *std::max_element(sizes, sizes + steps) : 0; }
+};
+
+// The inputs of all samples; `symbols` are 64-bit integers.
+struct Table {
+    const void *values;
+    int64_t features, symbols;
 };
 
 struct NetworkSpec {
@@ -46,7 +53,7 @@ struct OptimizerSpec {
 namespace {
 
 enum NodeType : int64_t { DENSE, CONVOLUTION, DEPTHWISE, POOL, ELEMENTWISE, BINARY, DROPOUT, GATHER, BROADCAST, CHANNEL_NORM,
-                          ROW_NORM, SOFTMAX };  // as in execution/compiled.py
+                          ROW_NORM, SOFTMAX, MATRIX_PRODUCT, EMBEDDING, LSTM };  // as in execution/compiled.py
 
 template <typename real>
 std::unique_ptr<Node<real>> make_node(const NodeContext<real> &context, const Value<real> &input) {
@@ -62,7 +69,10 @@ std::unique_ptr<Node<real>> make_node(const NodeContext<real> &context, const Va
         case BROADCAST: return std::make_unique<Broadcast<real>>(context, input);
         case CHANNEL_NORM: return std::make_unique<ChannelNormalisation<real>>(context, input);
         case ROW_NORM: return std::make_unique<RowNormalisation<real>>(context, input);
-        default: return std::make_unique<Softmax<real>>(context, input);
+        case SOFTMAX: return std::make_unique<Softmax<real>>(context, input);
+        case MATRIX_PRODUCT: return std::make_unique<MatrixProduct<real>>(context, input);
+        case EMBEDDING: return std::make_unique<Embedding<real>>(context, input);
+        default: return std::make_unique<LongShortTermMemory<real>>(context, input);
     }
 }
 
@@ -176,20 +186,21 @@ struct Network {
 // Samples of the table by their row numbers, padded if necessary.
 template <typename real>
 struct Inputs {
-    const real *table;
-    int64_t features, padded_features;
+    const Table &table;
+    int64_t padded_features;
     AlignedVector<real> copied;
     std::vector<const real *> x;
 
-    Inputs(const real *table, int64_t features, int64_t batch)
-        : table(table), features(features), padded_features(padded<real>(features)),
-          copied(padded_features == features ? 0 : batch * padded_features), x(batch) {}
+    Inputs(const Table &table, int64_t batch)
+        : table(table), padded_features(padded<real>(table.features)),
+          copied(table.symbols || padded_features == table.features ? 0 : batch * padded_features), x(batch) {}
 
     const std::vector<const real *> &of(const int64_t *rows, int64_t samples) {
         for (int64_t b = 0; b < samples; b++) {
-            x[b] = table + rows[b] * features;
+            const int64_t bytes = table.symbols ? sizeof(int64_t) : sizeof(real);
+            x[b] = reinterpret_cast<const real *>(static_cast<const char *>(table.values) + rows[b] * table.features * bytes);
             if (!copied.empty()) {
-                std::copy_n(x[b], features, &copied[b * padded_features]);
+                std::copy_n(x[b], table.features, &copied[b * padded_features]);
                 x[b] = &copied[b * padded_features];
             }
         }
@@ -206,8 +217,8 @@ struct Trainer {
     const std::vector<const real *> *x = nullptr;
     int64_t step = -1, samples = 0;
 
-    Trainer(const real *table, int64_t features, const Batches &batches, const OptimizerSpec &optimizer)
-        : batches(batches), optimizer(optimizer), inputs(table, features, batches.largest()) {}
+    Trainer(const Table &table, const Batches &batches, const OptimizerSpec &optimizer)
+        : batches(batches), optimizer(optimizer), inputs(table, batches.largest()) {}
 
     bool next_batch() {
         if (++step == batches.steps) return false;
@@ -230,8 +241,7 @@ struct Trainer {
 };
 
 template <typename real>
-void train(const real *table, int64_t features, const Batches &batches, NetworkSpec *specs, int64_t count,
-           const OptimizerSpec &optimizer) {
+void train(const Table &table, const Batches &batches, NetworkSpec *specs, int64_t count, const OptimizerSpec &optimizer) {
     UpdateRule<real> rule{real(optimizer.lr), real(optimizer.momentum), real(optimizer.weight_decay + optimizer.prox),
                           real(optimizer.prox), real(optimizer.clip)};
     if (rule.clips()) rule.weight_decay = real(optimizer.weight_decay), rule.prox = 0, rule.clipped_prox = real(optimizer.prox);
@@ -246,7 +256,7 @@ void train(const real *table, int64_t features, const Batches &batches, NetworkS
     networks.reserve(count), copies.reserve(count);
     for (int64_t i = 0; i < count; i++) networks.emplace_back(specs[i], batches.largest());
     for (int64_t i = 0; i < count && optimizer.optimizer == MUTUAL_MOREAU; i++) copies.emplace_back(specs[i], batches.largest());
-    Trainer<real> trainer(table, features, batches, optimizer);
+    Trainer<real> trainer(table, batches, optimizer);
     while (trainer.next_batch()) {
         if (optimizer.optimizer == ADAM_OPTIMIZER) {
             const double step = double(optimizer.steps + trainer.step + 1);
@@ -283,10 +293,10 @@ void train(const real *table, int64_t features, const Batches &batches, NetworkS
 }
 
 template <typename real>
-void predict(const real *table, int64_t features, const int64_t *rows, int64_t count, const NetworkSpec &spec, real *logits) {
+void predict(const Table &table, const int64_t *rows, int64_t count, const NetworkSpec &spec, real *logits) {
     const int64_t batch = std::min<int64_t>(count, 100);
     Network<real> network(spec, batch, false);
-    Inputs<real> inputs(table, features, batch);
+    Inputs<real> inputs(table, batch);
     for (int64_t first = 0; first < count; first += batch) {
         const int64_t samples = std::min(batch, count - first);
         network.forward(inputs.of(rows + first, samples), {samples, EVALUATION});
@@ -306,24 +316,24 @@ int status_of(const Work &work) {
 
 }  // namespace
 
-// Both return 0, or 1 if there is not enough memory. `bytes` is the size of one value.
-extern "C" int fedme_train(const void *table, int64_t features, int64_t bytes, const Batches *batches, NetworkSpec *specs,
-                           int64_t count, const OptimizerSpec *optimizer) {
+// Both return 0, or 1 if there is not enough memory. `bytes` is the size of one number.
+extern "C" int fedme_train(const Table *table, int64_t bytes, const Batches *batches, NetworkSpec *specs, int64_t count,
+                           const OptimizerSpec *optimizer) {
     return status_of([&] {
         if (bytes == sizeof(float))
-            train(static_cast<const float *>(table), features, *batches, specs, count, *optimizer);
+            train<float>(*table, *batches, specs, count, *optimizer);
         else
-            train(static_cast<const double *>(table), features, *batches, specs, count, *optimizer);
+            train<double>(*table, *batches, specs, count, *optimizer);
     });
 }
 
-extern "C" int fedme_predict(const void *table, int64_t features, int64_t bytes, const int64_t *rows, int64_t count,
-                             const NetworkSpec *spec, void *logits) {
+extern "C" int fedme_predict(const Table *table, int64_t bytes, const int64_t *rows, int64_t count, const NetworkSpec *spec,
+                             void *logits) {
     return status_of([&] {
         if (bytes == sizeof(float))
-            predict(static_cast<const float *>(table), features, rows, count, *spec, static_cast<float *>(logits));
+            predict<float>(*table, rows, count, *spec, static_cast<float *>(logits));
         else
-            predict(static_cast<const double *>(table), features, rows, count, *spec, static_cast<double *>(logits));
+            predict<double>(*table, rows, count, *spec, static_cast<double *>(logits));
     });
 }
 

@@ -25,7 +25,7 @@ from fedme.execution import reference
 from fedme.execution.input_tables import InputTable, InputTables
 from fedme.execution.lowering import NodeType, Program, lowered
 from fedme.execution.reference import DRAWS_PER_STEP, result_of
-from fedme.execution.routing import Tick, models_of
+from fedme.execution.routing import Tick, models_of, no_tick
 from fedme.execution.threads import Computing, on_threads
 from fedme.learning.objectives import CrossEntropy, Mutual
 from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
@@ -37,6 +37,12 @@ VECTOR_BYTES = 32
 
 def _fields(c_type: Any, *names: str) -> list[tuple[str, Any]]:
     return [(name, c_type) for name in names]
+
+
+class Table(ctypes.Structure):
+    """The inputs of all samples: numbers or symbols."""
+
+    _fields_ = [("values", ctypes.c_void_p), *_fields(ctypes.c_int64, "features", "symbols")]
 
 
 class Batches(ctypes.Structure):
@@ -112,54 +118,53 @@ def library() -> ctypes.CDLL | str:
     return code if code.fedme_runs_here() else "this processor lacks AVX2"
 
 
-def program_of(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> Program | str:
+def program_of(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype) -> Program | str:
     """The program of a network for inputs of this shape, if its results agree with the network; else why there is none."""
-    program = lowered(arch, shape, VECTOR_BYTES // dtype.itemsize)
-    return program if isinstance(program, str) else disagreement(arch, shape, dtype) or program
+    program = lowered(arch, shape, symbols, VECTOR_BYTES // dtype.itemsize)
+    return program if isinstance(program, str) else disagreement(arch, shape, symbols, dtype) or program
 
 
 @functools.lru_cache(maxsize=256)
-def disagreement(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+def disagreement(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype) -> str:
     """How the program of a network differs from the network itself; empty if it does not.
 
     A trace does not see everything: a network may have its own backward pass, or change tensors behind another name. So both
     are trained for a few steps on random inputs, with batches of several samples and of one.
     """
-    key = Key(0).at("check")
-    classes = _classes(arch, shape, dtype)
-    x = torch.randn((9, *shape), generator=key.torch()).to(dtype)
-    labels = torch.randint(classes, (9,), generator=key.at("labels").torch())
-    data = Split(Arrays(x, labels), torch.arange(9))
+    key, program, samples = Key(0).at("check"), _program(arch, shape, symbols, dtype), torch.arange(9)
+    x = torch.randn((len(samples), *shape), generator=key.torch()).to(dtype)
+    if symbols:
+        x = torch.randint(program.symbols, x.shape, generator=key.torch())
+    data = Split(Arrays(x, samples % program.classes), samples)
     model = Model.init(arch, key, dtype)
-    op = Train({"net": model}, SGD(CrossEntropy(), 0.05, 0.5), data, BatchSchedule(epochs=2, batch=4, shuffle=False), key)
-    tables = InputTables(torch.device("cpu"))
-    if names := sorted(model.params.keys() - set(_program(arch, shape, dtype).parameters)):
+    # A second step in float32 would show how fast rounding errors grow.
+    schedule = BatchSchedule(epochs=2, batch=4, steps=None if dtype == torch.float64 else 1, shuffle=False)
+    op = Train({"net": model}, SGD(CrossEntropy(), 0.05, 0.5), data, schedule, key)
+    if names := sorted(model.params.keys() - set(program.parameters)):
         return f"the weight {names[0]} is not used"
     try:
-        expected = reference.train(op)
+        wanted = reference.train(op).models["net"]
     except Exception as error:  # a user's network may raise anything
-        return f"its training fails on random inputs ({type(error).__name__})"
-    trained = on_threads([op], functools.partial(_compute, table=tables.table(op)), 1, lambda: None)[0]
-    after, wanted = trained.models["net"], expected.models["net"]
+        return f"its training fails on random inputs ({type(error).__name__}: {error})"
+    tables = InputTables(torch.device("cpu"))
+
+    def run(op: Op) -> Any:
+        return on_threads([op], functools.partial(_compute, table=tables.table(op)), 1, no_tick)[0]
+
     tolerance = 1e-7 if dtype == torch.float64 else 1e-2
-    for name, value in {**wanted.params, **wanted.buffers}.items():
-        given = {**after.params, **after.buffers}[name]
-        before = {**model.params, **model.buffers}[name]
-        change = (value - before).to(torch.float64).norm()
-        if not bool((given - value).to(torch.float64).norm() <= tolerance * (change + 1e-3 * value.numel() ** 0.5)):
+    trained = run(op).models["net"]
+    before, after, expected = ({**m.params, **m.buffers} for m in (model, trained, wanted))
+    for name, value in expected.items():
+        change = (value - before[name]).to(torch.float64).norm() + 1e-3 * value.numel() ** 0.5
+        if not bool((after[name] - value).to(torch.float64).norm() <= tolerance * change):
             return f"compiled training differs from the network in {name}"
-    ask = Predict(wanted, data)
-    logits = on_threads([ask], functools.partial(_compute, table=tables.table(ask)), 1, lambda: None)[0]
-    target = reference.predict(ask)
-    return "" if torch.allclose(logits, target, tolerance, tolerance * float(target.abs().max())) else "compiled predictions differ"
+    logits, target = run(Predict(wanted, data)), reference.predict(Predict(wanted, data))
+    agree = torch.allclose(logits, target, tolerance, tolerance * float(target.abs().max()))
+    return "" if agree else "compiled predictions differ from those of the network"
 
 
-def _classes(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    return _program(arch, shape, dtype).classes
-
-
-def _program(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> Program:
-    program = lowered(arch, shape, VECTOR_BYTES // dtype.itemsize)
+def _program(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype) -> Program:
+    program = lowered(arch, shape, symbols, VECTOR_BYTES // dtype.itemsize)
     assert not isinstance(program, str)
     return program
 
@@ -182,11 +187,11 @@ class Compiled:
             if model.dtype not in (torch.float32, torch.float64):
                 return f"unsupported type {model.dtype}"
             table = self.tables.table(op)
-            if not table.values.is_floating_point():
-                return "the inputs are not floating-point numbers"
-            program = program_of(model.arch, table.shape, model.dtype)
+            program = program_of(model.arch, table.shape, table.symbols, model.dtype)
             if isinstance(program, str):
                 return program
+            if table.symbols and not 0 <= table.range[0] <= table.range[1] < program.symbols:
+                return f"symbols from {table.range[0]} to {table.range[1]}, but the network knows {program.symbols}"
         return training_obstacle(op) if isinstance(op, Train) else ""
 
     def group(self, op: Op) -> Hashable:
@@ -276,9 +281,10 @@ def _train(
     _require_below(targets, min(classes), "class")
     batches = Batches(rows.data_ptr(), targets.data_ptr(), sizes.data_ptr(), *rows.shape)
     specs = (NetworkSpec * len(networks))(*networks)
-    yield _call("fedme_train", table, ctypes.byref(batches), specs, ctypes.c_int64(len(networks)), ctypes.byref(spec))
+    dtype = next(iter(models.values())).dtype
+    yield _call("fedme_train", table, dtype, ctypes.byref(batches), specs, ctypes.c_int64(len(networks)), ctypes.byref(spec))
     for model, network in zip(models.values(), specs, strict=True):
-        for name in _program(model.arch, table.shape, model.dtype).counters:
+        for name in _program(model.arch, table.shape, table.symbols, model.dtype).counters:
             model.buffers[name].add_(network.statistics)
     samples = int(sizes.sum())
     return {role: network.loss / samples for role, network in zip(models, specs, strict=True)}
@@ -291,19 +297,19 @@ def _predict(model: Model, rows: Tensor, table: InputTable) -> Computing[Tensor]
         model.arch, *({name: value.contiguous() for name, value in values.items()} for values in (model.params, model.buffers))
     )
     spec = _network_spec(contiguous, table)
-    logits = table.values.new_empty((len(rows), spec.classes))
+    logits = torch.empty((len(rows), spec.classes), dtype=model.dtype)
     arguments = ctypes.c_void_p(rows.data_ptr()), ctypes.c_int64(len(rows)), ctypes.byref(spec)
-    yield _call("fedme_predict", table, *arguments, ctypes.c_void_p(logits.data_ptr()))
+    yield _call("fedme_predict", table, model.dtype, *arguments, ctypes.c_void_p(logits.data_ptr()))
     return logits
 
 
-def _call(name: str, table: InputTable, *arguments: object) -> Callable[[], None]:
+def _call(name: str, table: InputTable, dtype: torch.dtype, *arguments: object) -> Callable[[], None]:
     code, values = library(), table.values
     assert not isinstance(code, str)
-    sizes = ctypes.c_int64(values.shape[1]), ctypes.c_int64(values.element_size())
+    inputs = Table(values.data_ptr(), values.shape[1], table.symbols)
 
     def call() -> None:
-        if getattr(code, name)(ctypes.c_void_p(values.data_ptr()), *sizes, *arguments):
+        if getattr(code, name)(ctypes.byref(inputs), ctypes.c_int64(dtype.itemsize), *arguments):
             raise MemoryError("not enough memory for the models of a client")
 
     return call
@@ -354,8 +360,8 @@ def _filled(numbers: Sequence[int], count: int) -> list[int]:
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled_program(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> CompiledProgram:
-    return CompiledProgram(_program(arch, shape, dtype))
+def _compiled_program(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype) -> CompiledProgram:
+    return CompiledProgram(_program(arch, shape, symbols, dtype))
 
 
 def _network_spec(
@@ -365,7 +371,7 @@ def _network_spec(
 
     `key` seeds its dropout layers.
     """
-    compiled = _compiled_program(model.arch, table.shape, table.values.dtype)
+    compiled = _compiled_program(model.arch, table.shape, table.symbols, model.dtype)
     program = compiled.program
     template = _shapes(model.arch)
     parameters = (ParameterSpec * max(len(program.parameters), 1))()
@@ -374,7 +380,7 @@ def _network_spec(
         value = model.params[name] if trained else model.buffers[name]
         others = [params[name] if params is not None and name in params else None for params in (momentum, anchor)]
         for tensor in (value, *others):
-            if tensor is not None and (tuple(tensor.shape), tensor.dtype) != (template[name], table.values.dtype):
+            if tensor is not None and (tuple(tensor.shape), tensor.dtype) != (template[name], model.dtype):
                 raise ValueError(
                     f"{model.arch.name}: {name} must be {template[name]}, got {tuple(tensor.shape)} {tensor.dtype}"
                 )

@@ -227,26 +227,33 @@ struct RowNormalisation final : Node<real> {
     }
 };
 
-// Softmax of every row, or its logarithm. numbers: rows, width of a row, whether it is the logarithm.
+// Softmax of every row, or its logarithm. numbers: rows, width of a row, whether it is the logarithm, rows of a causal matrix (0:
+// it is not one), in which row r has r + 1 numbers.
 template <typename real>
 struct Softmax final : Node<real> {
     int64_t rows, width, padded_width;
     bool logarithm;
+    int64_t causal;
 
     Softmax(const NodeContext<real> &context, const Value<real> &)
         : rows(context.spec.numbers[0]), width(context.spec.numbers[1]), padded_width(padded<real>(width)),
-          logarithm(context.spec.numbers[2]) {}
+          logarithm(context.spec.numbers[2]), causal(context.spec.numbers[3]) {}
+
+    int64_t count(int64_t row) const { return causal ? std::min(width, row % causal + 1) : width; }
 
     void forward(const Pass &pass) override {
         for (int64_t s = 0; s < pass.samples; s++)
             for (int64_t r = 0; r < rows; r++) {
                 const real *x = this->in().of(s) + r * padded_width;
                 real *y = &this->output->data[s * this->output->size + r * padded_width];
-                const real top = *std::max_element(x, x + width);
-                real sum = 0;
-                for (int64_t i = 0; i < width; i++) sum += y[i] = std::exp(x[i] - top);
-                const real log_sum = std::log(sum), scale = 1 / sum;
-                for (int64_t i = 0; i < width; i++) y[i] = logarithm ? x[i] - top - log_sum : y[i] * scale;
+                const int64_t n = count(r);  // numbers behind them are zero
+                const real top = *std::max_element(x, x + n);
+                for (int64_t i = 0; i < n; i += LANES<real>) at(y + i) = exp_of<real>(at(x + i) - top);
+                std::fill(y + n, y + padded_width, real(0));
+                vector<real> sums = {};
+                for (int64_t i = 0; i < padded_width; i += LANES<real>) sums += at(y + i);
+                const real sum = sum_of(sums), log_sum = std::log(sum), scale = 1 / sum;
+                for (int64_t i = 0; i < n; i++) y[i] = logarithm ? x[i] - top - log_sum : y[i] * scale;
             }
     }
 
@@ -257,9 +264,11 @@ struct Softmax final : Node<real> {
             for (int64_t r = 0; r < rows; r++) {
                 const real *y = this->output->of(s) + r * padded_width;
                 const real *gradient = this->output->gradient_of(s) + r * padded_width;
+                const int64_t n = count(r);
                 real *to = input.gradient_of(s) + r * padded_width, sum = 0;
-                for (int64_t i = 0; i < width; i++) sum += logarithm ? gradient[i] : gradient[i] * y[i];
-                for (int64_t i = 0; i < width; i++) {
+                for (int64_t i = n; i < width && !input.sums; i++) to[i] = 0;
+                for (int64_t i = 0; i < n; i++) sum += logarithm ? gradient[i] : gradient[i] * y[i];
+                for (int64_t i = 0; i < n; i++) {
                     const real own = logarithm ? gradient[i] - std::exp(y[i]) * sum : y[i] * (gradient[i] - sum);
                     to[i] = input.sums ? to[i] + own : own;
                 }

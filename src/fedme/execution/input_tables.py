@@ -1,5 +1,6 @@
 """The inputs of a source as one tensor, made once, so that a batch is one index operation."""
 
+import functools
 import weakref
 from dataclasses import dataclass
 
@@ -34,6 +35,16 @@ class InputTable:
         vectors = len(self.shape) == 1 or not isinstance(first, Linear)
         return "" if vectors else f"{arch.name} does not flatten its inputs"
 
+    @property
+    def symbols(self) -> bool:
+        """Whether the inputs are whole numbers, each of which stands for something."""
+        return not self.values.is_floating_point()
+
+    @functools.cached_property
+    def range(self) -> tuple[int, int]:
+        """The smallest and the largest symbol."""
+        return int(self.values.min()), int(self.values.max())
+
     def shaped(self, rows: Tensor) -> Tensor:
         """The inputs of row numbers of any shape, each in its own shape."""
         return self.flat(rows).view(*rows.shape, *self.shape)
@@ -64,6 +75,6 @@ class InputTables:
         if dtype not in tables:
             x = source.inputs(torch.arange(len(source.labels)))
             assert isinstance(x, Tensor)
-            flat = (x.to(dtype) if x.is_floating_point() else x).flatten(1).contiguous()
+            flat = x.to(dtype if x.is_floating_point() else torch.int64).flatten(1).contiguous()
             tables[dtype] = InputTable(flat.to(self.device), tuple(x.shape[1:]))
         return tables[dtype]

@@ -25,7 +25,7 @@ ZERO = -1  # the address of a constant zero
 
 NodeType = Literal[
     *("dense", "convolution", "depthwise", "pool", "elementwise", "binary", "dropout", "gather", "broadcast"),
-    *("channel_norm", "row_norm", "softmax"),
+    *("channel_norm", "row_norm", "softmax", "matrix_product", "embedding", "lstm"),
 ]
 FUNCTIONS = (
     *("affine", "relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "relu6", "leaky_relu", "elu"),
@@ -76,13 +76,17 @@ class Program:
     parameters: tuple[str, ...]
     layers: tuple[str, ...]  # dropout layers
     counters: tuple[str, ...]  # buffers that count batches
+    symbols: int  # that an embedding knows; 0: the inputs are numbers
 
 
 @functools.lru_cache(maxsize=256)
-def lowered(arch: Arch, shape: tuple[int, ...], lanes: int) -> Program | str:
-    """The program of a network for inputs of this shape and vectors of `lanes` numbers, or why there is none."""
+def lowered(arch: Arch, shape: tuple[int, ...], symbols: bool, lanes: int) -> Program | str:
+    """The program of a network for inputs of this shape and vectors of `lanes` numbers, or why there is none.
+
+    Inputs are numbers or symbols.
+    """
     try:
-        return Lowering(trace(arch, shape), lanes).program()
+        return Lowering(trace(arch, shape, symbols), lanes).program()
     except TraceError as error:
         return str(error)
 
@@ -127,7 +131,9 @@ class Lowering:
         if tied := sorted(name for name, count in Counter(used).items() if count > 1):
             raise TraceError(f"the weight {tied[0]} is used several times")
         layers = dict.fromkeys(node.layer for node in self.nodes if node.layer)
-        return Program(tuple(self.values), tuple(self.nodes), output, classes, tuple(used), tuple(layers), tuple(self.counters))
+        symbols = min((node.numbers[2] for node in self.nodes if node.type == "embedding"), default=0)
+        names = (tuple(used), tuple(layers), tuple(self.counters))
+        return Program(tuple(self.values), tuple(self.nodes), output, classes, *names, symbols)
 
     def _needed(self) -> set[Operation]:
         """Operations that the output depends on, and those that change buffers."""
@@ -480,19 +486,117 @@ class Lowering:
         self._add(Node("row_norm", (value,), result, parameters, numbers, (eps,)))
         return [self._like(rows, result).view(x.shape)]
 
-    def _softmax(self, x: Traced, dimension: int, logarithm: bool) -> Tensor:
-        rows = self._rows(self._of(x).movedim(dimension, -1))
+    def _softmax(self, addresses: Tensor, dimension: int, logarithm: bool = False, causal: int = 0) -> Tensor:
+        rows = self._rows(addresses.movedim(dimension, -1))
         value, width = self._value_of(rows), rows.shape[-1]
         count = self.values[value].elements // width
         result = self._value(count, width)
-        self._add(Node("softmax", (value,), result, numbers=(count, width, int(logarithm))))
+        self._add(Node("softmax", (value,), result, numbers=(count, width, int(logarithm), causal)))
         return self._like(rows, result).movedim(-1, dimension)
 
     def _lower__log_softmax(self, x: Traced, dimension: int, half: bool) -> Tensor:
-        return self._softmax(x, dimension, True)
+        return self._softmax(self._of(x), dimension, True)
 
     def _lower__softmax(self, x: Traced, dimension: int, half: bool) -> Tensor:
-        return self._softmax(x, dimension, False)
+        return self._softmax(self._of(x), dimension)
+
+    def _lower__safe_softmax(self, x: Traced, dimension: int, dtype: Any = None) -> Tensor:
+        return self._softmax(self._of(x), dimension)
+
+    # Products of values, attention, embeddings and recurrent layers.
+
+    def _lower_bmm(self, x: Traced, y: Traced) -> Tensor:
+        return self._product(self._of(x), self._of(y), 1.0)
+
+    def _product(self, x: Tensor, y: Tensor, factor: float) -> Tensor:
+        """Matrices x rows x inner times matrices x inner x columns."""
+        first, second = self._matrices(x, True), self._matrices(y, False)
+        groups, rows, inner = len(x) // BATCH, *x.shape[1:]
+        result, places = self._new_rows(groups * rows, y.shape[2])
+        numbers = (groups, rows, y.shape[2], inner, *first[1][:3], *second[1])
+        self._add(Node("matrix_product", (first[0], second[0]), result, numbers=numbers, reals=(factor,)))
+        self.partly_read |= {first[0], second[0]}  # its gradients are always added
+        samples = self._batch(x)[:, 0, 0]
+        group = torch.stack([(samples[:i] == samples[i]).sum() for i in range(len(x))])
+        return places.unflatten(1, (groups, rows))[samples, group]
+
+    def _matrices(self, addresses: Tensor, contiguous: bool) -> tuple[int, tuple[int, int, int, int]]:
+        """The value that matrices are in: the place of the first, and the distances of matrices, rows and columns."""
+        for attempt in (addresses, None):
+            known = attempt if attempt is not None else self._copied(addresses, addresses.shape[-1])
+            samples = self._batch(known)[:, 0, 0]
+            if not bool((samples.bincount(minlength=BATCH) == len(known) // BATCH).all()):
+                raise TraceError("samples of a batch are mixed")
+            value, own = self._value_of(known), known[samples == 0] & 0xFFFFFFFF
+            steps = [int(own.select(d, 1).flatten()[0] - own.flatten()[0]) if own.shape[d] > 1 else 0 for d in range(3)]
+            grids = [torch.arange(size).view([-1 if d == i else 1 for i in range(3)]) for d, size in enumerate(own.shape)]
+            expected = own.flatten()[0] + sum(step * grid for step, grid in zip(steps, grids, strict=True))
+            alike = all(torch.equal(known[samples == b] & 0xFFFFFFFF, own) for b in range(BATCH))
+            if value >= 0 and alike and torch.equal(own, expected) and (not contiguous or steps[2] in (0, 1)):
+                return value, (int(own.flatten()[0]), *steps)  # type: ignore[return-value]
+        raise TraceError("a product of matrices that are not regular")
+
+    def _lower__scaled_dot_product_flash_attention_for_cpu(
+        self,
+        query: Traced,
+        key: Traced,
+        value: Traced,
+        dropout: float = 0.0,
+        causal: bool = False,
+        attn_mask: Any = None,
+        scale: float | None = None,
+    ) -> list[Tensor]:
+        if dropout or attn_mask is not None:
+            raise TraceError("attention with dropout or a mask")
+        q, k, v = (self._of(x).flatten(0, 1) for x in (query, key, value))
+        scores = self._product(q, k.transpose(1, 2), scale if scale is not None else query.shape[-1] ** -0.5)
+        chances = self._softmax(scores, -1, causal=query.shape[-2] if causal else 0)
+        return [self._product(chances, v, 1.0).view(query.shape[:-1] + value.shape[-1:])]
+
+    def _lower_embedding(
+        self, weight: Traced, symbols: Traced, padding: int = -1, scale: bool = False, sparse: bool = False
+    ) -> Tensor:
+        places = self._of(symbols)
+        if symbols is not self.network.input:
+            raise TraceError("an embedding of something else than the inputs")
+        length = math.prod(symbols.shape[1:])
+        known, width = weight.shape
+        result, addresses = self._new_rows(length, width)
+        self._add(Node("embedding", (0,), result, (self._parameter(weight),), (length, width, known, padding)))
+        return addresses.view(*places.shape, width)
+
+    def _lower_mkldnn_rnn_layer(
+        self,
+        x: Traced,
+        input_weight: Traced,
+        recurrent_weight: Traced,
+        input_bias: Any,
+        recurrent_bias: Any,
+        hidden: Any,
+        cell: Any,
+        reverse: bool,
+        batch_sizes: Sequence[int],
+        mode: int,
+        units: int,
+        layers: int,
+        biases: bool,
+        bidirectional: bool,
+        batch_first: bool,
+        train: bool,
+    ) -> list[Tensor]:
+        zeros = all(isinstance(state, Tensor) and not bool(state.any()) for state in (hidden, cell))
+        if reverse or bidirectional or batch_sizes or mode != 2 or not zeros:
+            raise TraceError("a recurrent layer that is not a plain LSTM")
+        steps = self._channels_last(self._of(x).movedim(1, 0).transpose(1, 2)) if self._value_of(self._of(x)) else None
+        if steps is None:
+            steps = self._copied(self._of(x).transpose(0, 1), x.shape[2])
+        length, inputs = steps.shape[1:]
+        result, places = self._new_rows(length, units)
+        given = (input_weight, recurrent_weight, input_bias, recurrent_bias)
+        parameters = tuple(self._parameter(weight) if biases or i < 2 else None for i, weight in enumerate(given))
+        self._add(Node("lstm", (self._value_of(steps),), result, parameters, (length, inputs, units)))
+        outputs = places.transpose(0, 1)
+        return [outputs, outputs[-1]]
 
     # Pooling.
 

@@ -118,8 +118,8 @@ class NetworkTrace:
     weights: dict[str, tuple[int, ...]]
 
 
-def trace(arch: Arch, shape: tuple[int, ...], symbols: int | None = None) -> NetworkTrace:
-    """The operations of a network in training mode, for inputs of this shape: numbers, or so many symbols."""
+def trace(arch: Arch, shape: tuple[int, ...], symbols: bool = False) -> NetworkTrace:
+    """The operations of a network in training mode, for inputs of this shape: numbers or symbols."""
     module = arch.build(Key(0)).train()
     recorded = Trace()
     for name, child in list(module.named_modules(remove_duplicate=False)):
@@ -129,11 +129,7 @@ def trace(arch: Arch, shape: tuple[int, ...], symbols: int | None = None) -> Net
     named = [*module.named_parameters(), *module.named_buffers()]
     for name, weight in named:
         recorded.know(weight, Traced(tuple(weight.shape), weight=name))
-    generator = Key(0).at("trace").torch()
-    if symbols is None:
-        x = torch.randn((BATCH, *shape), generator=generator)
-    else:
-        x = torch.randint(symbols, (BATCH, *shape), generator=generator)
+    x = torch.zeros((BATCH, *shape), dtype=torch.int64) if symbols else torch.randn((BATCH, *shape), generator=Key(0).torch())
     recorded.know(x, Traced(tuple(x.shape)))
     with torch.random.fork_rng(devices=[]), torch.no_grad(), recorded:
         logits = output_of(module(x))
