@@ -135,6 +135,7 @@ struct Convolution final : Windowed<real> {
     bool leaves_gaps = false;  // some inputs are in no window
     FeatureMap gradient_map;
     AlignedVector<real> gradients;  // of one sample
+    PackedPanel<real> packed;
 
     Convolution(const NodeContext<real> &context, const Value<real> &input) : Base(context, context.spec.numbers[0]) {
         const int64_t taps = window.rows * window.columns;
@@ -245,10 +246,12 @@ struct Convolution final : Windowed<real> {
             for (int64_t v = 0; v < panels.vectors(); v += 2) {
                 const Rectangle<real> inputs{x + r * stride.rows * in.line(), stride.rows * in.line(),
                                              stride.columns * in.padded_channels};
-                const Rectangle<real> own{&gradients[gradient_map.place(r, 0) + v * lanes], gradient_map.line(),
-                                          gradient_map.padded_channels};
+                const int64_t vectors = std::min<int64_t>(2, panels.vectors() - v);
+                const Rectangle<real> own = packed.pack({&gradients[gradient_map.place(r, 0) + v * lanes], gradient_map.line(),
+                                                         gradient_map.padded_channels},
+                                                        rows, out.columns, vectors);
                 real *gradient = &weight.gradient[panels.start(v / 2)];
-                if (v + 1 < panels.vectors())
+                if (vectors == 2)
                     accumulate_panel<real, 6, 2>(inputs, offsets, own, rows, out.columns, gradient);
                 else
                     accumulate_panel<real, 8, 1>(inputs, offsets, own, rows, out.columns, gradient);

@@ -36,6 +36,40 @@ struct WeightPanels {
         const int64_t panel = output / (2 * LANES<real>);
         return start(panel) + input * width(output) + output % (2 * LANES<real>);
     }
+
+    // work(place, input, first output, count) for every input and panel: `count` outputs stand next to each other.
+    template <typename Work>
+    void for_each(const Work &work) const {
+        for (int64_t v = 0, place = 0; v < vectors(); v += 2) {
+            const int64_t first = v * LANES<real>, step = std::min<int64_t>(2, vectors() - v) * LANES<real>;
+            const int64_t count = std::min(step, outputs - first);
+            for (int64_t k = 0; k < inputs; k++, place += step) work(place, k, first, count);
+        }
+    }
+
+    // From a matrix whose inputs and outputs are at these distances.
+    void pack(const real *from, int64_t input_step, int64_t output_step, real *to) const {
+        for_each([&](int64_t place, int64_t k, int64_t first, int64_t count) {
+            const real *row = from + k * input_step + first * output_step;
+            for (int64_t i = 0; i < count; i++) to[place + i] = row[i * output_step];
+        });
+    }
+
+    void add_to(real *to, int64_t input_step, int64_t output_step, const real *from) const {
+        for_each([&](int64_t place, int64_t k, int64_t first, int64_t count) {
+            real *row = to + k * input_step + first * output_step;
+            for (int64_t i = 0; i < count; i++) row[i * output_step] += from[place + i];
+        });
+    }
+
+    // The same weights in the panels of the transposed matrix.
+    void transpose(const WeightPanels &other, const real *from, real *to) const {
+        for_each([&](int64_t place, int64_t k, int64_t first, int64_t count) {
+            real *column = to + other.place(first, k);
+            const int64_t step = other.width(k);
+            for (int64_t i = 0; i < count; i++) column[i * step] = from[place + i];
+        });
+    }
 };
 
 // y[p] = start + the weighted sum over the window at x + from[p], for P positions and V vectors of outputs.
@@ -72,12 +106,14 @@ inline void correlate_rest(int64_t count, const real *x, const int64_t *from, re
     }
 }
 
+// All positions of a group, in blocks of nearly the same size: a small block would wait for its sums.
 template <typename real, int P, int V>
 inline void correlate_panel(const real *x, real *y, const real *w, const WindowGroup &group, const real *start, Finish finish) {
-    const int64_t count = group.from.size(), *from = group.from.data(), *to = group.to.data();
-    int64_t p = 0;
-    for (; p + P <= count; p += P) correlate_block<real, P, V>(x, from + p, y, to + p, w, group.spans, start, finish);
-    correlate_rest<real, P - 1, V>(count - p, x, from + p, y, to + p, w, group.spans, start, finish);
+    const int64_t count = group.from.size(), *from = group.from.data(), *to = group.to.data(), blocks = (count + P - 1) / P;
+    for (int64_t block = 0; block < blocks; block++) {
+        const int64_t p = count * block / blocks, next = count * (block + 1) / blocks;
+        correlate_rest<real, P, V>(next - p, x, from + p, y, to + p, w, group.spans, start, finish);
+    }
 }
 
 // A feature map of outputs; the sums stay in registers.
@@ -146,6 +182,23 @@ inline void accumulate_panel(const Rectangle<real> &x, const std::vector<int64_t
         accumulate_rest<real, K, V>(next - k, x, &offsets[k], output_gradients, rows, columns, gradient + k * V * LANES<real>);
     }
 }
+
+// The same values with one panel of outputs next to each other: rows far apart may compete for the same lines of the cache.
+template <typename real>
+struct PackedPanel {
+    AlignedVector<real> values;
+
+    Rectangle<real> pack(const Rectangle<real> &from, int64_t rows, int64_t columns, int64_t vectors) {
+        const int64_t width = vectors * LANES<real>;
+        values.resize(rows * columns * width);
+        real *to = values.data();
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t c = 0; c < columns; c++, to += width)
+                for (int64_t i = 0; i < width; i += LANES<real>)
+                    at(to + i) = at(from.first + r * from.line + c * from.padded_channels + i);
+        return {values.data(), columns * width, width};
+    }
+};
 
 // Rows of `inputs` values at a distance, one result per row: y = x w.
 inline WindowGroup rows_group(int64_t rows, int64_t inputs, int64_t from_step, int64_t to_step) {

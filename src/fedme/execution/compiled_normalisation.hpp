@@ -247,7 +247,8 @@ struct Softmax final : Node<real> {
                 const real *x = this->in().of(s) + r * padded_width;
                 real *y = &this->output->data[s * this->output->size + r * padded_width];
                 const int64_t n = count(r);  // numbers behind them are zero
-                const real top = *std::max_element(x, x + n);
+                real top = x[0];
+                for (int64_t i = 1; i < n; i++) top = x[i] > top ? x[i] : top;
                 for (int64_t i = 0; i < n; i += LANES<real>) at(y + i) = exp_of<real>(at(x + i) - top);
                 std::fill(y + n, y + padded_width, real(0));
                 vector<real> sums = {};

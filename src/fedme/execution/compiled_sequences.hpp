@@ -7,22 +7,53 @@
 
 namespace {
 
-// All inputs of the weights of a product: gradient[input][output] += the sum over rows of x[input] * output_gradients[output].
+// Gradients of the weights of a product: gradient[input][output] += the sum over rows of x[input] * output_gradients[output].
 template <typename real>
-void accumulate(const real *x, int64_t x_step, const std::vector<int64_t> &offsets, const real *output_gradients,
-                int64_t gradient_step, int64_t rows, const WeightPanels<real> &panels, real *gradient) {
-    constexpr int64_t lanes = LANES<real>, SOME = 256;  // rows whose gradients, one panel wide, stay in the nearest cache
-    for (int64_t r = 0; r < rows; r += SOME)
-        for (int64_t v = 0; v < panels.vectors(); v += 2) {
-            const Rectangle<real> inputs{x + r * x_step, 0, x_step};
-            const Rectangle<real> own{output_gradients + r * gradient_step + v * lanes, 0, gradient_step};
-            real *to = gradient + panels.start(v / 2);
-            if (v + 1 < panels.vectors())
-                accumulate_panel<real, 6, 2>(inputs, offsets, own, 1, std::min(SOME, rows - r), to);
-            else
-                accumulate_panel<real, 8, 1>(inputs, offsets, own, 1, std::min(SOME, rows - r), to);
+struct Accumulator {
+    static constexpr int64_t SOME = 256;  // rows whose gradients, one panel wide, stay in the nearest cache
+    PackedPanel<real> packed;
+    AlignedVector<real> blocks;  // rows of x in blocks of a few inputs
+    std::vector<int64_t> offsets;
+
+    template <int K, int V>
+    void panel(const real *x, int64_t rows, int64_t inputs, const Rectangle<real> &own, real *to) {
+        const int64_t count = (inputs + K - 1) / K;
+        for (int64_t block = 0; block < count; block++, to += K * V * LANES<real>) {
+            const int64_t size = std::min<int64_t>(K, inputs - block * K);
+            const Rectangle<real> block_inputs{x + block * rows * K, 0, K};
+            accumulate_rest<real, K, V>(size, block_inputs, offsets.data(), own, 1, rows, to);
         }
-}
+    }
+
+    template <int K>
+    void pack(const real *x, int64_t x_step, int64_t rows, int64_t inputs) {
+        const int64_t count = (inputs + K - 1) / K;
+        blocks.resize(count * rows * K);
+        for (int64_t block = 0; block < count; block++)
+            for (int64_t r = 0; r < rows; r++)
+                for (int64_t k = 0; k < K && block * K + k < inputs; k++)
+                    blocks[(block * rows + r) * K + k] = x[r * x_step + block * K + k];
+    }
+
+    void add(const real *x, int64_t x_step, const real *output_gradients, int64_t gradient_step, int64_t rows,
+             const WeightPanels<real> &panels, real *gradient) {
+        constexpr int64_t lanes = LANES<real>;
+        offsets = {0, 1, 2, 3, 4, 5, 6, 7};
+        for (int64_t r = 0; r < rows; r += SOME) {
+            const int64_t some = std::min(SOME, rows - r), vectors = panels.vectors();
+            const auto own = [&](int64_t v, int64_t width) {
+                return packed.pack({output_gradients + r * gradient_step + v * lanes, 0, gradient_step}, 1, some, width);
+            };
+            if (vectors > 1) pack<6>(x + r * x_step, x_step, some, panels.inputs);
+            for (int64_t v = 0; v + 1 < vectors; v += 2)
+                panel<6, 2>(blocks.data(), some, panels.inputs, own(v, 2), gradient + panels.start(v / 2));
+            if (vectors % 2) {
+                pack<8>(x + r * x_step, x_step, some, panels.inputs);
+                panel<8, 1>(blocks.data(), some, panels.inputs, own(vectors - 1, 1), gradient + panels.start(vectors / 2));
+            }
+        }
+    }
+};
 
 inline std::vector<int64_t> counted(int64_t count) {
     std::vector<int64_t> numbers(count);
@@ -41,7 +72,7 @@ struct MatrixProduct final : Node<real> {
     AlignedVector<real> packed, transposed, gradient;  // in panels
     AlignedVector<real> product, output_gradients, a_gradients;
     std::vector<WindowGroup> forward_rows, backward_rows;
-    std::vector<int64_t> offsets;
+    Accumulator<real> accumulator;
 
     MatrixProduct(const NodeContext<real> &context, const Value<real> &) : factor(real(context.spec.reals[0])) {
         const int64_t *n = context.spec.numbers;
@@ -53,7 +84,6 @@ struct MatrixProduct final : Node<real> {
         a_gradients.resize(rows * padded<real>(inner));
         forward_rows = {rows_group(rows, inner, a[2], padded<real>(columns))};
         backward_rows = {rows_group(rows, columns, padded<real>(columns), padded<real>(inner))};
-        offsets = counted(inner);
     }
 
     const real *second(int64_t s, int64_t g) const { return this->in(1).of(s) + b[0] + g * b[1]; }
@@ -62,9 +92,7 @@ struct MatrixProduct final : Node<real> {
         const int64_t width = padded<real>(columns);
         for (int64_t s = 0; s < pass.samples; s++)
             for (int64_t g = 0; g < groups; g++) {
-                const real *from = second(s, g);
-                for (int64_t k = 0; k < inner; k++)
-                    for (int64_t n = 0; n < columns; n++) packed[panels.place(k, n)] = from[k * b[2] + n * b[3]];
+                panels.pack(second(s, g), b[2], b[3], packed.data());
                 real *y = &this->output->data[s * this->output->size + g * rows * width];
                 correlate<real>(this->in(0).of(s) + a[0] + g * a[1], y, packed.data(), panels, forward_rows, inner, nullptr, ASSIGN);
                 for (int64_t i = 0; factor != 1 && i < rows * width; i += LANES<real>) at(y + i) *= factor;
@@ -76,13 +104,11 @@ struct MatrixProduct final : Node<real> {
         Value<real> &first = *this->inputs[0], &other = *this->inputs[1];
         for (int64_t s = 0; s < pass.samples; s++)
             for (int64_t g = 0; g < groups; g++) {
-                const real *from = second(s, g), *x = first.of(s) + a[0] + g * a[1];
+                const real *x = first.of(s) + a[0] + g * a[1];
                 const real *own = this->output->gradient_of(s) + g * rows * width;
                 for (int64_t i = 0; i < rows * width; i += LANES<real>) at(&output_gradients[i]) = factor * at(own + i);
                 if (first.needs_gradient) {
-                    for (int64_t n = 0; n < columns; n++)
-                        for (int64_t k = 0; k < inner; k++)
-                            transposed[transposed_panels.place(n, k)] = from[k * b[2] + n * b[3]];
+                    transposed_panels.pack(second(s, g), b[3], b[2], transposed.data());
                     correlate<real>(output_gradients.data(), a_gradients.data(), transposed.data(), transposed_panels,
                                     backward_rows, columns, nullptr, ASSIGN);
                     real *to = first.gradient_of(s) + a[0] + g * a[1];
@@ -91,10 +117,8 @@ struct MatrixProduct final : Node<real> {
                 }
                 if (other.needs_gradient) {
                     std::fill(gradient.begin(), gradient.end(), real(0));
-                    accumulate<real>(x, a[2], offsets, output_gradients.data(), width, rows, panels, gradient.data());
-                    real *to = other.gradient_of(s) + b[0] + g * b[1];
-                    for (int64_t k = 0; k < inner; k++)
-                        for (int64_t n = 0; n < columns; n++) to[k * b[2] + n * b[3]] += gradient[panels.place(k, n)];
+                    accumulator.add(x, a[2], output_gradients.data(), width, rows, panels, gradient.data());
+                    panels.add_to(other.gradient_of(s) + b[0] + g * b[1], b[2], b[3], gradient.data());
                 }
             }
     }
@@ -145,7 +169,7 @@ struct LongShortTermMemory final : Node<real> {
     AlignedVector<real> gates;  // batch x length x 4 x width: input, forget, cell, output; in the backward pass their gradients
     AlignedVector<real> cells;  // batch x length x width
     AlignedVector<real> bias, flipped_input, flipped_recurrent, state_gradient, cell_gradient, scratch;
-    std::vector<int64_t> input_offsets, recurrent_offsets;
+    Accumulator<real> accumulator;
     int64_t batch;
 
     LongShortTermMemory(const NodeContext<real> &context, const Value<real> &)
@@ -162,7 +186,6 @@ struct LongShortTermMemory final : Node<real> {
         gates.resize(batch * length * gates_width), cells.resize(batch * length * width), bias.resize(gates_width);
         flipped_input.resize(input_transposed.size()), flipped_recurrent.resize(recurrent_transposed.size());
         state_gradient.resize(batch * width), cell_gradient.resize(batch * width), scratch.resize(length * x_step);
-        input_offsets = counted(inputs_width), recurrent_offsets = counted(units);
     }
 
     int64_t place(int64_t row) const { return row / units * width + row % units; }  // of a row of a weight among padded gates
@@ -210,17 +233,11 @@ struct LongShortTermMemory final : Node<real> {
         }
     }
 
-    static void transpose(const WeightPanels<real> &from, const WeightPanels<real> &to, const AlignedVector<real> &weights,
-                          AlignedVector<real> &result) {
-        for (int64_t k = 0; k < from.inputs; k++)
-            for (int64_t o = 0; o < from.outputs; o++) result[to.place(o, k)] = weights[from.place(k, o)];
-    }
-
     void backward(const Pass &pass, const UpdateRule<real> &) override {
         constexpr int64_t lanes = LANES<real>;
         Value<real> &input = *this->inputs[0];
         for (Parameter<real> *parameter : parameters()) parameter->begin_gradient();
-        transpose(recurrent_panels, recurrent_transposed, recurrent_weight.value, flipped_recurrent);
+        recurrent_panels.transpose(recurrent_transposed, recurrent_weight.value.data(), flipped_recurrent.data());
         std::fill(state_gradient.begin(), state_gradient.end(), real(0));
         std::fill(cell_gradient.begin(), cell_gradient.end(), real(0));
         const std::vector<WindowGroup> samples = {rows_group(pass.samples, gates_width, length * gates_width, width)};
@@ -245,14 +262,13 @@ struct LongShortTermMemory final : Node<real> {
                 correlate<real>(gates_of(0, t), state_gradient.data(), flipped_recurrent.data(), recurrent_transposed, samples,
                                 gates_width, nullptr, ASSIGN);
         }
-        if (input.needs_gradient) transpose(input_panels, input_transposed, input_weight.value, flipped_input);
+        if (input.needs_gradient) input_panels.transpose(input_transposed, input_weight.value.data(), flipped_input.data());
         const std::vector<WindowGroup> steps = {rows_group(length, gates_width, gates_width, x_step)};
         for (int64_t s = 0; s < pass.samples; s++) {
             const real *gradients = gates_of(s, 0);
-            accumulate<real>(input.of(s), x_step, input_offsets, gradients, gates_width, length, input_panels,
-                             input_weight.gradient.data());
-            accumulate<real>(this->output->of(s), width, recurrent_offsets, gradients + gates_width, gates_width, length - 1,
-                             recurrent_panels, recurrent_weight.gradient.data());
+            accumulator.add(input.of(s), x_step, gradients, gates_width, length, input_panels, input_weight.gradient.data());
+            accumulator.add(this->output->of(s), width, gradients + gates_width, gates_width, length - 1, recurrent_panels,
+                            recurrent_weight.gradient.data());
             for (int64_t t = 0; input_bias.exists() && t < length; t++)
                 for (int64_t i = 0; i < gates_width; i += lanes) at(&input_bias.gradient[i]) += at(gradients + t * gates_width + i);
             if (!input.needs_gradient) continue;
