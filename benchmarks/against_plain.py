@@ -2,141 +2,104 @@
 
     python benchmarks/against_plain.py --network vit [--network ...] [--method fedavg] [--rounds 7] [--path stacked] [--explain]
 
-Without `--network` all are measured. CIFAR-10 and Shakespeare are looked for in $FEDME_DATA.
+Without `--network` all are measured. CIFAR-10 and Shakespeare are looked for in $FEDME_DATA. "% of peak" is the share of the
+sgemm peak of both sides, "spread" the smallest and the largest ratio of one turn.
 """
 
 import argparse
-import statistics
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import sides
-from rows import CORES
+from rows import CORES, Config
 from session import parse
-from turns import play, started
-from user_rows import METHODS, NETWORKS, MethodName, UserNetwork
+from turns import Side, play, started
+from user_report import empty, forms, judged, judged_forms, text
+from user_rows import FORMS, METHODS, NETWORKS, MethodName, UserNetwork
 
 import report
 from fedme.config.experiment import ConfigError
 from fedme.execution.dispatcher import EnginePath
 
-SAME_LOSS = 0.01  # relative difference of the test losses after the first round: weights and batches are the same
+WARM, ROUNDS = 2, 7
+NAMES = (*(network.name for network in NETWORKS), "mlp-forms")
 
 
 def measure(
-    network: UserNetwork, method: MethodName, rounds: int = 7, warm: int = 2, quick: bool = False, path: EnginePath = "auto"
+    name: str, method: MethodName, rounds: int = ROUNDS, warm: int = WARM, quick: bool = False, path: EnginePath = "auto"
 ) -> dict[str, Any]:
     """One line of the results."""
+    if name == "mlp-forms":
+        return measure_forms(method, rounds, warm, quick, path)
+    network = named(name)
     config = network.config(method, warm + rounds, quick, path)
-    line = {"network": network.name, "work": network.about, "method": method, "bar": network.bar, "reach": network.reach}
-    line |= {"reach_peak": network.peak, "met": None, "note": ""}
     try:
         parse(config)
     except ConfigError as error:
-        return line | {"note": f"skipped: {error}"}
+        return empty(network, method, f"skipped: {error}")
     try:
-        with started("turns_ours.py", {"config": config}) as ours, started("turns_plain.py", {"config": config}) as plain:
-            players = {"ours": ours, "plain": plain}
-            for side in players.values():
-                side.ready()
+        with playing({"ours": ("turns_ours.py", config), "plain": ("turns_plain.py", config)}) as players:
             play(players, 1, 0)
-            first = {name: side.answer() for name, side in players.items()}
+            first = {side: player.answer() for side, player in players.items()}
             seconds = play(players, warm - 1, rounds)
-            last = {name: side.answer() for name, side in players.items()}
+            last = {side: player.answer() for side, player in players.items()}
     except (sides.Failed, OSError) as error:
-        return line | {"note": f"failed: {error}"}
-    return line | judged(network, seconds, first, last)
+        return empty(network, method, f"failed: {error}")
+    return judged(network, method, seconds, first, last)
 
 
-def judged(
-    network: UserNetwork, seconds: dict[str, list[float]], first: dict[str, dict[str, Any]], last: dict[str, dict[str, Any]]
-) -> dict[str, Any]:
-    """Ratio and verdict. A comparison of unequal work, or with unequal results, does not count as met."""
-    ours, plain = (statistics.median(seconds[name]) for name in ("ours", "plain"))
-    ratios = [theirs / mine for mine, theirs in zip(seconds["ours"], seconds["plain"], strict=True)]
-    fair = unfair(network, first, last)
-    return {
-        "ours_s": ours,
-        "plain_s": plain,
-        "ratio": plain / ours,
-        "spread": [min(ratios), max(ratios)],
-        "rounds": seconds,
-        "met": network.met(plain / ours) and not fair,
-        "gflops": {"ours": last["ours"]["flop"] / ours / 1e9, "plain": last["ours"]["flop"] / plain / 1e9},
-        "loss_after_first_round": {name: said["loss"] for name, said in first.items()},
-        "accuracy": {name: said["accuracy"] for name, said in last.items()},
-        "paths": last["ours"]["paths"],
-        "explanation": last["ours"]["explanation"],
-        "note": "; ".join(fair),
-    }
+def measure_forms(method: MethodName, rounds: int, warm: int, quick: bool, path: EnginePath) -> dict[str, Any]:
+    """The same network in several forms, all of them ours."""
+    configs = {name: named(name).config(method, warm + rounds, quick, path) for name in FORMS}
+    try:
+        with playing({name: ("turns_ours.py", config) for name, config in configs.items()}) as players:
+            seconds = play(players, warm, rounds)
+            answers = {name: player.answer() for name, player in players.items()}
+    except (sides.Failed, OSError) as error:
+        return forms(method, f"failed: {error}")
+    return judged_forms(method, seconds, answers)
 
 
-def unfair(network: UserNetwork, first: dict[str, dict[str, Any]], last: dict[str, dict[str, Any]]) -> list[str]:
-    """What makes the comparison unfair."""
-    found = []
-    for what in ("steps", "samples"):
-        if last["ours"][what] != last["plain"][what]:
-            found.append(f"{what} differ: {last['ours'][what]} and {last['plain'][what]}")
-    losses = first["ours"]["loss"], first["plain"]["loss"]
-    if network.repeatable and not abs(losses[0] - losses[1]) <= SAME_LOSS * losses[1]:
-        found.append(f"losses after the first round differ: {losses[0]:.4f} and {losses[1]:.4f}")
-    return found
+@contextlib.contextmanager
+def playing(scripts: dict[str, tuple[str, Config]]) -> Iterator[dict[str, Side]]:
+    """Sides that are ready to play."""
+    with contextlib.ExitStack() as stack:
+        players = {name: stack.enter_context(started(script, {"config": config})) for name, (script, config) in scripts.items()}
+        for player in players.values():
+            player.ready()
+        yield players
 
 
-def peak(quick: bool) -> float:
-    """10^9 floating-point operations a second of large products of matrices."""
-    found = sides.run("peak.py", {"work": "", "size": 256 if quick else 2048, "times": 20, "threads": CORES})
-    return float(max(found["gflops"].values()))
-
-
-def text(line: dict[str, Any], gflops: float) -> str:
-    """One line for a terminal."""
-    head = f"{line['network']:18}{line['method']:7}"
-    if "ratio" not in line:
-        return f"{head} {line['note']}"
-    low, high = line["spread"]
-    shares = " / ".join(f"{100 * line['gflops'][name] / gflops:.0f} %" for name in ("ours", "plain"))
-    reach = [f"{line['reach']:g}"] if line["reach"] else []
-    reach += [f"{100 * line['reach_peak']:.0f} %"] if line["reach_peak"] else []
-    cells = [
-        f"{head} {', '.join(line['paths'])}",
-        f"ours {line['ours_s']:.3f} s",
-        f"plain {line['plain_s']:.3f} s",
-        f"ratio {line['ratio']:.2f} ({low:.2f} to {high:.2f})",
-        f"peak {shares}",
-        f"bar {line['bar']:g}" + (f", reach for {' and '.join(reach)}" if reach else ""),
-        f"met {'yes' if line['met'] else 'NO'}",
-        f"accuracy {' / '.join(f'{100 * value:.1f}' for value in line['accuracy'].values())}",
-        *([line["note"]] if line["note"] else []),
-    ]
-    return " | ".join(cells)
-
-
-def chosen(names: Sequence[str] | None) -> list[UserNetwork]:
-    """The networks of these names, all by default."""
-    return [network for network in NETWORKS if not names or network.name in names]
+def named(name: str) -> UserNetwork:
+    """A network of the table."""
+    return next(network for network in NETWORKS if network.name == name)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", action="append", choices=[network.name for network in NETWORKS], metavar="NAME")
+    parser.add_argument("--network", action="append", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--method", action="append", choices=METHODS, help="both by default")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds that are timed")
-    parser.add_argument("--warm", type=int, default=2, help="rounds before them")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds that are timed")
+    parser.add_argument("--warm", type=int, default=WARM, help="rounds before them")
     parser.add_argument("--path", choices=get_args(EnginePath), default="auto", help="engine.path of our side")
     parser.add_argument("--quick", action="store_true", help="tiny work: shows that everything runs, its numbers mean nothing")
     parser.add_argument("--explain", action="store_true", help="also print the engine's explanation of its paths")
     asked = parser.parse_args()
     if asked.rounds < 1 or asked.warm < 1:
         parser.error("--rounds and --warm must be at least 1")
-    gflops = peak(asked.quick)
-    print(f"{report.machine()['name']}; sgemm peak {gflops:.0f} GF/s", file=sys.stderr)
-    for network in chosen(asked.network):
+    try:
+        found = sides.run("peak.py", {"work": "", "size": 256 if asked.quick else 2048, "times": 20, "threads": CORES})
+    except sides.Failed as error:
+        parser.exit(1, f"the sgemm peak cannot be measured: {error}\n")
+    peak = max(found["gflops"].values())
+    print(f"{report.machine()['name']}; sgemm peak {peak:.0f} GF/s", file=sys.stderr)
+    for name in asked.network or NAMES:
         for method in asked.method or METHODS:
-            line = measure(network, method, asked.rounds, asked.warm, asked.quick, asked.path)
-            print(text(line, gflops), flush=True)
+            line = measure(name, method, asked.rounds, asked.warm, asked.quick, asked.path)
+            print(text(line, peak), flush=True)
             for path in line.get("explanation", []) if asked.explain else []:
                 print(f"    {path}", flush=True)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import rows
+from rows import CORES, Against, Config, Row, shortened
 
 MethodName = Literal["fedavg", "fedme"]
 METHODS: tuple[MethodName, ...] = ("fedavg", "fedme")
@@ -31,7 +31,7 @@ class UserNetwork:
     flower: bool = False  # Flower's simulation is compared too
     repeatable: bool = True  # False: the sides draw different dropout masks
 
-    def config(self, method: MethodName, rounds: int, quick: bool = False, path: str = "auto") -> rows.Config:
+    def config(self, method: MethodName, rounds: int, quick: bool = False, path: str = "auto") -> Config:
         """The experiment. The engine is as it is by default, with as many workers as the plain loop has processes."""
         data, partition = division(self.data, quick)
         optimizer = {"momentum": MOMENTUM} if self.optimizer == "sgd" else {"optimizer": self.optimizer}
@@ -42,7 +42,7 @@ class UserNetwork:
             "partition": partition,
             "models": {"pool": [{"name": f"user_networks:{self.spec}"} | dict(self.options)]},
             "train": {"epochs": EPOCHS, "batch": BATCH, "lr": LR[self.optimizer], **optimizer},
-            "engine": {"workers": rows.CORES, "path": path},
+            "engine": {"workers": CORES, "path": path},
         }
 
     def met(self, ratio: float) -> bool:
@@ -50,7 +50,7 @@ class UserNetwork:
         return ratio >= (EVEN if self.bar == 1.0 else self.bar)
 
 
-def division(data: Work, quick: bool) -> tuple[rows.Config, rows.Config]:
+def division(data: Work, quick: bool) -> tuple[Config, Config]:
     """The `data` and `partition` tables: 3,800 images over 20 clients, 60 features over 100 clients, or roles of Shakespeare.
 
     `limit` is for images the size of the pool that clients draw from, elsewhere the samples of one client.
@@ -94,3 +94,19 @@ NETWORKS: tuple[UserNetwork, ...] = (
 
 FORMS = ("mlp-sequential", "mlp-class", "mlp")  # the same network in three forms, which must take the same time
 FORMS_BAR = 1.1
+
+
+def flower_rows(quick: bool = False) -> list[Row]:
+    """FedAvg against Flower's simulation, which plays its rounds by itself. The bars are those against the plain loop.
+
+    All test images are used: batches come in another order at the peer, and accuracies of few images would differ.
+    """
+    found = []
+    for network in NETWORKS:
+        if network.flower:
+            config = network.config("fedavg", 9, quick)
+            config["data"] = {key: value for key, value in config["data"].items() if key != "limit" or quick}
+            against = (Against("flower", network.bar, network.reach),)
+            row = Row(f"networks-{network.name}-flower", f"FedAvg {network.about}", config, against, model=network.spec)
+            found.append(shortened(row) if quick else row)
+    return found
