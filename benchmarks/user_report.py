@@ -57,10 +57,10 @@ def differences(network: UserNetwork, first: Answers, last: Answers) -> list[str
 def judged_forms(method: str, seconds: Seconds, answers: Answers) -> dict[str, Any]:
     """One network in several forms: the slowest form divided by the fastest."""
     medians = {name: statistics.median(each) for name, each in seconds.items()}
-    turns = [max(turn) / min(turn) for turn in zip(*seconds.values(), strict=True)]
-    ratio = max(medians.values()) / min(medians.values())
-    return forms(method) | {
-        "forms_s": medians,
+    slowest, fastest = max(medians, key=medians.__getitem__), min(medians, key=medians.__getitem__)
+    turns = [slow / fast for slow, fast in zip(seconds[slowest], seconds[fastest], strict=True)]
+    ratio = medians[slowest] / medians[fastest]
+    return forms(method, ", ".join(f"{name} {each:.3f} s" for name, each in medians.items())) | {
         "ratio": ratio,
         "spread": [min(turns), max(turns)],
         "met": ratio <= FORMS_BAR,

@@ -381,7 +381,9 @@ def test_forms_are_judged_by_the_slowest():
     found = module("user_report").judged_forms
     answers = {key: {"paths": ["compiled"]} for key in "abc"}
     assert found("fedavg", {"a": [1.0], "b": [1.05], "c": [1.1]}, answers)["met"]
-    assert not found("fedavg", {"a": [1.0], "b": [1.0], "c": [1.11]}, answers)["met"]
+    slow = found("fedavg", {"a": [1.0, 1.0, 3.0], "b": [1.0, 1.0, 1.0], "c": [2.0, 2.0, 1.0]}, answers)
+    assert (slow["ratio"], slow["met"], slow["note"]) == (2.0, False, "a 1.000 s, b 1.000 s, c 2.000 s")
+    assert slow["spread"] == [pytest.approx(1 / 3), 2.0]
 
 
 def test_networks_are_a_section_of_the_page():
