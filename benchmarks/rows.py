@@ -32,7 +32,7 @@ class Row:
     work: str
     config: Config
     against: tuple[Against, ...]
-    model: Literal["dense", "cnn"] = "dense"
+    model: str = "dense"
     warm: int = 2
     rounds: int = 7
     whole: bool = False  # time a whole run, with everything, instead of its rounds alone
