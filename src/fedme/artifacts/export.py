@@ -61,8 +61,9 @@ class Deployed(nn.Module):
 def deployable(network: nn.Module, preparation: Preparation) -> nn.Module:
     """The network with its scaling; the network itself if it needs none and returns a tensor."""
     dtype = next((p.dtype for p in network.parameters()), torch.float32)
-    sample, scaled = example(preparation, dtype), scaled_example(preparation, dtype)
+    sample = example(preparation, dtype)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
+        scaled = preparation.scale.scaling()(sample).to(dtype) if preparation.scale and isinstance(sample, Tensor) else sample
         output = network.eval()(**scaled) if isinstance(scaled, Mapping) else network.eval()(scaled)
     if preparation.scale is None and preparation.targets is None and isinstance(output, Tensor):
         return network
@@ -91,12 +92,6 @@ def example(preparation: Preparation, dtype: torch.dtype) -> Inputs:
 
     form = preparation.form
     return {name: zeros(part) for name, part in form.items()} if isinstance(form, Mapping) else zeros(form)
-
-
-def scaled_example(preparation: Preparation, dtype: torch.dtype) -> Inputs:
-    """Two samples as a network without its scaling takes them."""
-    sample = example(preparation, dtype)
-    return preparation.scale.scaling()(sample).to(dtype) if preparation.scale and isinstance(sample, Tensor) else sample
 
 
 def _call(

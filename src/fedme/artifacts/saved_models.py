@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedme import __version__, networks
 from fedme.artifacts import export, model_cards
 from fedme.core.atomic_files import RunError, read_tensors, sealed, unsealed, write_json, write_tensors, write_text
-from fedme.core.data import ClientId, Schema
+from fedme.core.data import ClientId, Inputs, Schema
 from fedme.core.key import Key
 from fedme.core.model import Model, load
 from fedme.core.task_types import TaskType
@@ -66,8 +66,7 @@ def save(folder: Path, name: str, model: Model, schema: Schema, classes: list[st
 
 def _save_network(folder: Path, name: str, model: Model, schema: Schema) -> tuple[Mapping[str, Any], str]:
     """Save a network without an import path as data. Returns what the description says of it, and a note if that fails."""
-    inputs = export.scaled_example(Preparation.read(schema.preprocessing), model.dtype)
-    network = networks.as_data(model, inputs)
+    network = networks.as_data(model, lambda: _example(schema, model.dtype))
     if network.layers is not None:
         return network.layers, ""
     if network.graph is not None:
@@ -77,13 +76,22 @@ def _save_network(folder: Path, name: str, model: Model, schema: Schema) -> tupl
     return {"reason": network.reason}, f"{note}: {network.reason}"
 
 
+def _example(schema: Schema, dtype: torch.dtype) -> Inputs:
+    """Two samples as the network takes them. The numbers by which samples are scaled may be many, and are not read."""
+    scaled = schema.preprocessing.get("scale") is not None
+    sample = export.example(Preparation.read({**schema.preprocessing, "scale": None}), dtype)
+    return sample.to(dtype) if scaled and isinstance(sample, Tensor) else sample
+
+
 def plain(value: Any) -> Any:
     """Tensors as lists, for JSON."""
     if isinstance(value, Tensor):
         return value.tolist()
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return list(value) if set(map(type, value)) <= {float, int, str} else [plain(item) for item in value]
+    return value
 
 
 def load_model(folder: Path | str, name: str = "model", *, imports: bool = False) -> nn.Module:

@@ -7,7 +7,7 @@ made once for all clients whose networks have the same structure.
 import functools
 import json
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,13 +37,13 @@ class Description:
     reason: str = ""
 
 
-def as_data(model: Model, inputs: Inputs) -> Description:
-    """The network of a model as data; `inputs` are two samples to trace it with."""
+def as_data(model: Model, inputs: Callable[[], Inputs]) -> Description:
+    """The network of a model as data; `inputs` gives two samples to trace it with, if that is necessary."""
     layers = _layers(model.arch)
     if layers is not None:
         return Description(layers)
     try:
-        return Description(graph=_graph(model, inputs))
+        return Description(graph=_graph(model, inputs()))
     except NotTraceable as error:
         return Description(reason=str(error))
 

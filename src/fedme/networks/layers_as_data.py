@@ -49,7 +49,8 @@ def layers_of(module: nn.Module) -> list[Layer] | None:
         return None
     try:
         layers = _listed(module)
-        rebuilt = from_layers(layers)
+        with torch.device("meta"), SkipNormalInit():  # no memory, no weights
+            rebuilt = from_layers(layers)
     except ArchError:
         return None
     # Whoever changed a layer after it was made (another forward, another weight) has no network of standard layers.
