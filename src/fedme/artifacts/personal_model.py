@@ -156,7 +156,7 @@ def clients_of(run: Path) -> list[ClientId]:
     names = []
     for group in (saved_models.CLIENTS, saved_models.UNSEEN):
         folders = [path.parent for path in (run / group).glob("*/model.json")]
-        names += [saved_models.describe(folder, "model")["client"] for folder in sorted(folders)]
+        names += [saved_models.client_of(folder) for folder in sorted(folders)]
     return names
 
 

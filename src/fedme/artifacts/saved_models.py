@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,11 @@ CARDS = {"model": "card.md", "finetuned": "card-finetuned.md"}
 def folder_of(run: Path, client: ClientId, group: str = CLIENTS) -> Path:
     """The folder of a client's models; special characters in its name are percent-encoded."""
     return run / group / quote(client, safe=" ()[]!,'+&=-_").replace("..", "%2E%2E")
+
+
+def client_of(folder: Path) -> ClientId:
+    """The client whose models are in a folder of `folder_of`."""
+    return unquote(folder.name)
 
 
 def save(folder: Path, name: str, model: Model, schema: Schema, classes: list[str], about: dict[str, Any]) -> str:
