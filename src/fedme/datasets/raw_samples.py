@@ -74,7 +74,7 @@ def _first_missing(values: np.ndarray | Tensor) -> int | None:
     if isinstance(values, Tensor):
         if not values.is_floating_point() or math.isfinite(
             float(values.sum())
-        ):  # a sum is much faster than a test of each value
+        ):  # a sum is fast
             return None
         finite = torch.isfinite(values).flatten(1).all(1) if values.dim() > 1 else torch.isfinite(values)
         return None if bool(finite.all()) else int((~finite).nonzero()[0])
