@@ -34,6 +34,7 @@ def measure(row: Row, folder: Path, peers: bool, quick: bool) -> list[dict[str, 
             return {**config, "rounds": row.total}
 
         job = {"work": row.work, "config": timed(row.config), "warm": row.warm, "rounds": row.rounds, "afresh": row.afresh}
+        job |= {"modules": row.modules, "allowance": row.allowance}
         job["beside"] = next((timed(each.config) for each in row.against if each.kind == "ours"), None)
         return sides.run("whole.py" if row.whole else "ours.py", job)
 

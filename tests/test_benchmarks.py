@@ -137,10 +137,11 @@ def test_every_row_can_be_configured():
 
 def test_the_table_has_every_bar():
     bars = {(row.name, against.peer): against.bar for row in module("rows").table() for against in row.against}
-    assert len(bars) == 15
+    assert len(bars) == 18
     assert bars["fedavg-mlr", "fedjax"] == 4.5
     assert bars["fedme-dnn", "our FedAvg"] == 2.2
     assert bars["whole-run", "its training alone"] == 1.15
+    assert {bars[name, "its training alone"] for name in ("fit-20", "fit-200", "run-20")} == {1.3}
 
 
 def said(seconds, steps=10, samples=100, accuracy=0.9, **more):
