@@ -3,7 +3,8 @@
     python benchmarks/bench.py [--quick] [--only NAME ...] [--no-peers] [--out DIR]
 
 Each side is a process of its own, one at a time; ours runs before and after the others, so that a machine that changes its
-speed is noticed. Where both sides are ours, they play their rounds in turns. MNIST and FEMNIST are looked for in $FEDME_DATA.
+speed is noticed. Where both sides are ours, they play their rounds in turns; so do we and the plain loop, over networks as
+people write them. MNIST, FEMNIST, CIFAR-10 and Shakespeare are looked for in $FEDME_DATA.
 The first run installs the peers, each in an environment of its own under benchmarks/.venvs.
 """
 
@@ -17,8 +18,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import against_plain
 import sides
-from rows import BATCH, CORES, LR, Against, Row, table
+from rows import CORES, Against, Row, table
+from user_rows import METHODS, flower_rows
 
 import report
 
@@ -31,6 +34,7 @@ def measure(row: Row, folder: Path, peers: bool, quick: bool) -> list[dict[str, 
             return {**config, "rounds": row.total}
 
         job = {"work": row.work, "config": timed(row.config), "warm": row.warm, "rounds": row.rounds, "afresh": row.afresh}
+        job |= {"modules": row.modules, "allowance": row.allowance}
         job["beside"] = next((timed(each.config) for each in row.against if each.kind == "ours"), None)
         return sides.run("whole.py" if row.whole else "ours.py", job)
 
@@ -44,7 +48,10 @@ def measure(row: Row, folder: Path, peers: bool, quick: bool) -> list[dict[str, 
         job = {"work": row.work, "model": row.model, "data": str(folder / "data.npz"), "weights": str(folder / "weights.npz")}
         if not Path(job["data"]).exists():
             sides.run("export.py", {"config": dict(row.config), "data": job["data"], "weights": job["weights"]})
-        settings = {"batch": BATCH, "lr": LR, "warm": row.warm, "rounds": row.rounds}
+        training = {
+            key: row.config["train"][key] for key in ("batch", "lr", "epochs", "momentum") if key in row.config["train"]
+        }
+        settings = training | {"warm": row.warm, "rounds": row.rounds}
         return sides.run(f"peer_{against.peer}.py", job | settings, against.peer)
 
     def attempt(side: Any, *arguments: Any) -> dict[str, Any] | str:
@@ -91,11 +98,12 @@ def main() -> None:
     parser.add_argument("--no-peers", action="store_true", help="compare with ourselves and the machine only")
     parser.add_argument("--out", type=Path, default=sides.HERE / "results", help="where results.json and results.md go")
     asked = parser.parse_args()
-    rows = table(asked.quick)
-    names = [row.name for row in rows]
+    rows = [*table(asked.quick), *flower_rows(asked.quick)]
+    networks = {f"networks-{name}-{method}": (name, method) for name in against_plain.NAMES for method in METHODS}
+    names = [*(row.name for row in rows), *networks]
     if unknown := [name for name in asked.only or [] if not any(each.startswith(name) for each in names)]:
         parser.error(f"no row is called {', '.join(unknown)}; there are {', '.join(names)}")
-    rows = [row for row in rows if not asked.only or row.name.startswith(tuple(asked.only))]
+    wanted = [name for name in names if not asked.only or name.startswith(tuple(asked.only))]
 
     began, started = time.perf_counter(), report.now()
     try:
@@ -104,11 +112,16 @@ def main() -> None:
         gemm = {}
         print(error, file=sys.stderr)
     results: dict[str, Any] = {"machine": report.machine(), "versions": versions(), "gemm": gemm, "quick": asked.quick}
-    results |= {"started": started, "minutes": 0.0, "rows": []}
-    for row in rows:
-        print(f"{row.name} ...", file=sys.stderr, flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            results["rows"] += measure(row, Path(folder), not asked.no_peers, asked.quick)
+    results |= {"started": started, "minutes": 0.0, "rows": [], "networks": []}
+    for name in wanted:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        if name in networks:
+            rounds = (2, 1) if asked.quick else (against_plain.ROUNDS, against_plain.WARM)
+            results["networks"].append(against_plain.measure(*networks[name], *rounds, asked.quick))
+        else:
+            row = next(row for row in rows if row.name == name)
+            with tempfile.TemporaryDirectory() as folder:
+                results["rows"] += measure(row, Path(folder), not asked.no_peers, asked.quick)
         results["minutes"] = (time.perf_counter() - began) / 60
         report.write(results, asked.out)  # what is measured is not lost if something stops the rest
     print(report.markdown(results))

@@ -7,15 +7,16 @@ from pathlib import Path
 import numpy as np
 from session import Session
 
-from fedme.core.data import Arrays
+from fedme.core.data import Arrays, Scaling
 from fedme.datasets import Federation
 
 
 def save_data(federation: Federation, path: Path) -> None:
-    """Samples as they are kept in memory, the factor that scales them, and the rows of every client and of the test part."""
+    """Samples as they are kept in memory, how they are scaled, and the rows of every client and of the test part."""
     source = federation.dataset.source
     if not isinstance(source, Arrays):
         raise TypeError(f"{federation.dataset.name}: samples that are not held as arrays cannot be exported")
+    scaling = source.scaling or Scaling()
     rows = [data.train.rows.numpy() for data in federation.clients.values()]
     np.savez(
         path,
@@ -24,7 +25,9 @@ def save_data(federation: Federation, path: Path) -> None:
         rows=np.concatenate(rows),
         sizes=[len(each) for each in rows],
         test=np.concatenate([data.test.rows.numpy() for data in federation.clients.values()]),
-        factor=source.scaling.factor if source.scaling else 1.0,
+        factor=scaling.factor,
+        mean=scaling.mean.numpy(),
+        std=scaling.std.numpy(),
         shape=federation.dataset.schema.shape,
     )
 

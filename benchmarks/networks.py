@@ -1,9 +1,10 @@
-"""The networks of the comparison in PyTorch, for the peers that use it (and the CNN, which our table does not have)."""
+"""The networks of the comparisons in PyTorch, for the peers that use it (and the CNN, which our table does not have)."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+import user_networks
 from torch import nn
 
 
@@ -24,9 +25,9 @@ def dense(weights: Sequence[np.ndarray]) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def build(model: str, weights: Sequence[np.ndarray]) -> nn.Sequential:
+def build(model: str, weights: Sequence[np.ndarray]) -> nn.Module:
     """The network called `model` with these weights, which are given in order."""
-    network = cnn() if model == "cnn" else dense(weights)
+    network = cnn() if model == "cnn" else dense(weights) if model == "dense" else getattr(user_networks, model)()
     with torch.no_grad():
         for slot, value in zip(network.parameters(), weights, strict=True):
             slot.copy_(torch.from_numpy(value))

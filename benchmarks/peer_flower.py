@@ -43,19 +43,22 @@ def network_of(model: str, weights: str) -> torch.nn.Module:
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """One local epoch."""
+    """The local epochs of a client."""
     config: Any = message.content["config"]
     network = network_of(config["model"], config["weights"])
     network.load_state_dict(message.content["arrays"].to_torch_state_dict())
     x, y = client(config["data"], int(context.node_config["partition-id"]))
-    optimiser = torch.optim.SGD(network.parameters(), lr=config["lr"])
+    network.train()
+    optimiser = torch.optim.SGD(network.parameters(), lr=config["lr"], momentum=config["momentum"])
     torch.manual_seed(1000 * int(config["server-round"]) + int(context.node_config["partition-id"]))  # repeatable batches
     steps = samples = 0
-    for inputs, labels in DataLoader(TensorDataset(x, y), batch_size=config["batch"], shuffle=True):
-        optimiser.zero_grad()
-        torch.nn.functional.cross_entropy(network(inputs), labels).backward()
-        optimiser.step()
-        steps, samples = steps + 1, samples + len(labels)
+    loader = DataLoader(TensorDataset(x, y), batch_size=config["batch"], shuffle=True)
+    for _ in range(config["epochs"]):
+        for inputs, labels in loader:
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(network(inputs), labels).backward()
+            optimiser.step()
+            steps, samples = steps + 1, samples + len(labels)
     metrics = MetricRecord({"num-examples": len(y), "steps": steps, "samples": samples})
     content = RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": metrics})
     return Message(content=content, reply_to=message)
@@ -97,9 +100,9 @@ def main() -> None:
 
     @server_app.main()
     def run_on_server(grid: Grid, context: Context) -> None:
-        settings = ConfigRecord(
-            {"model": job.model, "data": job.data, "weights": job.weights, "batch": job.batch, "lr": job.lr}
-        )
+        files = {"model": job.model, "data": job.data, "weights": job.weights}
+        optimiser = {"batch": job.batch, "lr": job.lr, "epochs": job.epochs, "momentum": job.momentum}
+        settings = ConfigRecord(files | optimiser)
         rounds = job.warm + job.rounds
         last["result"] = strategy.start(grid, ArrayRecord(network.state_dict()), rounds, train_config=settings)
 

@@ -20,13 +20,15 @@ class Job:
     """What a side is to do: `warm` rounds that do not count, then `rounds` rounds that are timed."""
 
     work: str
-    model: str  # "dense" or "cnn"
+    model: str  # "dense", "cnn", or a class of user_networks.py
     data: str  # .npz made by export.py: samples and who has which
     weights: str  # .npz made by export.py: the weights to begin with, in order
     batch: int
     lr: float
     warm: int
     rounds: int
+    epochs: int = 1
+    momentum: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,11 @@ def read(path: str) -> Data:
     with np.load(path) as file:
         x, y, rows, sizes, test = (file[name] for name in ("x", "y", "rows", "sizes", "test"))
         factor, shape = float(file["factor"]), tuple(file["shape"])
+        mean, std = file["mean"], file["std"]
 
     def pick(chosen: np.ndarray) -> Samples:
-        inputs = x[chosen].astype(np.float32) * np.float32(factor)
-        return Samples(inputs.reshape(-1, *shape), y[chosen].astype(np.int64))
+        inputs = (x[chosen].astype(np.float32) * np.float32(factor)).reshape(-1, *shape)
+        return Samples((inputs - mean) / std, y[chosen].astype(np.int64))
 
     return Data([pick(mine) for mine in np.split(rows, np.cumsum(sizes)[:-1])], pick(test))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import protocol
+import user_report
 from rows import Against, Row
 
 TOLERANCE = 0.015  # accuracies that are "the same": batches come in another order on every side
@@ -94,16 +95,21 @@ def markdown(results: Mapping[str, Any]) -> str:
         f"{results['started']}, {results['minutes']:.1f} minutes.",
         "",
     ]
-    return "\n".join([*head, *lines(results["rows"]), ""])
+    found = lines([HEADS, *(_cells(row) for row in results["rows"])]) if results["rows"] else []
+    if results["networks"]:
+        peak = max(results["gemm"].values(), default=None)
+        shown = [user_report.cells(line, peak) for line in results["networks"]]
+        section = ["## Networks as people write them, against the plain loop", ""]
+        found += ["", *section, *lines([tuple(shown[0]), *(tuple(each.values()) for each in shown)])]
+    return "\n".join([*head, *found, ""])
 
 
 HEADS = ("work", "against", "ours, s", "theirs, s", "ratio", "bar", "reach for", "met", "accuracy", "note")
 
 
-def lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A Markdown table."""
-    cells = [HEADS, *(_cells(row) for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(HEADS))]
+def lines(cells: Sequence[tuple[str, ...]]) -> list[str]:
+    """A Markdown table; the first row is its head."""
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     shown = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells]
     return [shown[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *shown[1:]]
 

@@ -32,10 +32,12 @@ class Row:
     work: str
     config: Config
     against: tuple[Against, ...]
-    model: Literal["dense", "cnn"] = "dense"
+    model: str = "dense"
     warm: int = 2
     rounds: int = 7
     whole: bool = False  # time a whole run, with everything, instead of its rounds alone
+    modules: int = 0  # of a whole run: so many clients of a program, each with a module of its own, instead of an experiment
+    allowance: float = 0.0  # seconds of a whole run that do not count
     afresh: bool = False  # every round starts from the first models: adoption would not leave them mixed evenly
 
     @property
@@ -149,6 +151,17 @@ def table(quick: bool = False) -> list[Row]:
             whole=True,
         ),
     ]
+    every = mnist(dnn, quick) | {"partition": {"name": "iid", "clients": 4 if quick else 20}}
+    every["data"] = {"name": "mnist"} | ({"limit": 400} if quick else {"limit": 12_000})
+    own = {"method": {"name": "fedavg"}, "train": every["train"], "engine": ENGINE}
+    alone = (Against("its training alone", 1.3, kind="ours", at_most=True),)
+    shape = "evaluation and checkpoint in every round, models; less 1 s"
+    rows += [
+        Row(f"fit-{clients}", f"fit, {clients} modules 784-100-10 in a program: {shape}", own, alone, modules=count)
+        for clients, count in ((20, 4 if quick else 20), (200, 5 if quick else 200))
+    ]
+    rows += [Row("run-20", f"fedme run, 20 clients, DNN 784-100-10: {shape}", every, alone)]
+    rows[-3:] = [replace(row, whole=True, allowance=1.0, warm=1, rounds=4 if quick else 24) for row in rows[-3:]]
     if quick:
         rows = [row if row.whole else shortened(row) for row in rows]
     return rows

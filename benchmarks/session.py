@@ -88,10 +88,15 @@ class Session:
 
     def accuracy(self) -> float:
         """The share of right answers of the personal models (with FedAvg: the global one) on all test samples."""
+        return self.tested()["accuracy"]
+
+    def tested(self) -> dict[str, float]:
+        """Loss and accuracy of the personal models (with FedAvg: the global one) on all test samples."""
         deliveries = {client: self.method.deliver(self.task, self.server, client) for client in self.task.members}
         done = self.engine.evaluate_models(deliveries, Round(self.t - 1, self.rounds))
         tested = [s.metrics for each in done.values() for s in each.value.scores if (s.model, s.split) == ("personal", "test")]
-        return sum(each.correct for each in tested) / sum(each.samples for each in tested)
+        samples, loss = sum(each.samples for each in tested), sum(each.samples * (each.loss or 0.0) for each in tested)
+        return {"loss": loss / samples, "accuracy": sum(each.correct for each in tested) / samples}
 
 
 def parse(raw: Mapping[str, Any]) -> Experiment:

@@ -22,6 +22,28 @@ class Normed(nn.Module):
         return self.net(x)
 
 
+class Branches(nn.Module):
+    """Its attributes decide what it computes."""
+
+    def __init__(self, width=4, sign=1):
+        super().__init__()
+        self.inner, self.outer, self.sign = nn.Linear(3, width), nn.Linear(width, 3), sign
+
+    def forward(self, x):
+        return self.sign * self.outer(torch.tanh(self.inner(x)))
+
+
+class Deciding(nn.Module):
+    """It decides by the values of a batch, which no graph can express."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.head(x) if x.sum() > 0 else -self.head(x)
+
+
 class Reader(nn.Module):
     """A small transformer over a dictionary of symbols and a mask."""
 

@@ -1,6 +1,7 @@
 """The benchmark's own arithmetic: the division that all sides share, and the table that is published. No peers, no timing."""
 
 import importlib
+import itertools
 import json
 import re
 import sys
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedme.core.data import Arrays, Schema
+from fedme.core.data import Arrays, Scaling, Schema
 from fedme.core.key import Key
+from fedme.core.model import Arch
 from fedme.datasets import DataOptions, Dataset, federate
 from fedme.datasets.partitioners import PARTITIONS, Pool
 
@@ -135,10 +137,11 @@ def test_every_row_can_be_configured():
 
 def test_the_table_has_every_bar():
     bars = {(row.name, against.peer): against.bar for row in module("rows").table() for against in row.against}
-    assert len(bars) == 15
+    assert len(bars) == 18
     assert bars["fedavg-mlr", "fedjax"] == 4.5
     assert bars["fedme-dnn", "our FedAvg"] == 2.2
     assert bars["whole-run", "its training alone"] == 1.15
+    assert {bars[name, "its training alone"] for name in ("fit-20", "fit-200", "run-20")} == {1.3}
 
 
 def said(seconds, steps=10, samples=100, accuracy=0.9, **more):
@@ -198,6 +201,7 @@ def test_both_files_are_written_and_a_failed_peer_is_a_line(tmp_path):
         "started": report.now(),
         "minutes": 1.0,
         "rows": lines,
+        "networks": [],
     }
     report.write(results, tmp_path / "deep")
     read = json.loads((tmp_path / "deep" / "results.json").read_text())
@@ -218,6 +222,217 @@ def test_an_answer_is_found_among_other_output(capsys):
     print("and goodbye")
     assert protocol.heard(capsys.readouterr().out)["seconds_per_round"] == [0.25]
     assert protocol.heard("nothing") is None
+
+
+class OneByOne:
+    """The pool of the plain loop, in this process."""
+
+    def imap_unordered(self, function, tasks):
+        return map(function, tasks)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedme"])
+def test_the_plain_loop_computes_what_we_compute(method):
+    plain, network = module("turns_plain"), module("against_plain").named("mlp-small")
+    with module("session").Session.of(network.config(method, rounds=3, quick=True)) as ours:
+        plain.plain = plain.prepared(ours)
+        first = plain.plain.models.clone()
+        for _ in range(3):
+            ours.play()
+            plain.plain.round(OneByOne())
+        assert not torch.allclose(plain.plain.models, first, atol=1e-3)
+        for index, client in enumerate(ours.task.members):
+            down = ours.method.deliver(ours.task, ours.server, client)
+            model, row = (down.own, index) if method == "fedme" else (down.model, 0)
+            weights = torch.cat([value.flatten() for value in model.params.values()])
+            assert torch.allclose(plain.plain.models[row], weights, atol=1e-4)
+        theirs, mine = plain.plain.tested(), ours.tested()
+    assert theirs["accuracy"] == pytest.approx(mine["accuracy"], abs=0.02)
+    assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-3)
+
+
+def test_running_statistics_of_the_plain_loop_are_read_and_written():
+    plain, network = module("turns_plain"), module("user_networks").MLPBatchNorm()
+    row = torch.zeros(sum(value.numel() for value in plain.numbers(network)))
+    network.norm.running_mean += 3.0
+    plain.save(network, row)
+    again = plain.load(module("user_networks").MLPBatchNorm(), row)
+    assert torch.equal(again.norm.running_mean, network.norm.running_mean)
+    assert all(map(torch.equal, again.parameters(), network.parameters()))
+
+
+def test_a_client_that_adopts_its_guest_gets_the_mean_of_the_lender():
+    plain = module("turns_plain")
+    loop = plain.Plain(["a", "b", "c"], [], [], [], [], [], None, (), torch.empty(0), torch.empty(0))
+    shares = loop.shares([1, 2, 1], {0: True, 1: False, 2: False})
+    b = torch.tensor([0.0, 1, 0, 1, 0, 1]) / 3  # its own copy and the copies that "a" and "c" trained
+    assert torch.allclose(shares, torch.stack([b, b, torch.tensor([0.0, 0, 1, 0, 1, 0]) / 2]))
+
+
+def test_every_network_can_be_configured_and_computes():
+    rows, session, shapes = module("user_rows"), module("session"), {"cifar10": (3, 32, 32), "synthetic": (60,)}
+    assert len({network.name for network in rows.NETWORKS}) == len(rows.NETWORKS) == 22
+    for network in rows.NETWORKS:
+        built = getattr(module("user_networks"), network.spec)(**dict(network.options))
+        text = network.data == "shakespeare"
+        x = torch.zeros((2, 80), dtype=torch.uint8) if text else torch.zeros((2, *shapes[network.data]))
+        assert built(x).shape == (2, 90 if text else 10)
+        for quick, method in itertools.product((False, True), rows.METHODS):
+            config = network.config(method, 9, quick)
+            if network.optimizer == "sgd":
+                experiment = session.parse(config)
+                assert (experiment.train.epochs, experiment.train.batch, experiment.train.momentum) == (2, 20, 0.9)
+
+
+def test_images_are_divided_into_whole_batches():
+    data, partition = module("user_rows").division("cifar10", quick=False)
+    sizes = module("division").sizes(20, partition["least"], partition["most"], partition["steps"], 20)
+    assert sum(sizes) == 3800
+    assert sum(sizes) / (1 - data["val"]) <= data["limit"] - 20  # what validation takes, rounded up for every client
+
+
+def test_flower_gets_the_networks_and_their_training():
+    rows = {row.name: row for row in module("user_rows").flower_rows()}
+    assert list(rows) == ["networks-mlp-flower", "networks-lenet-flower", "networks-resnet8-flower"]
+    for row in rows.values():
+        assert row.config["train"] == {"batch": 20, "lr": 0.01, "epochs": 2, "momentum": 0.9}
+        assert row.config["rounds"] == row.total
+        weights = [value.detach().numpy() for value in getattr(module("user_networks"), row.model)().parameters()]
+        built = module("networks").build(row.model, weights)
+        assert all(np.array_equal(p.detach().numpy(), value) for p, value in zip(built.parameters(), weights, strict=True))
+
+
+def test_peers_scale_samples_as_we_do(tmp_path):
+    x = torch.randint(0, 256, (6, 3, 2, 2), dtype=torch.uint8)
+    scaling = Scaling(1 / 255, torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1), torch.tensor([0.2, 0.3, 0.4]).view(3, 1, 1))
+    dataset = Dataset(
+        "scaled", Arrays(x, torch.arange(6) % 2, scaling), Schema((3, 2, 2), ("a", "b")), *torch.arange(6).split(4)
+    )
+    federation = federate(dataset, PARTITIONS["iid"](clients=2), DataOptions(val=0.0), Key(0))
+    module("export").save_data(federation, tmp_path / "data.npz")
+    data = module("protocol").read(str(tmp_path / "data.npz"))
+    for theirs, mine in zip(data.clients, federation.clients.values(), strict=True):
+        np.testing.assert_allclose(theirs.x, mine.train.inputs().numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("spec", "x", "forward", "training"),
+    [
+        ("SmallMLP", torch.zeros(1, 60), 2 * (1200 + 200), 2 * (2 * 1200 + 3 * 200)),  # no gradient of the inputs
+        ("EncoderViT", torch.zeros(1, 3, 32, 32), None, None),
+        ("CharLSTM", torch.zeros((1, 80), dtype=torch.uint8), 2 * (80 * 1024 * (8 + 3 * 256) + 256 * 90), None),
+    ],
+)
+def test_arithmetic_is_counted(spec, x, forward, training):
+    flop, networks = module("turns_ours").flop, module("user_networks")
+    counted = flop(Arch(getattr(networks, spec)), x, backward=False)
+    if spec == "EncoderViT":
+        forward = flop(Arch(networks.ViT), x, backward=False)  # the same network, written in another way
+    assert counted == forward
+    assert training is None or flop(Arch(getattr(networks, spec)), x, backward=True) == training
+
+
+def depthwise():
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 16, 1), torch.nn.Conv2d(16, 16, 3, padding=1, groups=16))
+
+
+def test_gradients_of_grouped_convolutions_are_counted_once():
+    counted = module("turns_ours").flop(Arch(depthwise), torch.zeros(2, 3, 8, 8), backward=True)
+    assert counted == 2 * 2 * 64 * (2 * 48 + 3 * 16 * 9)
+
+
+def test_paths_are_read_from_the_explanation():
+    lines = ["evaluate: 8 operations compiled", "train: 20 operations reference in workers (not compiled: why (so))"]
+    assert module("turns_ours").paths([*lines, "train: 3 operations compiled"]) == ["reference in workers", "compiled"]
+
+
+def sides_of(steps=10, loss=2.0, accuracy=0.4, **more):
+    return {"steps": steps, "samples": 100, "loss": loss, "accuracy": accuracy, "flop": 1e9, "paths": ["compiled"], **more}
+
+
+def judged(name, ours, plain, **theirs):
+    found, network = module("user_report"), module("against_plain").named(name)
+    answers = {"ours": sides_of(explanation=[]), "plain": sides_of(**theirs)}
+    return found.judged(network, "fedavg", {"ours": ours, "plain": plain}, answers, answers)
+
+
+def test_a_network_is_judged_by_medians_in_turns():
+    line = judged("lenet", [1.0, 1.0, 4.0], [3.0, 2.0, 3.0])
+    assert (line["ratio"], line["spread"], line["met"], line["note"]) == (3.0, [0.75, 3.0], True, "")
+    assert line["gflops"] == {"ours": 1.0, "plain": pytest.approx(1 / 3)}
+    assert not judged("lenet", [1.0], [2.4])["met"]
+
+
+@pytest.mark.parametrize(("name", "ratio", "met"), [("tied", 0.97, True), ("tied", 0.96, False), ("lenet", 2.49, False)])
+def test_a_bar_of_one_is_met_at_097(name, ratio, met):
+    assert judged(name, [1.0], [ratio])["met"] is met
+
+
+@pytest.mark.parametrize(
+    ("theirs", "note"), [({"steps": 11}, "steps"), ({"loss": 2.1}, "losses after"), ({"accuracy": 0.5}, "accuracies")]
+)
+def test_a_network_with_unequal_work_or_results_is_not_met(theirs, note):
+    line = judged("tied", [1.0], [9.0], **theirs)
+    assert line["note"].startswith(note)
+    assert not line["met"]
+    assert judged("mlp-dropout", [1.0], [9.0], **theirs)["met"] is (note == "losses after")  # masks differ
+
+
+def test_forms_are_judged_by_the_slowest():
+    found = module("user_report").judged_forms
+    answers = {key: {"paths": ["compiled"]} for key in "abc"}
+    assert found("fedavg", {"a": [1.0], "b": [1.05], "c": [1.1]}, answers)["met"]
+    slow = found("fedavg", {"a": [1.0, 1.0, 3.0], "b": [1.0, 1.0, 1.0], "c": [2.0, 2.0, 1.0]}, answers)
+    assert (slow["ratio"], slow["met"], slow["note"]) == (2.0, False, "a 1.000 s, b 1.000 s, c 2.000 s")
+    assert slow["spread"] == [pytest.approx(1 / 3), 2.0]
+
+
+def test_networks_are_a_section_of_the_page():
+    report, found = module("report"), module("user_report")
+    skipped = found.empty(module("against_plain").named("lenet-adamw"), "fedme", "skipped: no such key")
+    forms = found.judged_forms("fedavg", {"a": [1.0], "b": [1.05]}, {key: {"paths": ["compiled"]} for key in "ab"})
+    lines = [judged("strided", [0.5], [1.0]), skipped, forms]
+    results = {"machine": report.machine(), "versions": {}, "gemm": {"1": 4.0}, "quick": False, "started": "", "minutes": 1.0}
+    page = report.markdown(results | {"rows": [], "networks": lines})
+    table = [line for line in page.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in table}) == 1
+    assert re.search(r"strided .* compiled .* 0\.500 .* 1\.000 .* 2\.00 .* 50 / 25 .* >= 1\.3 .* 1\.5, 65 % .* yes ", table[2])
+    assert re.search(r"lenet-adamw .* not measured .* skipped: no such key", table[3])
+    assert re.search(r"mlp-forms .* 1\.05 .* <= 1\.1 .* yes ", table[4])
+    assert found.text(skipped, 4.0).endswith("skipped: no such key")
+    assert "ratio 2.00 | spread 2.00 to 2.00 | % of peak 50 / 25 | bar >= 1.3" in found.text(lines[0], 4.0)
+
+
+def test_sides_take_turns_and_begin_in_turns():
+    played = []
+
+    class Player:
+        def __init__(self, name):
+            self.name = name
+
+        def round(self):
+            played.append(self.name)
+            return len(played)
+
+    seconds = module("turns").play({"a": Player("a"), "b": Player("b")}, warm=1, rounds=2)
+    assert "".join(played) == "baabba"
+    assert seconds == {"a": [3, 6], "b": [4, 5]}
+
+
+@pytest.mark.slow
+def test_a_network_is_measured_from_beginning_to_end():
+    line = module("against_plain").measure("mlp-small", "fedme", rounds=2, warm=1, quick=True)
+    assert line["note"] == ""
+    assert line["met"] is not None
+    assert line["paths"]
+    assert len(line["rounds"]["plain"]) == 2
+
+
+@pytest.mark.slow
+def test_a_side_that_fails_says_why():
+    turns, sides = module("turns"), module("sides")
+    with turns.started("turns_ours.py", {"config": {"rounds": 0}}) as side, pytest.raises(sides.Failed, match="rounds"):
+        side.ready()
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What comes out: models that predict, are exported and described anywhere, and that newcomers start from."""
 
 import csv
+import hashlib
 import json
 import shutil
 import subprocess
@@ -9,15 +10,18 @@ import sys
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fedme
 from fedme.artifacts import saved_models, unseen_clients
 from fedme.artifacts.personal_model import Personal, find
-from fedme.core.atomic_files import RunError
+from fedme.core.atomic_files import RunError, sealed
 from fedme.core.key import Key
 from fedme.datasets.data_errors import DataError
+from fedme.networks import described
+from fedme.networks.graph_as_data import graph_of
 from fedme.results.lineage import Adoption, Lineage, lineages
-from fedme_test_people_networks import MyNet, Normed
+from fedme_test_people_networks import Branches, Deciding, MyNet, Normed
 
 QUICK = {"rounds": 2, "train": {"epochs": 1}}
 
@@ -103,20 +107,111 @@ def test_lineage_follows_adoptions_of_the_same_round_at_once():
     assert found["c"] == Lineage("b", (Adoption(0, "a", "b"), Adoption(1, "c", "a")), 1)
 
 
-def test_an_instance_is_saved_as_onnx_and_says_so(tmp_path):
-    result = fit(Normed(), output=tmp_path / "run", rounds=1)
+def sequential():
+    return nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, 3))
+
+
+@pytest.mark.parametrize(("make", "note"), [(sequential, ""), (Normed, "its saved graph is used")])
+def test_an_instance_is_used_without_its_code(make, note, tmp_path):
+    """Predict, evaluate, export, join and load again, from the folder alone."""
+    import onnxruntime
+
+    result = fit(make(), output=tmp_path / "run", rounds=1, method=fedme.FedAvg)
     x, y = samples(20, 52)
-    anew = Personal(find(tmp_path / "run", "site 1"), "model")
-    assert "given as an object" in anew.note
-    assert torch.allclose(anew.logits(x), result["site 1"].logits(x), atol=1e-5)
-    assert anew.evaluate((x, y)).accuracy == result["site 1"].evaluate((x, y)).accuracy
-    with pytest.raises(RunError, match="there is no nn.Module in it"):
-        _ = anew.module
-    anew.export(tmp_path / "copy.onnx")
-    assert (tmp_path / "copy.onnx").read_bytes() == (anew.folder / "model.onnx").read_bytes()
-    (anew.folder / "model.onnx").unlink()
-    with pytest.raises(RunError, match="only its weights were saved"):
-        Personal(find(tmp_path / "run", "site 1"), "model")
+    expected = result["site 1"].logits(x)
+    reloaded = Personal(find(tmp_path / "run", "site 1"), "model")
+    assert note in reloaded.note
+    assert bool(note) == bool(reloaded.note)
+    assert torch.allclose(reloaded.logits(x), expected, atol=1e-5)
+    assert torch.allclose(reloaded.module(x), expected, atol=1e-5)
+    assert reloaded.evaluate((x, y)).accuracy == result["site 1"].evaluate((x, y)).accuracy
+    session = onnxruntime.InferenceSession(reloaded.export(tmp_path / "m.onnx"))
+    assert np.allclose(session.run(["logits"], {"x": x.numpy()})[0], expected, atol=1e-5)
+    reloaded.export(tmp_path / "taken" / "model.safetensors")
+    assert torch.allclose(Personal(tmp_path / "taken", "model").logits(x), expected, atol=1e-5)
+    assert not list((tmp_path / "run").rglob("*.onnx"))
+
+    with (tmp_path / "x.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["u", "v", "w", "label"], *([*row, name] for row, name in zip(x.tolist(), y, strict=True))])
+    command = [sys.executable, "-m", "fedme", "join", "run", "--data", "x.csv", "--label", "label", "--json", "--quiet"]
+    joined = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert joined.returncode == 0, joined.stderr
+    assert json.loads(joined.stdout)["started_from"] == "global"
+    again = Personal(find(tmp_path / "run", "newcomer"), "finetuned")
+    assert again.logits(x).shape == (20, 3)
+
+
+def test_clients_with_equal_networks_are_traced_once(tmp_path, monkeypatch):
+    traced = []
+    monkeypatch.setattr(described, "_graphs", {})
+    monkeypatch.setattr(described, "graph_of", lambda module, inputs: traced.append(1) or graph_of(module, inputs))
+    members = [fedme.Client(f"site {i}", train=samples(40, i), model=Normed()) for i in range(4)]
+    members.append(fedme.Client("wide", train=samples(40, 9), model=Branches(width=5)))
+    result = fedme.FedMe(**QUICK).fit(members, output=tmp_path / "run", quiet=True)
+    assert len(traced) == 2
+    x, _ = samples(20, 52)
+    for client in result:
+        assert torch.allclose(Personal(find(tmp_path / "run", client), "model").logits(x), result[client].logits(x), atol=1e-5)
+
+
+def test_clients_that_differ_in_an_attribute_do_not_share_a_graph(tmp_path):
+    members = [fedme.Client(f"site {i}", train=samples(40, i), model=Branches(sign=(-1) ** i)) for i in range(2)]
+    result = fedme.Local(**QUICK).fit(members, output=tmp_path / "run", quiet=True)
+    x, _ = samples(20, 52)
+    for client in result:
+        assert torch.allclose(Personal(find(tmp_path / "run", client), "model").logits(x), result[client].logits(x), atol=1e-5)
+
+
+def test_a_frozen_layer_stays_frozen(tmp_path):
+    network = sequential()
+    network[0].requires_grad_(False)
+    fit(network, output=tmp_path / "run", rounds=1)
+    model, _ = saved_models.read_model(find(tmp_path / "run", "site 0"))
+    assert "0.weight" not in model.params
+    assert torch.equal(model.buffers["0.weight"], network[0].weight)
+
+
+def test_a_network_that_cannot_be_saved_as_data_says_so(tmp_path, capsys):
+    members = [fedme.Client(f"site {i}", train=samples(40, i), model=Deciding()) for i in range(2)]
+    result = fedme.Local(**QUICK).fit(members, output=tmp_path / "run")
+    assert "only its weights are saved" in " ".join(capsys.readouterr().err.split())
+    assert set(result["site 0"].predict(samples(5, 1)[0])) <= {"low", "mid", "high"}  # its code is in this process
+    with pytest.raises(RunError, match=r"only its weights were saved: .*load the\s+weights into your network"):
+        Personal(find(tmp_path / "run", "site 0"), "model")
+
+
+def test_changed_descriptions_of_networks_are_refused(tmp_path):
+    def change(folder, **entries):
+        about = saved_models.describe(folder)
+        (folder / "model.json").write_text(json.dumps(sealed(about | entries)))
+
+    fit(sequential(), output=tmp_path / "run", rounds=1)
+    folder = find(tmp_path / "run", "site 0")
+    for network, message in [
+        ({"layers": [["0", "Linear", {"in_features": 10**9, "out_features": 10**9}]], "frozen": []}, "the weights do not fit"),
+        ({"layers": [["0", "system", {}]], "frozen": []}, "'system' is not a standard layer"),
+        ({"layers": [], "frozen": ["x"]}, "no weight 'x'"),
+        ({"layers": []}, "must have 'layers' and 'frozen'"),
+        ([1], "must have 'layers' and 'frozen'"),
+    ]:  # fmt: skip
+        change(folder, network=network)
+        with pytest.raises(RunError, match=message):
+            Personal(folder, "model")
+    fit(Normed(), output=tmp_path / "graph", rounds=1)
+    folder = find(tmp_path / "graph", "site 0")
+    path = folder / "model.graph.json"
+    graph = path.read_text()
+    path.write_text(graph.replace("relu", "sigmoid"))
+    with pytest.raises(RunError, match="its checksum is wrong"):
+        Personal(folder, "model")
+    path.unlink()
+    with pytest.raises(RunError, match="graph of its network cannot be read"):
+        Personal(folder, "model")
+    for text, message in [("[" * 100_000, "cannot be read"), ("{", "cannot be read"), ("{}", "a graph must have")]:
+        path.write_text(text)
+        change(folder, network={"graph": hashlib.sha256(text.encode()).hexdigest()})
+        with pytest.raises(RunError, match=message):
+            Personal(folder, "model")
 
 
 def test_a_network_with_an_import_path_is_only_imported_if_asked(tmp_path):

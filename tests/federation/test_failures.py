@@ -266,8 +266,8 @@ def test_a_client_adopts_nothing_in_a_round_that_does_not_count():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"dropout": 1.2}, "dropout: must be a probability"),
-        ({"lost": {"1": -0.1}}, "lost: must be a probability"),
+        ({"dropout": 1.2}, "dropout: must be between 0 and 1"),
+        ({"lost": {"1": -0.1}}, "lost: must be between 0 and 1"),
         ({"seconds": 0.0}, "seconds: must be positive"),
         ({"spread": -1.0}, "spread: must be >= 0"),
         ({"deadline": 0.0}, "deadline: must be > 0"),

@@ -144,7 +144,7 @@ def changed(model, **params):
         (shared_model.TrainedCopy(changed(MODEL, extra=torch.zeros(1)), 7), "model.params.extra: was not sent"),
         (
             shared_model.TrainedCopy(changed(MODEL, **{"0.bias": torch.zeros(4)}), 7),
-            "model.params.0.bias: float64 of shape (4,) expected",
+            "model.params.0.bias: must be float64 of shape (4,)",
         ),
         (
             shared_model.TrainedCopy(changed(MODEL, **{"0.bias": 3.0}), 7),
@@ -164,7 +164,7 @@ def test_what_only_a_method_knows():
     down = fedme.Down(MODEL, OTHER, "1", 0)
     assert refusal("fedme", down, fedme.Up(MODEL, OTHER, "2", False)) == "lender: must be 1, got 2"
     assert refusal("fedme", down, fedme.Up(MODEL, None, "1", True)).startswith("adopts: a model that was not sent back")
-    assert refusal("fedme", down, fedme.Up(MODEL, MODEL, "1", False)).startswith("guest.arch: architecture dense expected")
+    assert refusal("fedme", down, fedme.Up(MODEL, MODEL, "1", False)).startswith("guest.arch: must be of architecture dense")
     alone = fedme.Down(MODEL)
     assert refusal("fedme", alone, fedme.Up(MODEL, OTHER, None, False)) == "guest: must be empty, because the server sent none"
     assert refusal("fedme", down, fedme.Up(MODEL, OTHER, "1", 1)) == "adopts: must be true or false, got 1"
@@ -177,7 +177,7 @@ def test_what_only_a_method_knows():
     rows = fedmd.Down(torch.arange(3))
     outputs, digest = Round(0, 2, "outputs"), Round(0, 2, "digest")
     wrong = fedmd.Up(torch.zeros(3, 5, dtype=torch.float64))
-    assert refusal("fedmd", rows, wrong, when=outputs).startswith("logits: float64 of shape (3, 4) expected")
+    assert refusal("fedmd", rows, wrong, when=outputs).startswith("logits: must be float64 of shape (3, 4)")
     right = fedmd.Up(torch.zeros(3, 4, dtype=torch.float64))
     assert refusal("fedmd", rows, right, when=digest) == "logits: must be empty, because the server sent none"
     assert check_reply(METHODS["fedmd"](), task(public=8), rows, right, outputs, 7)

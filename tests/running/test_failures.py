@@ -58,7 +58,7 @@ def test_a_round_below_the_quorum_is_told_and_the_run_goes_on(fedme, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["faults.dropout=2"], "faults.dropout: must be a probability, from 0 to 1"),
+        (["faults.dropout=2"], "faults.dropout: must be between 0 and 1"),
         (["faults.dropuot=0.3"], "faults.dropuot: unknown key; did you mean 'dropout'?"),
         (["faults.dropped_in={1 = 3}"], "faults.dropped_in.1: must be a list, got 3"),
         (["faults.quorum=5", "train.cohort=4"], "faults.quorum: must be <= train.cohort, which is 4, got 5"),

@@ -7,6 +7,7 @@ import json
 import os
 import pydoc
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -456,7 +457,7 @@ def test_a_full_disk_stops_the_run_in_one_line_whatever_it_is_writing(name, fedm
     assert code == 2
     said = " ".join(err.split())
     assert "run: cannot be written to: No space left on device; free some space" in said
-    assert f"`fedme resume {tmp_path / 'run'}` continues from the last checkpoint, which is intact" in said
+    assert f"`fedme resume {shlex.quote(str(tmp_path / 'run'))}` continues from the last checkpoint, which is intact" in said
     assert "Traceback" not in err
     assert fedme("resume", tmp_path / "run")[0] == 0
     assert identical(finished, tmp_path / "run")

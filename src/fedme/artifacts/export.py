@@ -1,11 +1,8 @@
 """Export of saved models as ONNX, torch.export and safetensors. The exported program scales its inputs itself."""
 
 import inspect
-import logging
 import shutil
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +14,7 @@ from fedme.core.data import Inputs
 from fedme.core.model import output_of
 from fedme.datasets.data_files import require_package
 from fedme.datasets.preprocessing import DTYPES, Preparation, TensorSpec
+from fedme.networks.graph_as_data import first_line, quiet
 
 Target = Literal["onnx", "torch-export", "safetensors"]
 SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}
@@ -113,20 +111,6 @@ def output_name(preparation: Preparation) -> str:
     return "logits" if preparation.targets is None else "values"
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress the exporters' warnings about their own internals."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)
-
-
 def to_onnx(module: nn.Module, preparation: Preparation, path: Path, facts: Mapping[str, str]) -> None:
     """Write an ONNX file with `facts` in its metadata."""
     onnx = require_package("onnx", "ONNX", "export")
@@ -134,7 +118,7 @@ def to_onnx(module: nn.Module, preparation: Preparation, path: Path, facts: Mapp
     args, kwargs, axes = _call(module, preparation)
     names = list(kwargs) or ["x"]
     try:
-        with _quiet():
+        with quiet():
             program = torch.onnx.export(
                 module,
                 args,
@@ -146,7 +130,7 @@ def to_onnx(module: nn.Module, preparation: Preparation, path: Path, facts: Mapp
                 dynamo=True,
             )
     except Exception as error:  # the exporter may raise anything on a user's network
-        raise RunError(f"{path}: torch cannot export this network to ONNX ({_first_line(error)})") from error
+        raise RunError(f"{path}: torch cannot export this network to ONNX ({first_line(error)})") from error
     assert program is not None
     proto = program.model_proto
     for key, value in sorted(facts.items()):
@@ -160,20 +144,17 @@ def to_torch_export(module: nn.Module, preparation: Preparation, path: Path, fac
     """Write a torch.export program with `facts` as extra files."""
     args, kwargs, axes = _call(module, preparation)
     try:
-        with _quiet():
+        with quiet():
             program = torch.export.export(module, args, kwargs, dynamic_shapes=axes)
     except Exception as error:
-        raise RunError(f"{path}: torch cannot export this network ({_first_line(error)})") from error
-    with replacing(path) as temporary, temporary.open("wb") as file, _quiet():
+        raise RunError(f"{path}: torch cannot export this network ({first_line(error)})") from error
+    with replacing(path) as temporary, temporary.open("wb") as file, quiet():
         torch.export.save(program, file, extra_files=dict(facts))
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-
-
 def copy_weights(folder: Path, name: str, path: Path) -> None:
-    """Copy the saved weights and their description."""
-    for suffix in (".safetensors", ".json"):
-        with replacing(path.with_suffix(suffix)) as temporary:
-            shutil.copyfile(folder / f"{name}{suffix}", temporary)
+    """Copy the saved weights and their description, with the graph of the network if there is one."""
+    for suffix in (".safetensors", ".json", ".graph.json"):
+        if (folder / f"{name}{suffix}").exists():
+            with replacing(path.with_suffix(suffix)) as temporary:
+                shutil.copyfile(folder / f"{name}{suffix}", temporary)

@@ -1,5 +1,6 @@
 """The description of a saved model and its model card: architecture, client, data, metrics and lineage."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
@@ -37,9 +38,14 @@ def about(
         "data": {"train": len(data.train), "val": len(data.val), "test": len(data.test)},
         primary: {s.split: getattr(s.metrics, primary) for s in personal},
         "metrics": {s.split: s.metrics.plain(task_type) for s in personal},
-        "versions": {"fedme": fedme.__version__, "torch": metadata.version("torch")},
+        "versions": {"fedme": fedme.__version__, "torch": _torch_version()},
     }
     return description | ({"lineage": asdict(lineage)} if lineage is not None else {})
+
+
+@functools.cache
+def _torch_version() -> str:
+    return metadata.version("torch")
 
 
 def markdown(description: Mapping[str, Any]) -> str:

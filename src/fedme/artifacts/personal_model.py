@@ -16,7 +16,7 @@ from fedme.core.metrics import Metrics, measure
 from fedme.core.model import output_of
 from fedme.core.task_types import TASK_LOSSES, TaskType
 from fedme.core.typed import nearest
-from fedme.datasets.data_files import Label, require_package
+from fedme.datasets.data_files import Label
 from fedme.datasets.preprocessing import Preparation
 from fedme.datasets.python_objects import read_object
 from fedme.datasets.raw_samples import RawSamples
@@ -37,27 +37,13 @@ class Personal:
         self.preparation = Preparation.read(self.about["preprocessing"])
         self.schema = saved_models.schema_of(self.about)
         self.note = ""
-        self._network: nn.Module | None = None
-        self._session: Any = None
-        onnx = folder / f"{name}.onnx"
-        if self.about.get("importable", True) or self.about["arch"].split("(")[0] in (more or {}):
-            self._network = saved_models.read(folder, name, imports=imports, more=more)[0]
-        elif onnx.exists():
-            self.note = f"the network was given as an object, so its saved form {onnx.name} is used"
-            self._session = require_package("onnxruntime", "a network that was given as an object", "export").InferenceSession(
-                onnx
-            )
-        else:
-            raise RunError(
-                f"{folder / name}.json: the network was given as an object, and only its weights were saved because "
-                "fedme[export] was not installed; load the weights into your network, or train again with fedme[export]"
-            )
+        if "graph" in self.about.get("network", {}) and not saved_models.is_at_hand(self.about, more):
+            self.note = "the network was given as an object, so its saved graph is used"
+        self._network: nn.Module = saved_models.read(folder, name, imports=imports, more=more)[0]
 
     @property
     def module(self) -> nn.Module:
         """An `nn.Module` that takes unscaled tensors; it scales them itself."""
-        if self._network is None:
-            raise RunError(f"{self.folder}: {self.note}; there is no nn.Module in it")
         return export.deployable(self._network, self.preparation)
 
     @property
@@ -119,8 +105,6 @@ class Personal:
         facts |= {"client": self.client, "architecture": self.about["arch"], "task": self.task}
         if wanted == "safetensors":
             export.copy_weights(self.folder, self.name, target)
-        elif wanted == "onnx" and self._session is not None:
-            target.write_bytes((self.folder / f"{self.name}.onnx").read_bytes())
         elif wanted == "onnx":
             export.to_onnx(self.module, self.preparation, target, facts)
         else:
@@ -132,10 +116,6 @@ class Personal:
         return torch.cat([self._outputs(_rows_of(numbers, rows)) for rows in torch.arange(len(given)).split(CHUNK)])
 
     def _outputs(self, numbers: Inputs) -> Tensor:
-        if self._session is not None:
-            arrays = {name: x.numpy() for name, x in (numbers.items() if isinstance(numbers, Mapping) else [("x", numbers)])}
-            return torch.from_numpy(self._session.run([export.output_name(self.preparation)], arrays)[0])
-        assert self._network is not None
         scale = self.preparation.scale
         x = scale.scaling()(numbers) if scale is not None and isinstance(numbers, Tensor) else numbers
         dtype = next((p.dtype for p in self._network.parameters()), torch.float32)
@@ -176,7 +156,7 @@ def clients_of(run: Path) -> list[ClientId]:
     names = []
     for group in (saved_models.CLIENTS, saved_models.UNSEEN):
         folders = [path.parent for path in (run / group).glob("*/model.json")]
-        names += [saved_models.describe(folder, "model")["client"] for folder in sorted(folders)]
+        names += [saved_models.client_of(folder) for folder in sorted(folders)]
     return names
 
 

@@ -1,14 +1,15 @@
 """Personal models on disk: weights in safetensors, and a JSON file with their architecture, inputs and classes.
 
-A network without an import path (an instance, a class of the main program) is also saved as ONNX, so that it can be used
-without its code.
+A network without an import path (an instance, a class of the main program) is also saved as data, its layers or its graph, so
+that it can be used without its code.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import torch
 from torch import Tensor, nn
@@ -16,22 +17,27 @@ from torch import Tensor, nn
 from fedme import __version__, networks
 from fedme.artifacts import export, model_cards
 from fedme.core.atomic_files import RunError, read_tensors, sealed, unsealed, write_json, write_tensors, write_text
-from fedme.core.data import ClientId, Schema
+from fedme.core.data import ClientId, Inputs, Schema
 from fedme.core.key import Key
 from fedme.core.model import Model, load
 from fedme.core.task_types import TaskType
 from fedme.core.typed import TypedError, build
-from fedme.datasets.data_errors import DataError
 from fedme.datasets.preprocessing import Preparation
 
 FORMAT = "fedme-model-1"
 CLIENTS, UNSEEN = "clients", "newcomers"  # the folders of clients in a run, and of clients that joined later
+GRAPH = ".graph.json"  # the suffix of a network's graph
 CARDS = {"model": "card.md", "finetuned": "card-finetuned.md"}
 
 
 def folder_of(run: Path, client: ClientId, group: str = CLIENTS) -> Path:
     """The folder of a client's models; special characters in its name are percent-encoded."""
     return run / group / quote(client, safe=" ()[]!,'+&=-_").replace("..", "%2E%2E")
+
+
+def client_of(folder: Path) -> ClientId:
+    """The client whose models are in a folder of `folder_of`."""
+    return unquote(folder.name)
 
 
 def save(folder: Path, name: str, model: Model, schema: Schema, classes: list[str], about: dict[str, Any]) -> str:
@@ -54,22 +60,32 @@ def save(folder: Path, name: str, model: Model, schema: Schema, classes: list[st
         "preprocessing": plain(schema.preprocessing),
         **about,
     }
-    note = "" if description["importable"] else _save_onnx(folder / f"{name}.onnx", model, schema)
+    note = ""
+    if not description["importable"]:
+        description["network"], note = _save_network(folder, name, model, schema)
     write_json(folder / f"{name}.json", sealed(description))
     if "client" in description:
         write_text(folder / CARDS[name], model_cards.markdown(description))
     return note
 
 
-def _save_onnx(path: Path, model: Model, schema: Schema) -> str:
-    """Write a model that can be used without the code of its network; returns a note if that fails."""
-    preparation = Preparation.read(schema.preprocessing)
-    try:
-        facts = {"architecture": model.arch.name, "task": schema.task_type}
-        export.to_onnx(export.deployable(model.module(), preparation), preparation, path, facts)
-    except (DataError, RunError) as error:
-        return f"{model.arch.name} has no import path, so only its weights are saved, and using them needs its code: {error}"
-    return ""
+def _save_network(folder: Path, name: str, model: Model, schema: Schema) -> tuple[Mapping[str, Any], str]:
+    """Save a network without an import path as data. Returns what the description says of it, and a note if that fails."""
+    network = networks.as_data(model, lambda: _example(schema, model.dtype))
+    if network.layers is not None:
+        return network.layers, ""
+    if network.graph is not None:
+        write_text(folder / f"{name}{GRAPH}", network.graph)
+        return {"graph": hashlib.sha256(network.graph.encode()).hexdigest()}, ""
+    note = f"{model.arch.name} has no import path, so only its weights are saved, and using them needs its code"
+    return {"reason": network.reason}, f"{note}: {network.reason}"
+
+
+def _example(schema: Schema, dtype: torch.dtype) -> Inputs:
+    """Two samples as the network takes them. The numbers by which samples are scaled may be many, and are not read."""
+    scaled = schema.preprocessing.get("scale") is not None
+    sample = export.example(Preparation.read({**schema.preprocessing, "scale": None}), dtype)
+    return sample.to(dtype) if scaled and isinstance(sample, Tensor) else sample
 
 
 def plain(value: Any) -> Any:
@@ -78,7 +94,9 @@ def plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return list(value) if set(map(type, value)) <= {float, int, str} else [plain(item) for item in value]
+    return value
 
 
 def load_model(folder: Path | str, name: str = "model", *, imports: bool = False) -> nn.Module:
@@ -130,14 +148,44 @@ def read_model(
     try:
         schema = schema_of(about)
         dtype = {"float32": torch.float32, "float64": torch.float64}[about["dtype"]]
-        spec = about["arch"].split("[classes=")[0]
-        arch = networks.arch(spec, schema, imports=imports, more=more)
+        weights, _ = read_tensors(folder / f"{name}.safetensors")
+        if "network" in about and not is_at_hand(about, more):
+            arch = networks.described_arch(about["arch"], about["network"], _graph(folder, name, about), weights)
+        else:
+            arch = networks.arch(about["arch"].split("[classes=")[0], schema, imports=imports, more=more)
         module = arch.build(Key(0)).to(dtype)
-    except (ValueError, KeyError, TypeError, AttributeError, TypedError) as error:
-        hint = "" if imports else " (for folders that you trust, imports=True or --imports imports a user-defined network)"
+    except (ValueError, KeyError, TypeError, AttributeError, TypedError, RecursionError) as error:
+        hint = (
+            ""
+            if imports or "network" in about
+            else " (for folders that you trust, imports=True or --imports imports a user-defined network)"
+        )
         raise RunError(f"{path}: cannot be read: {error}{hint}") from error
-    weights, _ = read_tensors(folder / f"{name}.safetensors")
     try:
         return Model.of(arch, load(module, weights), dtype), about
     except (ValueError, RuntimeError) as error:
         raise RunError(f"{folder / name}.safetensors: {error}") from error
+
+
+def _graph(folder: Path, name: str, about: Mapping[str, Any]) -> str | None:
+    """The graph of a saved network, if it is not saved otherwise."""
+    if "reason" in about["network"]:
+        raise ValueError(
+            f"the network was given as an object, and only its weights were saved: {about['network']['reason']}; load the "
+            "weights into your network, or give the network by its import path and train again"
+        )
+    if "graph" not in about["network"]:
+        return None
+    path = folder / f"{name}{GRAPH}"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{path.name} with the graph of its network cannot be read: {error.strerror}") from error
+    if hashlib.sha256(text.encode()).hexdigest() != about["network"]["graph"]:
+        raise ValueError(f"{path.name} is not the graph that was saved with it: its checksum is wrong")
+    return text
+
+
+def is_at_hand(about: Mapping[str, Any], more: Mapping[str, networks.Entry] | None) -> bool:
+    """Whether the network of a saved model is one of the further networks by name."""
+    return about["arch"].partition("(")[0].partition("[")[0] in (more or {})

@@ -14,7 +14,7 @@ from typing import Any
 from fedme import networks
 from fedme.artifacts import model_cards, saved_models
 from fedme.config.experiment import Experiment
-from fedme.core.atomic_files import RunError, write_json
+from fedme.core.atomic_files import RunError, together, write_json
 from fedme.core.data import ClientData, ClientId, Schema
 from fedme.core.key import Key
 from fedme.core.method import Method, Round, Task
@@ -73,17 +73,18 @@ def save_offers(
     saved: Collection[ClientId],
 ) -> None:
     """Write what the method offers unseen clients. Models of the clients in `saved` are written with those clients' own."""
-    for name, model in offers.items():
-        if name not in saved:
-            about: dict[str, Any] = {"model": name, "stage": "round", "method": experiment.method_name}
-            about |= {"rounds": experiment.settings.rounds}
-            about |= {"lineage": asdict(ancestry[name])} if name in ancestry else {}
-            classes = task.members[name].labels if name in task.members else task.schema.classes
-            folder = saved_models.folder_of(run, name, SHARED)
-            saved_models.save(folder, "model", model, task.schema, list(classes), about)
-    if offers:
-        (run / SHARED).mkdir(exist_ok=True)
-        write_json(run / SHARED / OFFERS, list(offers))
+    with together():
+        for name, model in offers.items():
+            if name not in saved:
+                about: dict[str, Any] = {"model": name, "stage": "round", "method": experiment.method_name}
+                about |= {"rounds": experiment.settings.rounds}
+                about |= {"lineage": asdict(ancestry[name])} if name in ancestry else {}
+                classes = task.members[name].labels if name in task.members else task.schema.classes
+                folder = saved_models.folder_of(run, name, SHARED)
+                saved_models.save(folder, "model", model, task.schema, list(classes), about)
+        if offers:
+            (run / SHARED).mkdir(exist_ok=True)
+            write_json(run / SHARED / OFFERS, list(offers))
 
 
 def load_offers(

@@ -18,6 +18,7 @@ from fedme.core.task_types import TASK_LOSSES, TaskType, task_type_of
 Array = NDArray[Any]
 
 CALIBRATION_BINS = 15  # as in Guo et al. 2017
+_BIN_EDGES = np.linspace(0.0, 1.0, CALIBRATION_BINS + 1)[1:-1]
 
 
 @dataclass(frozen=True)
@@ -247,8 +248,7 @@ def _auroc(scores: Array, labels: Array) -> float | None:
     if len(classes) < 2:  # a class with all samples has no negative ones
         return None
     class_scores = scores.T[classes]
-    order = class_scores.argsort(1)
-    values = np.take_along_axis(class_scores, order, 1)
+    order, values = class_scores.argsort(1), np.sort(class_scores, 1)  # several times faster than to gather by `order`
     changes = values[:, 1:] != values[:, :-1]
     places = np.arange(samples)
     positive = labels[order] == classes[:, None]
@@ -266,6 +266,6 @@ def _auroc(scores: Array, labels: Array) -> float | None:
 
 def _calibration_error(confidence: Array, hits: Array) -> float:
     """The mean gap between confidence and accuracy, in bins open below and closed above."""
-    bins = np.searchsorted(np.linspace(0.0, 1.0, CALIBRATION_BINS + 1)[1:-1], confidence)
+    bins = np.searchsorted(_BIN_EDGES, confidence)
     gaps = np.bincount(bins, weights=hits - confidence, minlength=CALIBRATION_BINS)
     return float(np.abs(gaps).sum()) / len(hits)

@@ -13,6 +13,7 @@ from fedme.core.data import Schema
 from fedme.core.model import Arch
 from fedme.networks.convolutional import cnn, cnn_small, fml_cnn1, fml_cnn2, lenet5
 from fedme.networks.dense import dnn, mlr
+from fedme.networks.described import Description, as_data, described_arch
 from fedme.networks.in_memory import InMemoryNetwork, from_instance, has_qualified_name, importable
 from fedme.networks.input_sizes import ArchError
 from fedme.networks.lookup import DENSE_FAMILY, Entry, Row, check, resolve, rows, user_entry
@@ -22,12 +23,15 @@ from fedme.networks.vgg import vgg
 __all__ = [
     "ARCHS",
     "ArchError",
+    "Description",
     "Entry",
     "InMemoryNetwork",
     "Row",
     "arch",
+    "as_data",
     "check",
     "describe",
+    "described_arch",
     "from_instance",
     "has_qualified_name",
     "importable",

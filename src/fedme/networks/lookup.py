@@ -266,13 +266,13 @@ def _require_all(name: str, entry: Entry, arguments: Mapping[str, Any]) -> None:
 def _build_without_weights(name: str, entry: Entry, arguments: Mapping[str, Any]) -> None:
     """Check that the network accepts its arguments, without allocating memory."""
     try:
-        with torch.device("meta"), _SkipNormalInit():
+        with torch.device("meta"), SkipNormalInit():
             entry.factory(**arguments)
     except ArchError as error:
         raise ArchError(f"architecture '{name}' {error}") from error
 
 
-class _SkipNormalInit(TorchFunctionMode):
+class SkipNormalInit(TorchFunctionMode):
     """Skips `nn.init.normal_`: on the meta device it makes torch load its compiler, which takes a second."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:

@@ -133,7 +133,7 @@ def _checked(row: Any) -> dict[str, Any]:
     ):
         for name in names:
             value = row.get(name, ...)
-            if not isinstance(value, types) or isinstance(value, bool) or value != value or value in (math.inf, -math.inf):
+            if type(value) not in types or (type(value) is float and not math.isfinite(value)):
                 raise ValueError(f"'{name}' must be {expected}")
     if not isinstance(row.get("arch"), str | None) or not isinstance(row.get("notes", {}), dict):
         raise ValueError("'arch' must be text and 'notes' a table")

@@ -61,7 +61,7 @@ def summarise(rows: Iterable[dict[str, Any]], config: Mapping[str, Any], sources
             evaluated[model_stage] += 1
             last[model_stage] = t, splits
             if splits.get("val"):
-                merit = _merit(means(splits["val"]))
+                merit = _merit(splits["val"])
                 if model_stage not in best or merit > best[model_stage][0]:
                     best[model_stage] = merit, t, splits
     results = []
@@ -158,11 +158,11 @@ def measures_of(result: Mapping[str, Any]) -> tuple[Measure, ...]:
     return MEASURES[result.get("task", "classification")]
 
 
-def _merit(result: Mapping[str, Any]) -> float:
-    """How good a mean over clients is: larger is better."""
-    measure = MEASURES[task_type_of_row(result)][0]
-    value = result[measure.key]["client_mean"]
-    return -math.inf if value is None else measure.gain(value, 0.0)
+def _merit(rows: Sequence[Mapping[str, Any]]) -> float:
+    """How good the mean over clients is: larger is better."""
+    measure = MEASURES[task_type_of_row(rows[0])][0]
+    values = [row[measure.key] for row in rows if row[measure.key] is not None]
+    return measure.gain(statistics.fmean(values), 0.0) if values else -math.inf
 
 
 def write(folder: Path, config: Mapping[str, Any]) -> None:

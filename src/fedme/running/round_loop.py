@@ -12,6 +12,7 @@ from typing import Any
 
 from fedme.artifacts import model_cards, saved_models, unseen_clients
 from fedme.config.experiment import Experiment
+from fedme.core.atomic_files import together
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Round, Task
@@ -166,11 +167,12 @@ class RoundLoop:
 
     def _save_models(self, task: Task, evaluations: Mapping[ClientId, Evaluation]) -> None:
         notes: dict[str, None] = {}
-        for client, evaluation in evaluations.items():
-            if evaluation.models:  # models of sites stay at the sites
-                folder, data = saved_models.folder_of(self.folder, client), self.clients[client]
-                lineage = self.ancestry.get(client)
-                notes |= dict.fromkeys(save_models(folder, self.experiment, task, data, evaluation, lineage))
+        with together():
+            for client, evaluation in evaluations.items():
+                if evaluation.models:  # models of sites stay at the sites
+                    folder, data = saved_models.folder_of(self.folder, client), self.clients[client]
+                    lineage = self.ancestry.get(client)
+                    notes |= dict.fromkeys(save_models(folder, self.experiment, task, data, evaluation, lineage))
         for note in notes:
             self.display.note(f"note: {note}", always=True)
 
