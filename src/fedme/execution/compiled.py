@@ -177,9 +177,13 @@ def training_obstacle(op: Train) -> str:
     optimizer = op.optimizer
     if op.mechanism is not None:
         return "private training"
+    if op.batch_schedule.last_batch == "scale" and len(op.data) > op.batch_schedule.batch:
+        return 'train.last_batch = "scale"'
     if type(optimizer) is SGD:
         if optimizer.alternating:
             return "alternating steps"
+        if optimizer.nesterov:
+            return "Nesterov momentum"
         if optimizer.prox and not op.frozen.keys() >= op.models.keys():
             return "a proximal term, but not for every model"
     elif type(optimizer) not in (Moreau, MutualMoreau):
