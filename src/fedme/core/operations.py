@@ -90,8 +90,12 @@ class BatchSchedule:
 
         This is the size of the batch; with "scale" and with Poisson sampling it is the same number for all batches.
         """
-        same = self.poisson or self.last_batch == "scale"
+        same = self.poisson or self.scales(samples)
         return torch.full_like(sizes, min(self.batch, samples)) if same else sizes
+
+    def scales(self, samples: int) -> bool:
+        """Whether the losses of incomplete batches are scaled, and there are any."""
+        return self.last_batch == "scale" and not self.poisson and samples > self.batch and samples % self.batch > 0
 
     def rate(self, samples: int) -> float:
         """The probability that a sample is in a batch."""

@@ -177,8 +177,8 @@ def training_obstacle(op: Train) -> str:
     optimizer = op.optimizer
     if op.mechanism is not None:
         return "private training"
-    if op.batch_schedule.last_batch == "scale" and len(op.data) > op.batch_schedule.batch:
-        return 'train.last_batch = "scale"'
+    if op.batch_schedule.scales(len(op.data)):
+        return "a scaled last batch"
     if type(optimizer) is SGD:
         if optimizer.alternating:
             return "alternating steps"
