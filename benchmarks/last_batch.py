@@ -1,6 +1,6 @@
 """What the values of `train.last_batch` do to validation accuracy: the table in docs/experiments.md.
 
-FEDME_DATA=folder python benchmarks/last_batch.py [SEEDS]     (needs MNIST and FEMNIST)
+FEDME_DATA=folder python benchmarks/last_batch.py [SEEDS [WORD]]     (needs MNIST and FEMNIST; WORD chooses settings)
 
 In the first settings, one of ten clients has 73 batches and one more sample, the others have whole batches. The other settings
 are ordinary. Rates and rounds are those of the presets, or were set before: nothing is tuned for a value.
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import get_args
 
 import torch
+from rich.console import Console
 
 import fedme
 from fedme.config.experiment import load
@@ -24,6 +25,7 @@ from fedme.core.operations import LastBatch
 from fedme.datasets.mnist import Mnist
 from fedme.results import records
 from fedme.running import run
+from fedme.running.progress import Display
 
 BATCH, VALIDATION = 32, 500
 Accuracies = dict[str, float]  # by client, in the last round
@@ -50,7 +52,7 @@ def preset(words: str, folder: Path, seed: int, last_batch: str) -> Accuracies:
     """An ordinary experiment."""
     name, *changes = words.split()
     changes += [f"seed={seed}", f"train.last_batch={last_batch}", f"output={folder}", "finetune.epochs=0"]
-    run.start(load(name, changes)[0])
+    run.start(load(name, changes)[0], Display(Console(stderr=True), quiet=True))
     return accuracies(folder)
 
 
@@ -66,8 +68,8 @@ WRITERS = "femnist-fedavg models.pool=['cnn-1(width=0.25)'] train.lr=0.03 rounds
 SETTINGS: Mapping[str, Callable[[Path, int, str], Accuracies]] = {
     "odd client, MNIST, local": partial(odd_client, fedme.Local, "cnn-1(width=0.25)", 0.1),
     "odd client, MNIST, FedAvg": partial(odd_client, fedme.FedAvg, "mlp", 0.1),
-    "preset digits-fedme": partial(preset, "digits-fedme data.val=0.3 evaluate_every=20"),
-    "preset digits-fedavg": partial(preset, "digits-fedavg data.val=0.3 evaluate_every=20"),
+    "digits-fedme (the demo)": partial(preset, "digits-fedme data.val=0.3 evaluate_every=20"),
+    "digits-fedavg": partial(preset, "digits-fedavg data.val=0.3 evaluate_every=20"),
     "MNIST, Dirichlet, FedAvg": partial(preset, DIRICHLET),
     "MNIST, Dirichlet, local": partial(preset, f"{DIRICHLET} method.name=local"),
     "FEMNIST writers, FedAvg": partial(preset, WRITERS),
@@ -75,12 +77,14 @@ SETTINGS: Mapping[str, Callable[[Path, int, str], Accuracies]] = {
 }
 
 
-def main(seeds: int) -> None:
+def main(seeds: int, word: str) -> None:
     """Print a table: mean and standard deviation over seeds of the mean over clients, and of the odd client alone."""
     values = get_args(LastBatch)
     print("| setting | clients | " + " | ".join(values) + " |")
     print("|---" * (len(values) + 2) + "|")
     for name, measure in SETTINGS.items():
+        if word not in name:
+            continue
         found: dict[str, list[Accuracies]] = {value: [] for value in values}
         for seed in range(seeds):
             for value in values:
@@ -101,4 +105,4 @@ def _others(one: Accuracies) -> float:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5, sys.argv[2] if len(sys.argv) > 2 else "")

@@ -128,7 +128,10 @@ class Adam(Descent):
             # One number per client: the first axis of a stack counts clients, and `step` has no other axis.
             step = step.reshape(step.shape + (1,) * (w.dim() - step.dim()))
             bias = [_one_minus_power(beta, step, w.dtype) for beta in self.betas]
-            after[name] = w - mean.div(square.sqrt().div_(bias[1].sqrt()).add_(self.eps)).mul_(self.lr / bias[0])
+            # w - lr (mean / bias[0]) / (sqrt(square / bias[1]) + eps), with few passes over the weights
+            inverse = bias[0] / self.lr
+            denominator = square.sqrt().mul_(inverse / bias[1].sqrt()).add_(inverse * self.eps)
+            after[name] = torch.addcdiv(w, mean, denominator, value=-1.0)
         return after, new
 
 
