@@ -61,7 +61,7 @@ class Soup(Method[Pot, Larder, Ladle, Spoonful]):
     def client_round(
         self, state: Larder, down: Ladle, data: ClientData, when: Round, key: Key
     ) -> Computation[tuple[Larder, Spoonful, Report]]:
-        optimizer, schedule = self.train.sgd(CrossEntropy(), when), self.train.batch_schedule(when)
+        optimizer, schedule = self.train.local_optimizer(CrossEntropy(), when), self.train.batch_schedule(when)
         first = yield from train({"pan": down.portion}, optimizer, data.train, schedule, key.at("first"))
         second = yield from train(first.models, optimizer, data.train, schedule, key.at("second"))
         seasoned = second.models["pan"]

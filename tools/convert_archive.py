@@ -8,15 +8,29 @@ import sys
 from pathlib import Path
 from typing import Any
 
-RENAMED = {"train": {"decay": "lr_decay", "decay_at": "lr_decay_at"}, "privacy": {"noise": "noise_multiplier"}}
+RENAMED = {
+    "train": {"decay": "lr_decay", "decay_at": "lr_decay_at"},
+    "method": {"momentum": "optimizer_state"},
+    "privacy": {"noise": "noise_multiplier"},
+}
 
 
 def converted(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with every setting under its present name, in the same order."""
-    return {
+    """A configuration with every setting under its present name, in the same order, and what its runs did said explicitly."""
+    renamed = {
         table: {names.get(key, key): value for key, value in value.items()} if (names := RENAMED.get(table)) else value
         for table, value in config.items()
     }
+    return renamed | {"train": {"last_batch": "keep", **_with_schedule(renamed["train"])}}
+
+
+def _with_schedule(train: dict[str, Any]) -> dict[str, Any]:
+    """The settings of training with the learning-rate schedule by name; the factor of a constant rate had no effect."""
+    if "lr_schedule" in train:
+        return train
+    if train["lr_decay_at"]:
+        return train | {"lr_schedule": "step"}
+    return {key: value for key, value in train.items() if key != "lr_decay"} | {"lr_schedule": "constant"}
 
 
 def main(files: list[str]) -> None:

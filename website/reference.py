@@ -11,28 +11,11 @@ import fedme
 from fedme import networks
 from fedme.cli.app import app
 from fedme.config.experiment import presets
-from fedme.config.setting_help import settings_of
-from fedme.config.settings import EngineOptions, FinetuneOptions, ModelOptions, PrivacyOptions, Settings
+from fedme.config.setting_help import TABLES, settings_of
+from fedme.config.settings import Settings
 from fedme.datasets import DATASETS
-from fedme.datasets.federated_dataset import DataOptions
 from fedme.datasets.partitioners import PARTITIONS
-from fedme.federation.failures import Faults
-from fedme.federation.malicious_clients import Attack
-from fedme.learning.robust_aggregation import Defence
-from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
-
-TABLES = {
-    "data": DataOptions,
-    "models": ModelOptions,
-    "train": Training,
-    "finetune": FinetuneOptions,
-    "privacy": PrivacyOptions,
-    "engine": EngineOptions,
-    "faults": Faults,
-    "defence": Defence,
-    "attack": Attack,
-}
 
 
 def pages() -> dict[str, str]:

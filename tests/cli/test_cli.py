@@ -153,7 +153,7 @@ def test_explain_engine(fedme):
     assert "train: 9 operations stacked" in Path("e/engine.log").read_text()
 
 
-@pytest.mark.parametrize("what", ["methods", "datasets", "models", "partitions", "presets"])
+@pytest.mark.parametrize("what", ["methods", "datasets", "models", "partitions", "presets", "settings"])
 def test_lists(fedme, what):
     code, out, _ = fedme("list", what)
     assert code == 0
@@ -174,6 +174,14 @@ def test_settings_are_explained(fedme):
     assert rows["order"]["about"].startswith("simultaneous | alternating; ")
     assert all(row["about"] for name in METHODS for row in json.loads(fedme("list", "methods", name, "--json")[1]))
     assert fedme("list", "partitions", "dirichlet")[0] == 0
+    rows = {row["setting"]: row for row in json.loads(fedme("list", "settings", "train", "--json")[1])}
+    assert rows["optimizer"]["about"].startswith("sgd | adam | adamw; ")
+    assert rows["lr_schedule"] == {
+        "setting": "lr_schedule",
+        "default": '"constant"',
+        "about": "constant | step | cosine; how the learning rate changes over the rounds",
+    }
+    assert "did you mean 'train'" in fedme("list", "settings", "trian")[2]
     assert "did you mean 'fedme'" in fedme("list", "methods", "fedmee")[2]
 
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fedme.config.experiment import ConfigError, load, override, parse, presets, to_toml
+from fedme.config.hints import hints
 from fedme.methods import METHODS
 
 EXAMPLE = """
@@ -103,6 +104,20 @@ def test_short_names_of_tables(file):
         (["engine.name=flour"], "engine.name: must be one of inprocess, flower, got 'flour'"),
         (["models.pool=[]"], "models.pool: must name at least one"),
         (["train.cohort=0"], "train.cohort: must be >= 1"),
+        (["train.optimizer=adm"], "train.optimizer: must be one of sgd, adam, adamw, got 'adm'"),
+        (
+            ["train.optimizer=adam", "train.momentum=0.9"],
+            "train.momentum: is a setting of sgd, got 0.9 with optimizer = 'adam'",
+        ),
+        (["train.momentum=0", "train.nesterov=true"], "train.nesterov: needs momentum"),
+        (["train.lr_schedule=cosine", "train.lr_decay_at=[0.5]"], "train.lr_decay_at: is for lr_schedule = 'step'"),
+        (["rounds=3", "train.warmup=3"], "train.warmup: must be < rounds, which is 3, got 3"),
+        (["train.last_batch=dropped"], "train.last_batch: must be one of keep, drop, scale, got 'dropped'"),
+        (
+            ["method=pfml", "train.optimizer=adam", "train.momentum=0"],
+            "train.optimizer: method 'pfml' defines its own step; train.optimizer = 'adam' has no meaning there",
+        ),
+        (["method=pfedme", "train.optimizer=adamw", "train.momentum=0"], "method 'pfedme' defines its own step"),
         (["rounds"], "overrides have the form key=value"),
         (["seed.x=1"], "seed is not a table"),
     ],
@@ -111,6 +126,26 @@ def test_errors_name_the_key_and_the_fix(file, words, message):
     with pytest.raises(ConfigError) as error:
         load(file, words)
     assert message in str(error.value)
+
+
+def test_defaults_that_depend_on_the_optimizer_are_in_the_configuration(file):
+    adamw = load(file, ["train.optimizer=adamw", "train.momentum=0"])[0].plain()["train"]
+    assert (adamw["lr"], adamw["weight_decay"]) == (0.1, 0.01)  # the file says which rate
+    adamw = load("pfml-mnist-mlr", ["method=fedavg", "train={optimizer='adamw'}"])[0].plain()["train"]
+    assert (adamw["lr"], adamw["weight_decay"], adamw["betas"]) == (0.001, 0.01, [0.9, 0.999])
+    sgd = load("pfml-mnist-mlr", ["train={batch=5}"])[0].plain()["train"]
+    assert (sgd["lr"], sgd["weight_decay"]) == (0.1, 0.0)
+
+
+def test_settings_without_effect_are_pointed_out(file):
+    words = ["train.lr_schedule=cosine", "finetune.epochs=2", "rounds=20"]
+    assert hints(load(file, words)[0]) == [
+        "fine-tuning has the learning rate of the last round, 0.00062; train.lr_min raises it"
+    ]
+    assert hints(load(file, [*words, "train.lr_min=0.02"])[0]) == []
+    assert hints(load(file, ["train.last_batch=scale"])[0]) == []
+    private = hints(load(file, ["train.last_batch=scale", "privacy.noise_multiplier=1.0"])[0])
+    assert private == ["batches are Poisson samples under [privacy] and have no last one: train.last_batch has no effect"]
 
 
 def test_errors_of_files(tmp_path):

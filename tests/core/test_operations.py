@@ -1,5 +1,6 @@
 """How a client goes through its data, and how pieces of work run side by side."""
 
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -81,6 +82,66 @@ def test_tiny_and_missing_data(shuffle):
     assert lists(BatchSchedule(1, 20, 2, shuffle).batches(1, KEY)) == [[0]] * 2
     assert BatchSchedule(3, 20, shuffle=shuffle).batches(0, KEY) == []
     assert BatchSchedule(3, 20, 5, shuffle).batches(0, KEY) == []
+
+
+LAST = ("keep", "drop", "scale")
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    st.integers(0, 40), st.integers(1, 25), st.integers(1, 4), st.booleans(), st.none() | st.integers(0, 9), st.integers(0, 7)
+)
+def test_drop_leaves_out_the_incomplete_batches_of_keep_and_scale_leaves_out_none(
+    samples, batch, epochs, shuffle, steps, offset
+):
+    kept, dropped, scaled = (BatchSchedule(epochs, batch, None, shuffle, last_batch=last) for last in LAST)
+    everything = lists(kept.batches(samples, KEY))
+    assert lists(scaled.batches(samples, KEY)) == everything
+    whole = [each for each in everything if len(each) == batch or samples < batch]
+    assert lists(dropped.batches(samples, KEY)) == whole
+    for schedule in (kept, dropped, scaled):
+        positions, sizes = schedule.positions(samples, KEY)
+        assert len(positions) == len(sizes) == schedule.count(samples)
+        some = replace(schedule, steps=steps, offset=offset)
+        assert len(some.batches(samples, KEY)) == some.count(samples)
+
+
+@pytest.mark.parametrize(
+    ("samples", "keep", "drop", "scale"),
+    [
+        (7, [1, 1, 1, 1], [1, 1], [1, 3 / 4, 1, 3 / 4]),
+        (8, [1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]),
+        (3, [1, 1], [1, 1], [1, 1]),  # the only batch of a client is neither dropped nor scaled
+        (4, [1, 1], [1, 1], [1, 1]),
+        (0, [], [], []),
+    ],
+)
+def test_the_weight_of_a_batch_in_the_loss(samples, keep, drop, scale):
+    for last, expected in zip(LAST, (keep, drop, scale), strict=True):
+        schedule = BatchSchedule(2, 4, last_batch=last)
+        _, sizes = schedule.positions(samples, KEY)
+        weights = sizes.double() / schedule.divisors(samples, sizes)
+        assert weights.tolist() == expected
+        assert schedule.scales(samples) == any(weight != 1 for weight in expected)
+
+
+def test_without_shuffling_dropped_samples_stay_dropped_and_rounds_go_on():
+    rounds = [
+        lists(BatchSchedule(1, 2, steps=3, shuffle=False, offset=3 * t, last_batch="drop").batches(5, KEY)) for t in range(2)
+    ]
+    assert rounds == [[[0, 1], [2, 3], [0, 1]], [[2, 3], [0, 1], [2, 3]]]
+
+
+@pytest.mark.parametrize("last", LAST)
+def test_poisson_sampling_has_no_last_batch(last):
+    schedule, keep = BatchSchedule(2, 4, poisson=True, last_batch=last), BatchSchedule(2, 4, poisson=True)
+    for samples in (3, 4, 7, 8):
+        assert schedule.count(samples) == keep.count(samples) == 2 * -(-samples // 4)
+        assert schedule.rate(samples) == keep.rate(samples)
+        assert lists(schedule.batches(samples, KEY)) == lists(keep.batches(samples, KEY))
+        _, sizes = schedule.positions(samples, KEY)
+        assert schedule.divisors(samples, sizes).tolist() == [min(4, samples)] * len(sizes)
+        assert not schedule.scales(samples)
 
 
 # Work that runs side by side. Operations are stood in for by text; whoever drives them answers with the text in capitals.

@@ -295,7 +295,8 @@ TRAININGS = st.builds(
     steps=st.none() | st.integers(1, 9),
     lr=st.floats(1e-6, 10),
     clip=st.none() | st.floats(1e-3, 100),
-    lr_decay_at=st.lists(st.floats(0.01, 0.99), max_size=3).map(tuple),
+    lr_schedule=st.just("step"),
+    lr_decay_at=st.lists(st.floats(0.01, 0.99), min_size=1, max_size=3).map(tuple),
     cohort=st.none() | st.integers(1, 9),
 )
 FEDMES = st.builds(

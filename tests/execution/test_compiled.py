@@ -18,7 +18,7 @@ from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train
 from fedme.execution import compiled, reference
 from fedme.execution.dispatcher import Dispatcher
 from fedme.learning.objectives import CrossEntropy, Imitate, Mutual
-from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
+from fedme.learning.optimizers import SGD, Adam, Moreau, MutualMoreau
 from fedme_test_support import DENSE, LINEAR, NORMALISED, WIDE, clients, same
 
 missing = compiled.library()
@@ -235,6 +235,8 @@ def buffered():
     ("optimizer", "arch", "reason"),
     [
         (SGD(CrossEntropy(), 0.1, alternating=True), DENSE, "alternating steps"),
+        (SGD(CrossEntropy(), 0.1, momentum=0.9, nesterov=True), DENSE, "Nesterov momentum"),
+        (Adam(CrossEntropy(), 0.1), DENSE, "unsupported optimizer Adam"),
         (SGD(CrossEntropy(), 0.1, prox=0.1), DENSE, "a proximal term, but not for every model"),
         (Moreau(0.1, 0.05, 2.0, 3, objective=Imitate("mse")), DENSE, "unsupported loss Imitate"),
         (SGD(Imitate("mse"), 0.1), DENSE, "unsupported loss Imitate"),
@@ -252,6 +254,22 @@ def test_what_it_does_not_know_is_left_to_others(optimizer, arch, reason):
     assert route.backend.name != "compiled"
     assert "not compiled" in route.reason
     assert reason in route.reason
+
+
+@built
+def test_a_scaled_last_batch_is_left_to_others_and_whole_batches_are_not():
+    model, data = Model.init(DENSE, Key(0)), clients((13,))["0"].train
+    for batch, backend in ((5, "stacked"), (13, "compiled"), (20, "compiled")):
+        schedule = BatchSchedule(1, batch, last_batch="scale")
+        route = Dispatcher().route(Train({"own": model}, SGD(CrossEntropy(), 0.1), data, schedule, Key(0)))
+        assert route.backend.name == backend
+        assert route.reason == ("not compiled: a scaled last batch" if backend == "stacked" else "")
+
+
+@built
+@pytest.mark.parametrize("batch", [4, 5, 30])
+def test_a_dropped_last_batch(batch):
+    equal(operation({"own": WIDE}, SGD(CrossEntropy(), 0.1, 0.9), 13, BatchSchedule(3, batch, last_batch="drop"), 3, 4))
 
 
 @built

@@ -12,7 +12,7 @@ from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.network_layers import network_layers
 from fedme.execution.reference import one_by_one
 from fedme.learning.objectives import CrossEntropy, Imitate, Mutual
-from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
+from fedme.learning.optimizers import SGD, Adam, Moreau, MutualMoreau
 from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
 from fedme_test_support import DENSE, DROPPING, LINEAR, NORMALISED, WIDE, clients, federate, personal, split, task
@@ -36,11 +36,13 @@ TRAININGS = [
     Training(epochs=2, batch=5, lr=0.1, momentum=0.9, weight_decay=1e-2, clip=0.7),
     Training(epochs=1, batch=4, lr=0.1, momentum=0.5, cohort=3),
     Training(steps=6, batch=4, lr=0.05, weight_decay=1e-2, shuffle=False),
+    Training(epochs=2, batch=5, lr=0.1, momentum=0.9, last_batch="drop", lr_schedule="cosine", warmup=1),
+    Training(steps=7, batch=4, lr=0.05, last_batch="scale"),
 ]
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("train", TRAININGS, ids=["plain", "momentum, decay, clip", "cohort", "steps"])
+@pytest.mark.parametrize("train", TRAININGS, ids=["plain", "momentum, decay, clip", "cohort", "steps", "drop", "scale"])
 @pytest.mark.parametrize("path", ["auto", "stacked"])
 def test_every_method_batched_equals_alone(name, train, path):
     method = METHODS[name](train=train)
@@ -55,9 +57,36 @@ def test_every_method_batched_equals_alone(name, train, path):
     assert not any(
         near(a["0"], b[c], 1e-6) for c in data if c != "0" and a[c].arch == a["0"].arch and not near(a[c], a["0"], 1e-6)
     )
-    expected = "compiled" if path == "auto" and not isinstance(compiled.library(), str) else "stacked"
+    native = path == "auto" and not isinstance(compiled.library(), str) and train.last_batch != "scale"
+    expected = "compiled" if native else "stacked"
     assert ("train", expected) in taken(batched)
     assert not any(path.startswith("reference") for _, path in taken(batched))
+
+
+DESCENT = [name for name, method in METHODS.items() if not method.own_step]
+OPTIMIZERS = {
+    "nesterov": Training(epochs=2, batch=5, lr=0.1, momentum=0.9, nesterov=True),
+    "adam, scale": Training(epochs=2, batch=5, optimizer="adam", lr=0.02, weight_decay=1e-2, clip=0.7, last_batch="scale"),
+    "adamw, drop": Training(epochs=1, batch=4, optimizer="adamw", lr=0.02, cohort=3, last_batch="drop"),
+}
+
+
+@pytest.mark.parametrize("name", DESCENT)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_every_method_of_ordinary_descent_takes_every_optimizer_on_every_path(name, kind):
+    method = METHODS[name](train=OPTIMIZERS[kind])
+    archs = (DENSE, WIDE, DROPPING, LINEAR, DENSE) if name in OWN else (LINEAR,) * 5
+    setting = task(archs, shared=DROPPING, public=8, unlabeled=split(10, Key(9)))
+    data = clients(SIZES, public=8)
+    a = personal(method, *federate(method, setting, data, rounds=3))
+    sgd = METHODS[name](train=Training(epochs=2, batch=5, lr=0.1))
+    plain = personal(sgd, *federate(sgd, setting, data, rounds=3))
+    assert not any(near(a[c], plain[c], 1e-6) for c in data if a[c].arch == plain[c].arch)
+    for path in ("auto", "stacked"):
+        batched = Dispatcher(path=path)
+        b = personal(method, *federate(method, setting, data, rounds=3, execute=batched))
+        assert all(near(a[c], b[c]) for c in data)
+        assert {route for operation, route in taken(batched) if operation == "train"} == {"stacked"}
 
 
 def test_what_cannot_be_stacked_runs_alone_beside_the_rest():
@@ -81,28 +110,33 @@ RULES = [
     SGD(Mutual("a", "b"), 0.1, momentum=0.9),
     SGD(Mutual("a", "b", (0.7, 0.2), (0.3, 0.8)), 0.1, clip=0.3),
     SGD(Mutual("a", "b"), 0.1, momentum=0.9, alternating=True, clip=0.3),
+    SGD(CrossEntropy(), 0.1, momentum=0.9, weight_decay=0.1, nesterov=True),
+    Adam(CrossEntropy(), 0.02, weight_decay=0.1, clip=0.3, prox=0.5),
+    Adam(Mutual("a", "b"), 0.02, weight_decay=0.1, decoupled_weight_decay=True),
+    Adam(Mutual("a", "b"), 0.02, alternating=True),
 ]
 
 
+@pytest.mark.parametrize("last_batch", ["keep", "drop", "scale"])
 @pytest.mark.parametrize("optimizer", RULES, ids=str)
-def test_rules_over_two_roles_of_mixed_architectures(optimizer):
+def test_rules_over_two_roles_of_mixed_architectures(optimizer, last_batch):
     data = clients(SIZES)
     kinds = [(DENSE, WIDE), (WIDE, DENSE), (DENSE, DENSE), (DROPPING, LINEAR), (LINEAR, DROPPING)]
     ops = []
     for i, (first, second) in enumerate(kinds):
         models = {"a": Model.init(first, Key(i).at("a"), torch.float64), "b": Model.init(second, Key(i).at("b"), torch.float64)}
         frozen = {r: Model.init(m.arch, Key(i).at("f", r), torch.float64) for r, m in models.items()}
-        opt = {
-            "a": {n: torch.randn(p.shape, dtype=torch.float64, generator=Key(i).torch()) for n, p in models["a"].params.items()}
-        }
+        # Role "a" brings a state, of another number of steps at every client; role "b" begins with a new one.
+        before = Train(models, optimizer, data["1"].train, BatchSchedule(steps=i + 1), Key(i), frozen=frozen)
+        opt = {role: state for role, state in reference.run(before).opt.items() if role == "a"}
         ops.append(
             Train(
                 models,
                 optimizer,
                 data[str(i)].train,
-                BatchSchedule(2, 4),
+                BatchSchedule(2, 4, last_batch=last_batch),
                 Key(7).at(i),
-                opt if optimizer.momentum else {},
+                opt,
                 frozen,
             )
         )

@@ -211,7 +211,7 @@ def test_finetuning_is_a_fresh_optimiser_on_the_training_part():
     engine.evaluate_models(
         {"1": method.deliver(setting, None, "1")},
         Round(1, 2),
-        Finetune(Training(lr=0.7, batch=2, lr_decay=0.1, lr_decay_at=(0.5,)), 3),
+        Finetune(Training(lr=0.7, batch=2, lr_schedule="step", lr_decay=0.1, lr_decay_at=(0.5,)), 3),
     )
     (op,) = asked
     assert op.data is data["1"].train

@@ -16,7 +16,7 @@ from fedme.core.operations import Batch, BatchSchedule, GaussianMechanism, Train
 from fedme.execution import reference
 from fedme.execution.dispatcher import Dispatcher
 from fedme.learning.objectives import CrossEntropy, Mutual
-from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
+from fedme.learning.optimizers import SGD, Adam, Moreau, MutualMoreau
 
 SOURCE = Arrays(
     torch.randn(90, 3, 4, generator=Key(1).torch(), dtype=torch.float64), torch.randint(0, 3, (90,), generator=Key(2).torch())
@@ -67,6 +67,13 @@ RULES = {
     "sgd": (SGD(PAIR, 0.1, 0.9, 1e-3), ("own", "guest"), False),
     "alternating": (SGD(PAIR, 0.1, alternating=True), ("own", "guest"), False),
     "pulled and clipped": (SGD(PAIR, 0.1, clip=0.3, prox=0.1), ("own", "guest"), True),
+    "nesterov": (SGD(PAIR, 0.1, 0.9, nesterov=True), ("own", "guest"), False),
+    "adam": (Adam(PAIR, 0.02, weight_decay=1e-3, clip=0.3, prox=0.1), ("own", "guest"), True),
+    "adamw, alternating": (
+        Adam(PAIR, 0.02, weight_decay=0.1, alternating=True, decoupled_weight_decay=True),
+        ("own", "guest"),
+        False,
+    ),
     "moreau": (Moreau(0.1, 0.1, 2.0, 3), ("theta", "w"), False),
     "mutual moreau": (MutualMoreau(0.1, 0.1, 2.0, 2), ("aux", "local", "theta"), True),
 }

@@ -1,5 +1,7 @@
 """Routes say which backend runs an operation and why; seconds of a group are divided by effort."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -114,3 +116,18 @@ def test_operations_without_effort_share_the_seconds_equally(monkeypatch):
     op = training(LINEAR)
     empty = Predict(op.models["own"], op.data.take(torch.arange(0)))
     assert [seconds for _, seconds in run_timed(Fixed(), [empty, empty])] == [5.0, 5.0]
+
+
+def test_the_effort_of_a_training_counts_the_samples_it_visits():
+    op = training(DENSE)
+    parameters = op.models["own"].parameters
+    for samples, last, steps, visits in (
+        (12, "keep", None, 24),
+        (12, "scale", None, 24),
+        (12, "drop", None, 20),
+        (4, "drop", None, 8),
+        (12, "drop", 7, 35),
+    ):
+        schedule = BatchSchedule(2, 5, steps, last_batch=last)
+        data = op.data.take(torch.arange(samples))
+        assert effort(replace(op, data=data, batch_schedule=schedule)) == 3.0 * visits * parameters

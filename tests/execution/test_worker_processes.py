@@ -18,7 +18,7 @@ from fedme.execution.reference import Reference
 from fedme.execution.routing import effort
 from fedme.execution.worker_processes import WorkerError, Workers
 from fedme.learning.objectives import CrossEntropy
-from fedme.learning.optimizers import SGD
+from fedme.learning.optimizers import SGD, Adam
 from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
 from fedme_test_support import DENSE, DROPPING, LINEAR, NORMALISED, WIDE, clients, federate, personal, same, split, task
@@ -38,9 +38,12 @@ def workers():
 
 def operations(count=5):
     data = clients((7, 23, 1, 12, 2)[:count])
-    optimizer = SGD(CrossEntropy(), 0.1, momentum=0.9)
+    optimizers = SGD(CrossEntropy(), 0.1, momentum=0.9), Adam(CrossEntropy(), 0.1)
+    schedules = [BatchSchedule(2, 4, last_batch=last) for last in ("keep", "drop", "scale")]
     ops = [
-        Train({"own": Model.init(NORMALISED, Key(i), torch.float64)}, optimizer, d.train, BatchSchedule(2, 4), Key(1).at(i))
+        Train(
+            {"own": Model.init(NORMALISED, Key(i), torch.float64)}, optimizers[i % 2], d.train, schedules[i % 3], Key(1).at(i)
+        )
         for i, d in enumerate(data.values())
     ]
     models = [Model.init(DROPPING, Key(i), torch.float64) for i in range(count)]

@@ -16,7 +16,7 @@ from fedme.learning.objectives import CrossEntropy
 from fedme.learning.training_settings import Training
 from fedme_test_support import DENSE, LINEAR, WIDE, clients
 
-TRAINING = Training(epochs=1, batch=4, lr=0.1, momentum=0.9, lr_decay=0.5, lr_decay_at=(0.5,))
+TRAINING = Training(epochs=1, batch=4, lr=0.1, momentum=0.9, lr_schedule="step", lr_decay=0.5, lr_decay_at=(0.5,))
 
 
 def choose(pool, accuracies, losses=None):
@@ -98,7 +98,7 @@ def test_by_hand_with_one_architecture():
     data = clients((30,))["0"]
     choice = run_in_lockstep({"c": best_local([DENSE], data, TRAINING, 1, Key(0), torch.float64)}, one_by_one)["c"].value
     start = Model.init(DENSE, Key(0).at("dense", "init"), torch.float64)
-    optimizer = TRAINING.sgd(CrossEntropy(), Round(0, 1))
+    optimizer = TRAINING.local_optimizer(CrossEntropy(), Round(0, 1))
     op = Train({"own": start}, optimizer, data.train, TRAINING.batch_schedule(Round(0, 1)), Key(0).at("dense", "round", 0))
     ((trained, _),) = one_by_one([op])
     module = trained.models["own"].module()

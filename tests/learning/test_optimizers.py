@@ -13,7 +13,7 @@ from fedme.core.operations import Batch
 from fedme.execution.reference import Autograd
 from fedme.learning import optimizers
 from fedme.learning.objectives import CrossEntropy, Mutual
-from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
+from fedme.learning.optimizers import SGD, Adam, Moreau, MutualMoreau
 from fedme_test_support import CLASSES, DENSE, FEATURES, LINEAR
 
 
@@ -180,9 +180,111 @@ def test_sgd_is_torchs_over_five_steps(momentum, decay, limit):
         assert opt == {}
 
 
-def test_sgd_leaves_what_it_was_given_alone():
+STEPS = 60
+
+
+def torchs(make, limit):
+    """The weights after many steps of an optimizer of PyTorch, and its states by parameter."""
+    module = model(DENSE, 1).module()
+    optimizer = make(module.parameters())
+    for step in range(STEPS):
+        data = batch(step, step=step)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(module(data.x), data.y).backward()
+        if limit is not None:
+            torch.nn.utils.clip_grad_norm_(module.parameters(), limit)
+        optimizer.step()
+    return {name: (p.detach(), optimizer.state[p]) for name, p in module.named_parameters()}
+
+
+def ours(optimizer, first=0, models=None, opt=None, steps=STEPS):
+    models = models or {"own": model(DENSE, 1)}
+    opt = optimizer.init(models) if opt is None else opt
+    for step in range(first, first + steps):
+        models, opt = take(optimizer, models, batch(step, step=step), opt)
+    return models, opt
+
+
+PAIRS = {
+    "nesterov": (
+        lambda p, d: torch.optim.SGD(p, 0.2, 0.9, weight_decay=d, nesterov=True),
+        SGD(CrossEntropy(), 0.2, 0.9, nesterov=True),
+    ),
+    "adam": (lambda p, d: torch.optim.Adam(p, 0.02, weight_decay=d), Adam(CrossEntropy(), 0.02)),
+    "adamw": (lambda p, d: torch.optim.AdamW(p, 0.02, weight_decay=d), Adam(CrossEntropy(), 0.02, decoupled_weight_decay=True)),
+    "adam, other constants": (
+        lambda p, d: torch.optim.Adam(p, 0.02, (0.5, 0.9), 1e-3, weight_decay=d),
+        Adam(CrossEntropy(), 0.02, (0.5, 0.9), 1e-3),
+    ),
+    "adam without momentum": (
+        lambda p, d: torch.optim.Adam(p, 0.02, (0.0, 0.9), weight_decay=d),
+        Adam(CrossEntropy(), 0.02, (0.0, 0.9)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+@pytest.mark.parametrize("limit", [None, 0.3])
+def test_optimizers_are_torchs_over_many_steps(name, decay, limit):
+    make, optimizer = PAIRS[name]
+    optimizer = dataclasses.replace(optimizer, weight_decay=decay, clip=limit)
+    models, opt = ours(optimizer)
+    for parameter, (expected, state) in torchs(lambda p: make(p, decay), limit).items():
+        assert torch.allclose(models["own"].params[parameter], expected, rtol=0, atol=1e-12)
+        if isinstance(optimizer, Adam):
+            for part in ("exp_avg", "exp_avg_sq", "step"):
+                got, wanted = opt["own"][f"{parameter}.{part}"], state[part]
+                assert torch.allclose(got.double(), wanted.double(), rtol=0, atol=1e-12)
+        else:
+            assert torch.allclose(opt["own"][parameter], state["momentum_buffer"], rtol=0, atol=1e-12)
+    assert not torch.allclose(vector(models["own"]), vector(model(DENSE, 1)), atol=1e-2)
+
+
+def test_adam_in_32_bits_is_torchs_to_their_precision():
+    start = Model.init(DENSE, Key(1), torch.float32)
+    module = start.module()
+    theirs, optimizer = torch.optim.Adam(module.parameters(), 0.02), Adam(CrossEntropy(), 0.02)
+    models, opt = {"own": start}, optimizer.init({"own": start})
+    for step in range(5):
+        data = batch(step, step=step)
+        data = Batch(data.x.float(), data.y, step)
+        theirs.zero_grad()
+        torch.nn.functional.cross_entropy(module(data.x), data.y).backward()
+        theirs.step()
+        models, opt = take(optimizer, models, data, opt)
+    for name, p in module.named_parameters():
+        assert torch.allclose(models["own"].params[name], p, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_state_that_is_handed_in_goes_on_where_it_stopped(name):
+    _, optimizer = PAIRS[name]
+    whole, final = ours(optimizer)
+    half, state = ours(optimizer, steps=STEPS // 2)
+    again, end = ours(optimizer, STEPS // 2, half, state, STEPS // 2)
+    assert torch.equal(vector(whole["own"]), vector(again["own"]))
+    assert all(torch.equal(final["own"][part], end["own"][part]) for part in final["own"])
+    reset, _ = ours(optimizer, STEPS // 2, half, None, STEPS // 2)
+    assert not torch.allclose(vector(whole["own"]), vector(reset["own"]), atol=1e-6)
+
+
+def test_the_pull_and_the_clip_come_before_adam_and_decoupled_decay_after_both():
+    start, anchor, data = model(LINEAR, 1), model(LINEAR, 2), batch()
+    g = vector(start.with_params(Autograd(CrossEntropy(), {})({"own": start}, data)[0]["own"]))
+    g = g + 0.7 * (vector(start) - vector(anchor))
+    g = g * 0.1 / (g.norm() + 1e-6)
+    optimizer = Adam(CrossEntropy(), 0.2, eps=0.01, weight_decay=0.5, clip=0.1, prox=0.7, decoupled_weight_decay=True)
+    after, _ = take(optimizer, {"own": start}, data, frozen={"own": anchor})
+    expected = vector(start) * (1 - 0.2 * 0.5) - 0.2 * g / (g.abs() + 0.01)  # the first step: both means are unbiased
+    assert torch.allclose(vector(after["own"]), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [SGD(CrossEntropy(), 0.2, momentum=0.9, nesterov=True), Adam(CrossEntropy(), 0.2)], ids=str
+)
+def test_an_optimizer_leaves_what_it_was_given_alone(optimizer):
     start, data = model(DENSE, 1), batch()
-    optimizer = SGD(CrossEntropy(), 0.2, momentum=0.9)
     models, opt = {"own": start}, optimizer.init({"own": start})
     before = vector(start).clone()
     take(optimizer, models, data, opt)
@@ -252,6 +354,13 @@ N = 4
 RULES = {
     "sgd": (SGD(CrossEntropy(), 0.2, 0.9, 0.01, clip=0.4, prox=0.3), {"own": DENSE}),
     "mutual": (SGD(Mutual("own", "guest"), 0.2, 0.9, clip=0.4), {"own": DENSE, "guest": LINEAR}),
+    "nesterov": (SGD(CrossEntropy(), 0.2, 0.9, 0.01, clip=0.4, nesterov=True), {"own": DENSE}),
+    "adam": (Adam(CrossEntropy(), 0.2, weight_decay=0.01, clip=0.4, prox=0.3), {"own": DENSE}),
+    "adamw, mutual": (
+        Adam(Mutual("own", "guest"), 0.2, weight_decay=0.1, decoupled_weight_decay=True),
+        {"own": DENSE, "guest": LINEAR},
+    ),
+    "adam, alternating": (Adam(Mutual("own", "guest"), 0.2, clip=0.4, alternating=True), {"own": DENSE, "guest": LINEAR}),
     "alternating": (SGD(Mutual("own", "guest"), 0.2, clip=0.4, alternating=True), {"own": DENSE, "guest": LINEAR}),
     "moreau": (Moreau(LR, INNER_LR, LAM, 3, L2), {"theta": DENSE, "w": DENSE}),
     "mutual moreau": (MutualMoreau(LR, INNER_LR, LAM, 2, L2), {"aux": DENSE, "local": LINEAR, "theta": DENSE}),
@@ -272,7 +381,8 @@ def step_in_a_stack(optimizer, archs, models, anchors, data, times=2):
     together = {role: stacked([m[role] for m in models]) for role in archs}
     frozen = {role: stacked([m[role] for m in anchors]) for role in archs}
     whole = Batch(torch.stack([b.x for b in data]), torch.stack([b.y for b in data]), 3)
-    opt = optimizer.init(together)
+    alone = [optimizer.init(m) for m in models]
+    opt = {role: {name: torch.stack([one[role][name] for one in alone]) for name in alone[0][role]} for role in alone[0]}
     for _ in range(times):
         together, opt = optimizer(Stacked(optimizer.objective), together, opt, frozen, whole)
     return together, opt

@@ -4,6 +4,8 @@ For logits z, p = softmax(z), one-hot y and a peer's probabilities q (a constant
 CE: (p - y) / B, KL(q || p): (p - q) / B. A linear layer's gradients are dz^T x and the column sums of dz.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -76,6 +78,30 @@ def test_local_two_rounds_with_momentum_and_weight_decay():
     for _ in range(2):
         v = 0.9 * v + label_gradient(w, x, y) + 0.01 * w
         w = w - 0.1 * v
+    assert close(engine.states["0"].model, w)
+
+
+def test_local_scales_or_drops_the_last_batch():
+    data = clients((7,))
+    x, y = inputs(data["0"].train)
+    train = Training(epochs=1, batch=4, lr=0.1, shuffle=False, last_batch="scale")
+    _, engine = federate(Local(train), task((LINEAR,)), data, rounds=1)
+    first = start("0") - 0.1 * label_gradient(start("0"), x[:4], y[:4])
+    assert close(engine.states["0"].model, first - 0.1 * 3 / 4 * label_gradient(first, x[4:], y[4:]))
+    _, engine = federate(Local(replace(train, last_batch="drop")), task((LINEAR,)), data, rounds=1)
+    assert close(engine.states["0"].model, first)
+
+
+def test_local_with_adam_over_two_rounds_with_warm_up():
+    data = clients((7,))
+    train = Training(epochs=1, batch=1000, optimizer="adam", lr=0.1, warmup=1)
+    _, engine = federate(Local(train), task((LINEAR,)), data, rounds=2)
+    x, y = inputs(data["0"].train)
+    w, mean, square = start("0"), 0.0, 0.0
+    for step, lr in ((1, 0.05), (2, 0.1)):
+        g = label_gradient(w, x, y)
+        mean, square = 0.9 * mean + 0.1 * g, 0.999 * square + 0.001 * g**2
+        w = w - lr * (mean / (1 - 0.9**step)) / (np.sqrt(square / (1 - 0.999**step)) + 1e-8)
     assert close(engine.states["0"].model, w)
 
 

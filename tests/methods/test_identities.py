@@ -87,19 +87,42 @@ def test_fml_beta_one_is_fedavg_with_uniform_weights_on_the_server(arch):
 def test_fml_alpha_one_is_local_at_the_client_with_momentum_kept():
     data = clients()
     archs = (DROPPING, NORMALISED, LINEAR)
-    local, fml = Local(TRAIN, momentum="keep"), FML(TRAIN, alpha=1.0, beta=0.3)
+    local, fml = Local(TRAIN, optimizer_state="keep"), FML(TRAIN, alpha=1.0, beta=0.3)
     a = personal(local, *federate(local, task(archs), data))
     b = personal(fml, *federate(fml, task(archs), data))
     assert all(same(a[client], b[client]) for client in data)
-    forgetful = FML(TRAIN, alpha=1.0, beta=0.3, momentum="reset")
+    forgetful = FML(TRAIN, alpha=1.0, beta=0.3, optimizer_state="reset")
     c = personal(forgetful, *federate(forgetful, task(archs), data))
     assert not any(same(a[client], c[client], 1e-9) for client in data)
+
+
+ADAM = Training(epochs=2, batch=3, optimizer="adam", lr=0.02)
+
+
+def test_local_keeps_the_whole_state_of_adam_and_fml_that_of_its_private_model():
+    data = clients()
+    archs = (DROPPING, NORMALISED, LINEAR)
+    local, fml = Local(ADAM), FML(ADAM, alpha=1.0, beta=0.3)
+    states = federate(local, task(archs), data)[1].states
+    a = personal(local, *federate(local, task(archs), data))
+    b = personal(fml, *federate(fml, task(archs), data))
+    assert all(same(a[client], b[client]) for client in data)
+    for client, state in states.items():
+        parts = {part for name in state.model.params for part in (f"{name}.exp_avg", f"{name}.exp_avg_sq", f"{name}.step")}
+        assert state.opt["own"].keys() == parts
+        steps = {int(value) for name, value in state.opt["own"].items() if name.endswith(".step")}
+        assert steps == {3 * 2 * -(-len(data[client].train) // 3)}  # of all three rounds
+    for forgetful in (Local(ADAM, optimizer_state="reset"), FML(ADAM, alpha=1.0, beta=0.3, optimizer_state="reset")):
+        server, engine = federate(forgetful, task(archs), data)
+        c = personal(forgetful, server, engine)
+        assert not any(same(a[client], c[client], 1e-9) for client in data)
+        assert all(state.opt == {} for state in engine.states.values())
 
 
 @pytest.mark.parametrize("arch", KINDS, ids=lambda arch: arch.name)
 def test_fedme_with_one_client_is_local_with_momentum_reset(arch):
     data = clients((11,))
-    local, fedme = Local(TRAIN, momentum="reset"), FedMe(TRAIN)
+    local, fedme = Local(TRAIN, optimizer_state="reset"), FedMe(TRAIN)
     a = personal(local, *federate(local, task((arch,)), data))
     b = personal(fedme, *federate(fedme, task((arch,)), data))
     assert same(a["0"], b["0"])
@@ -109,7 +132,7 @@ def test_fedme_without_mutual_learning_trains_its_own_model_as_local_does():
     data = clients()
     archs = (DENSE, WIDE, LINEAR)
     method = FedMe(TRAIN, mutual=False)
-    local = Local(TRAIN, momentum="reset")
+    local = Local(TRAIN, optimizer_state="reset")
     alone = personal(local, *federate(local, task(archs), data, rounds=1), rounds=1)
     server, engine = federate(method, task(archs), data, rounds=0)
     when = Round(0, 1)

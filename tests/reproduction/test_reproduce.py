@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from fedme.config.experiment import parse
 from fedme.reproduction import catalogue, comparison_tables, figures, findings, measured, results_page
-from fedme.reproduction.planned_runs import RunFolders
+from fedme.reproduction.planned_runs import RunFolders, experiment
 from fedme.results import summary
+from fedme.running.run_queue import identity
 
 RESULTS = catalogue.results()
 
@@ -210,3 +212,13 @@ def test_a_damaged_archive_says_where(tmp_path):
     path.write_text('{"run": "a/b", "seed": 0, "config": 7}\n')
     with pytest.raises(findings.RunError, match="line 1"):
         findings.read_archive(path)
+
+
+@pytest.mark.parametrize("scale", ["full", "small"])
+def test_the_published_archive_is_of_the_present_settings(scale):
+    """Runs of other settings would be left out of the published tables. A change of defaults or presets shows here."""
+    archive = Path(__file__).parents[2] / "docs/reproduction" / f"{scale}.jsonl"
+    archived = findings.read_archive(archive)
+    assert archived
+    for (name, seed), run in archived.items():
+        assert identity(parse(run.config).plain()) == identity(experiment(name, scale, seed)), name

@@ -39,6 +39,20 @@ def test_every_method_spends_what_was_planned_and_no_more(tmp_path, name):
     assert found["epsilon"] == last
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["train.optimizer=adam", "train.momentum=0"], ["train.last_batch=drop"], ["train.last_batch=scale"]],
+    ids=lambda words: words[0],
+)
+def test_other_optimizers_and_last_batches_spend_what_was_planned(tmp_path, words):
+    """Adam only processes what the noise has protected; batches are Poisson samples, so there is no last one."""
+    more = ["method=fedme", "method.order=alternating", "finetune.epochs=1"]
+    rows = list(records.read(do(tmp_path / "run", *PRIVATE, *more, *words)))
+    plain = list(records.read(do(tmp_path / "plain", *PRIVATE, *more)))
+    assert [row["epsilon"] for row in rows] == [row["epsilon"] for row in plain]
+    assert 5.9 < rows[-1]["epsilon"] <= 6.0
+
+
 def test_the_same_after_a_crash_with_the_same_bits(tmp_path):
     words = [*PRIVATE, "rounds=4", "finetune.epochs=1"]
     whole = do(tmp_path / "whole", *words)

@@ -131,6 +131,17 @@ def test_same_file_same_bits_and_resumed_the_same(name, tmp_path):
     assert run.resume(tmp_path / "cut", Watching()) is False
 
 
+@pytest.mark.parametrize("name", ["local", "fml"])
+def test_the_state_of_an_optimizer_is_in_the_checkpoint(name, tmp_path):
+    words = [f"method.name={name}", "train.optimizer=adam", "train.momentum=0", "train.lr_schedule=cosine", "engine.memory=0"]
+    whole, reset = do(tmp_path / "whole", *words), do(tmp_path / "reset", *words, "method.optimizer_state=reset")
+    with pytest.raises(Killed):
+        do(tmp_path / "cut", *words, fuse=13)
+    run.resume(tmp_path / "cut", Watching())
+    assert identical(whole, tmp_path / "cut")
+    assert not identical(whole, reset)
+
+
 @pytest.mark.parametrize("fuse", range(1, 60, 6))
 def test_killed_anywhere_it_resumes_to_the_same_bits(fuse, finished, tmp_path):
     with pytest.raises(Killed):

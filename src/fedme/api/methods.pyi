@@ -29,7 +29,7 @@ class Local(Learner):
     def __init__(
         self,
         *,
-        momentum: typing.Literal['keep', 'reset'] = ...,
+        optimizer_state: typing.Literal['keep', 'reset'] = ...,
         patience: int | None = ...,
         **experiment: typing.Unpack[ExperimentSettings],
     ) -> None: ...
@@ -113,7 +113,7 @@ class FML(Learner):
         shared: str = ...,
         loss: typing.Literal['convex', 'sum'] = ...,
         weighting: typing.Literal['uniform', 'samples'] = ...,
-        momentum: typing.Literal['keep', 'reset'] = ...,
+        optimizer_state: typing.Literal['keep', 'reset'] = ...,
         order: typing.Literal['simultaneous', 'alternating'] = ...,
         **experiment: typing.Unpack[ExperimentSettings],
     ) -> None: ...

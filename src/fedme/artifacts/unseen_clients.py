@@ -20,7 +20,7 @@ from fedme.core.key import Key
 from fedme.core.method import Method, Round, Task
 from fedme.core.metrics import measure
 from fedme.core.model import Model
-from fedme.core.operations import BatchSchedule, Computation, evaluate, in_parallel, predict, train
+from fedme.core.operations import Computation, evaluate, in_parallel, predict, train
 from fedme.core.task_types import TaskType
 from fedme.datasets.federated_dataset import federate
 from fedme.datasets.partitioners import Natural
@@ -180,10 +180,8 @@ def _choose_and_tune(
     training = experiment.settings.train
     tuned = start
     if epochs:
-        optimizer = training.sgd(CrossEntropy(), when)
-        trained = yield from train(
-            {"own": start}, optimizer, data.train, BatchSchedule(epochs, training.batch), key.at("finetune")
-        )
+        optimizer = training.local_optimizer(CrossEntropy(), when)
+        trained = yield from train({"own": start}, optimizer, data.train, training.whole_epochs(epochs), key.at("finetune"))
         tuned = trained.models["own"]
     models = {"model": start, "finetuned": tuned}
     scores = []

@@ -14,7 +14,7 @@ from fedme.core.data import Split
 from fedme.core.key import Key
 from fedme.core.method import Round
 from fedme.core.model import Arch, Model
-from fedme.core.operations import BatchSchedule, Computation, OptState, in_parallel, predict, train
+from fedme.core.operations import Computation, OptState, in_parallel, predict, train
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.training_settings import Training
 
@@ -38,7 +38,7 @@ def shadow_scores(arch: Arch, pool: Split, count: int, training: Training, dtype
         model_key = key.at(arch.name, number)
         models: Mapping[str, Model] = {"own": Model.init(arch, model_key.at("init"), dtype)}
         opt: OptState = {}
-        schedule, optimizer = BatchSchedule(EPOCHS, training.batch), training.sgd(CrossEntropy(), Round(0, 1))
+        schedule, optimizer = training.whole_epochs(EPOCHS), training.local_optimizer(CrossEntropy(), Round(0, 1))
         models = (yield from train(models, optimizer, pool.take(part), schedule, model_key.at("train"), opt)).models
         return confidence((yield from predict(models["own"], pool)), pool.y)
 

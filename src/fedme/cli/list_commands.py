@@ -1,4 +1,4 @@
-"""What is available: methods, datasets, models, partitions and presets; and how data is partitioned."""
+"""What is available: methods, datasets, models, partitions, presets and settings; and how data is partitioned."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ import typer
 from fedme import networks
 from fedme.cli.app import FileArgument, Json, Overrides, app, literal, out, print_note, print_table, source
 from fedme.config.experiment import ConfigError, import_method, load, presets
-from fedme.config.setting_help import settings_of
+from fedme.config.setting_help import TABLES, settings_of
 from fedme.core.typed import nearest
 from fedme.datasets import DATASETS
 from fedme.datasets.partitioners import PARTITIONS
@@ -19,12 +19,19 @@ from fedme.running import assembly
 data_app = typer.Typer(help="Inspect data before training.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
-REGISTRIES: Mapping[str, Mapping[str, type[Any]]] = {"methods": METHODS, "datasets": DATASETS, "partitions": PARTITIONS}
+REGISTRIES: Mapping[str, Mapping[str, type[Any]]] = {
+    "methods": METHODS,
+    "datasets": DATASETS,
+    "partitions": PARTITIONS,
+    "settings": TABLES,
+}
 
 
 @app.command("list")
 def list_command(
-    what: Annotated[Literal["methods", "datasets", "models", "partitions", "presets"], typer.Argument(help="What to list.")],
+    what: Annotated[
+        Literal["methods", "datasets", "models", "partitions", "presets", "settings"], typer.Argument(help="What to list.")
+    ],
     name: Annotated[str | None, typer.Argument(help="Explain every setting of this one.")] = None,
     as_json: Json = False,
 ) -> None:

@@ -105,6 +105,11 @@ def _parse(raw: Mapping[str, Any], methods: Mapping[str, type[Any]]) -> Experime
     method_name, method = _build_named(
         "method", methods, settings.method, "fedme", train=settings.train, defence=settings.defence
     )
+    if method.own_step and settings.train.optimizer != Training().optimizer:
+        raise TypedError(
+            "train.optimizer",
+            f"method '{method_name}' defines its own step; train.optimizer = '{settings.train.optimizer}' has no meaning there",
+        )
     default_data = "clients" if settings.clients else "digits"
     data_name, dataset_class, table = _select_class("data", DATASETS, settings.data, default_data)
     _check_clients(settings, dataset_class, data_name)

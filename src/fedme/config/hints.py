@@ -2,6 +2,7 @@
 
 from fedme.config.experiment import Experiment
 from fedme.config.settings import Settings
+from fedme.core.method import Round
 
 
 def hints(experiment: Experiment) -> list[str]:
@@ -19,6 +20,11 @@ def hints(experiment: Experiment) -> list[str]:
             notes.append(f"the shared model is {specs[0]}, the first; models.shared chooses another")
     if settings.defence.average != "mean" and not hasattr(method, "defence"):
         notes.append(f"{name} does not average models: defence.average has no effect")
+    if settings.privacy is not None and settings.train.last_batch != Settings().train.last_batch:
+        notes.append("batches are Poisson samples under [privacy] and have no last one: train.last_batch has no effect")
+    rate = settings.train.lr_at(Round(settings.rounds - 1, settings.rounds))
+    if settings.finetune.epochs and settings.train.lr_schedule == "cosine" and rate < settings.train.lr / 10:
+        notes.append(f"fine-tuning has the learning rate of the last round, {rate:.2g}; train.lr_min raises it")
     if not method.own_architectures and settings.models.assign != "round-robin":
         notes.append(f"all clients of {name} have the shared model: models.assign has no effect")
     return notes

@@ -3,7 +3,28 @@
 import dataclasses
 import json
 import types
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from fedme.config.settings import EngineOptions, FinetuneOptions, ModelOptions, PrivacyOptions
+from fedme.datasets.federated_dataset import DataOptions
+from fedme.federation.failures import Faults
+from fedme.federation.malicious_clients import Attack
+from fedme.learning.robust_aggregation import Defence
+from fedme.learning.training_settings import Training
+
+# The tables of an experiment with the same keys in every experiment.
+TABLES: Mapping[str, type[Any]] = {
+    "data": DataOptions,
+    "models": ModelOptions,
+    "train": Training,
+    "finetune": FinetuneOptions,
+    "privacy": PrivacyOptions,
+    "engine": EngineOptions,
+    "faults": Faults,
+    "defence": Defence,
+    "attack": Attack,
+}
 
 
 class Setting(NamedTuple):

@@ -121,6 +121,8 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("rounds", "evaluate_every", "checkpoint_every"):
             require(getattr(self, name) >= 1, name, f"must be >= 1, got {getattr(self, name)}")
+        warmup = self.train.warmup
+        require(warmup < self.rounds, "train.warmup", f"must be < rounds, which is {self.rounds}, got {warmup}")
         cohort, quorum = self.train.cohort, self.faults.quorum
         reachable = cohort is None or isinstance(quorum, float) or quorum <= cohort
         require(reachable, "faults.quorum", f"must be <= train.cohort, which is {cohort}, got {quorum}")

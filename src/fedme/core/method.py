@@ -197,6 +197,7 @@ class Method(ABC, Generic[S, C, D, U]):
 
     travels: ClassVar[str] = "see its source"  # what clients send, in a few words
     unused_settings: ClassVar[tuple[str, ...]] = ("defence.guest",)  # settings outside [method] that have no effect
+    own_step: ClassVar[bool] = False  # whether the method defines its local step, so that `train.optimizer` has no meaning
     isolated: ClassVar[bool] = False  # whether every client trains alone: the baseline that gains are measured against
     uses_shared_model: ClassVar[bool] = True  # whether `models.shared` has an effect
     reads_training_scores: ClassVar[bool] = False  # whether clients evaluate models on training samples; see `disclosures`

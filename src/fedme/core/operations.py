@@ -6,7 +6,7 @@ There are three operations, `Train`, `Evaluate` and `Predict`, created by the fu
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,21 +19,29 @@ from fedme.core.tree import Params
 Role = str
 Models = Mapping[Role, Model]
 OptState = Mapping[Role, Params]
+LastBatch = Literal["keep", "drop", "scale"]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One mini-batch; `step` counts the batches of this training, from 0."""
+    """One mini-batch; `step` counts the batches of this training, from 0. Its mean loss is multiplied by `weight`."""
 
     x: Inputs
     y: Tensor
     step: int
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """The mini-batches of a training: a number of epochs, or a number of steps."""
+    """The mini-batches of a training: a number of epochs, or a number of steps.
+
+    If the number of samples is no multiple of the batch size, the last batch of an epoch is incomplete. `last_batch` says what
+    happens to it: "keep" trains on it like on any other, "drop" leaves it out, "scale" multiplies its loss by its size divided
+    by the batch size, so that every sample has the same weight. A client with less than one batch has one incomplete batch per
+    epoch, which is neither dropped nor scaled. Poisson sampling has no epochs, and so no last batch.
+    """
 
     epochs: int = 1
     batch: int = 20
@@ -42,25 +50,27 @@ class BatchSchedule:
     offset: int = 0  # without shuffling, the index of the first batch
     augment: bool = True  # apply the random augmentation of the source, if it has one
     poisson: bool = False  # Poisson sampling: every sample is drawn independently; `batch` is the mean size
+    last_batch: LastBatch = "keep"  # what happens to the incomplete last batch of an epoch
 
     def positions(self, samples: int, key: Key) -> tuple[Tensor, Tensor]:
         """The positions of the samples of every batch (steps x batch, padded with 0) and the size of every batch (steps).
 
-        The last batch of an epoch may be smaller; no sample is dropped. Poisson-sampled batches may be empty.
+        The last batch of an epoch may be smaller. Poisson-sampled batches may be empty.
         """
         if not samples:
             return torch.zeros((0, self.batch), dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
-        per_epoch, count = -(-samples // self.batch), self.count(samples)
+        per_epoch, count = self.per_epoch(samples), self.count(samples)
         if self.poisson:
             return self._poisson(samples, count, key)
         first = self.offset % per_epoch if not self.shuffle else 0
         epochs = -(-(first + count) // per_epoch)
+        used = min(samples, per_epoch * self.batch)
         orders = torch.zeros((epochs, per_epoch * self.batch), dtype=torch.int64)
         for epoch in range(epochs):
             order = torch.randperm(samples, generator=key.at("epoch", epoch).torch()) if self.shuffle else torch.arange(samples)
-            orders[epoch, :samples] = order
+            orders[epoch, :used] = order[:used]
         sizes = torch.full((epochs, per_epoch), self.batch)
-        sizes[:, -1] = samples - (per_epoch - 1) * self.batch
+        sizes[:, -1] = used - (per_epoch - 1) * self.batch
         chosen = slice(first, first + count)
         return orders.reshape(-1, self.batch)[chosen], sizes.reshape(-1)[chosen]
 
@@ -68,7 +78,24 @@ class BatchSchedule:
         """The number of batches."""
         if not samples:
             return 0
-        return self.steps if self.steps is not None else self.epochs * -(-samples // self.batch)
+        return self.steps if self.steps is not None else self.epochs * self.per_epoch(samples)
+
+    def per_epoch(self, samples: int) -> int:
+        """The number of batches of an epoch over one sample or more."""
+        drops = self.last_batch == "drop" and not self.poisson
+        return max(1, samples // self.batch) if drops else -(-samples // self.batch)
+
+    def divisors(self, samples: int, sizes: Tensor) -> Tensor:
+        """What the sum of the losses of every batch is divided by, given the size of every batch.
+
+        This is the size of the batch; with "scale" and with Poisson sampling it is the same number for all batches.
+        """
+        same = self.poisson or self.scales(samples)
+        return torch.full_like(sizes, min(self.batch, samples)) if same else sizes
+
+    def scales(self, samples: int) -> bool:
+        """Whether the losses of incomplete batches are scaled, and there are any."""
+        return self.last_batch == "scale" and not self.poisson and samples > self.batch and samples % self.batch > 0
 
     def rate(self, samples: int) -> float:
         """The probability that a sample is in a batch."""
@@ -128,7 +155,7 @@ class LocalOptimizer(Protocol):
         ...
 
     def init(self, models: Models) -> OptState:
-        """The initial optimizer state."""
+        """The initial optimizer state of one client; a role without a state is left out."""
         ...
 
     def __call__(

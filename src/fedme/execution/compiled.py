@@ -209,9 +209,13 @@ def training_obstacle(op: Train) -> str:
     optimizer = op.optimizer
     if op.mechanism is not None:
         return "private training"
+    if op.batch_schedule.scales(len(op.data)):
+        return "a scaled last batch"
     if type(optimizer) is SGD:
         if optimizer.alternating:
             return "alternating steps"
+        if optimizer.nesterov:
+            return "Nesterov momentum"
         if optimizer.prox and not op.frozen.keys() >= op.models.keys():
             return "a proximal term, but not for every model"
     elif type(optimizer) not in (Moreau, MutualMoreau):

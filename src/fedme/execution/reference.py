@@ -80,11 +80,15 @@ def train(op: Train) -> Trained:
     if op.mechanism is not None:
         gradient = PerExample(gradient.objective, gradient.seeds, op=op, mechanism=op.mechanism)
     y = op.data.y.to(device)
+    schedule = op.batch_schedule
+    batches, sizes = schedule.positions(len(op.data), op.key.at("batches"))
+    weights = sizes.double() / schedule.divisors(len(op.data), sizes)
     with seeded_generator(op.key.at("dropout")):
-        for step, positions in enumerate(op.batch_schedule.batches(len(op.data), op.key.at("batches"))):
-            augment = op.key.at("augment", step) if op.batch_schedule.augment else None
+        for step, (padded, size, weight) in enumerate(zip(batches, sizes.tolist(), weights.tolist(), strict=True)):
+            positions = padded[:size]
+            augment = op.key.at("augment", step) if schedule.augment else None
             x: Any = _channels_last(op.data.inputs(positions, augment)) if len(positions) else None
-            models, opt = op.optimizer(gradient, models, opt, op.frozen, Batch(x, y[positions], step))
+            models, opt = op.optimizer(gradient, models, opt, op.frozen, Batch(x, y[positions], step, weight))
     opt = {role: {name: value.contiguous() for name, value in state.items()} for role, state in opt.items()}
     trained = {role: m.with_params({name: p.contiguous() for name, p in m.params.items()}) for role, m in models.items()}
     return Trained(trained, opt, gradient.mean_losses())
@@ -202,7 +206,7 @@ class Autograd:
             for role, m in models.items()
         }
         losses = self.objective(logits, batch.y)
-        total = torch.stack([loss.mean() for loss in losses.values()]).sum()
+        total = torch.stack([loss.mean() for loss in losses.values()]).sum() * batch.weight
         flat = [leaf for params in leaves.values() for leaf in params.values()]
         grads = iter(torch.autograd.grad(total, flat, allow_unused=True, materialize_grads=True))
         if draw == 0:

@@ -53,9 +53,11 @@ def models_of(op: Op) -> list[Model]:
 def effort(op: Op) -> float:
     """An estimate of how long an operation takes: samples times passes times parameters."""
     if isinstance(op, Train):
-        schedule = op.batch_schedule
-        passes = schedule.steps * schedule.batch if schedule.steps is not None else schedule.epochs * len(op.data)
-        return 3.0 * passes * sum(model.parameters for model in models_of(op))
+        schedule, samples = op.batch_schedule, len(op.data)
+        visits = schedule.count(samples) * schedule.batch
+        if schedule.steps is None:  # the last batch of an epoch may be incomplete
+            visits = min(visits, schedule.epochs * samples)
+        return 3.0 * visits * sum(model.parameters for model in models_of(op))
     return float(len(op.data) * op.model.parameters)
 
 

@@ -20,7 +20,7 @@ class StackedBatches:
 
     rows: Tensor  # clients x steps x batch: row numbers of the source
     targets: Tensor  # clients x steps x batch (x classes)
-    weights: Tensor  # clients x steps x batch: 1 / batch size (the mean size, if batches are Poisson samples), 0 for padding
+    weights: Tensor  # clients x steps x batch: of the losses in their sum (`BatchSchedule.divisors`), 0 for padding
     active: list[int]  # per step, the number of clients that have a batch
 
     @classmethod
@@ -41,8 +41,7 @@ class StackedBatches:
             if count:
                 rows[rank, :count, :batch] = ops[i].data.rows[positions]
                 targets[rank, :count, :batch] = ops[i].data.y[positions]
-                schedule, samples = ops[i].batch_schedule, len(ops[i].data)
-                divisors = torch.full_like(sizes, min(schedule.batch, samples)) if schedule.poisson else sizes
+                divisors = ops[i].batch_schedule.divisors(len(ops[i].data), sizes)
                 weights[rank, :count] = (inside < sizes[:, None]).to(dtype) / divisors[:, None].to(dtype)
         active = (torch.tensor(steps)[:, None] > torch.arange(longest)).sum(0).tolist()
         return order, cls(rows.to(device), targets.to(device), weights.to(device), active)

@@ -75,7 +75,8 @@ def train_stacked(
     anchors = {role: StackLayout.of([op.frozen[role] for op in ops]) for role in ops[0].frozen}
     models: Models = {role: layout.stack_models([op.models[role] for op in ops]) for role, layout in layouts.items()}
     frozen = {role: layout.stack_models([op.frozen[role] for op in ops]) for role, layout in anchors.items()}
-    opt: Any = {role: _opt_state(layouts[role], ops, role, fresh) for role, fresh in optimizer.init(models).items()}
+    states = [{**optimizer.init(op.models), **op.opt} for op in ops]
+    opt: Any = {role: layouts[role].stack([state[role] for state in states]) for role in optimizer.init(ops[0].models)}
     gradient = gradient_type(ops, layouts, batches, table)
     results: dict[int, tuple[Models, Any]] = {}
     active = len(ops)
@@ -94,12 +95,6 @@ def train_stacked(
         batch = Batch(batches.rows[:active, step], batches.targets[:active, step], step)
         models, opt = optimizer(gradient, models, opt, frozen, batch)
     return [Trained(*results[rank], means) for rank, means in enumerate(gradient.losses.means())]
-
-
-def _opt_state(layout: StackLayout, ops: Sequence[Train], role: Role, fresh: Params) -> Params:
-    """The optimizer states of the operations; fresh ones where they bring none."""
-    zeros = [layout.client(fresh, rank) for rank in range(len(ops))]
-    return layout.stack([op.opt.get(role) or zero for op, zero in zip(ops, zeros, strict=True)])
 
 
 @dataclass(frozen=True)

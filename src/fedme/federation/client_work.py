@@ -8,7 +8,7 @@ from fedme.core.key import Key
 from fedme.core.method import Method, Report, Round, Task
 from fedme.core.metrics import Metrics, measure
 from fedme.core.model import Model, not_finite
-from fedme.core.operations import BatchSchedule, Computation, Role, in_parallel, predict, train
+from fedme.core.operations import Computation, Role, in_parallel, predict, train
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.training_settings import Training
 
@@ -73,8 +73,8 @@ def evaluate_models(
     kept = {"personal": models["personal"]}
     shown = [(role, "round", model) for role, model in models.items()]
     if finetune is not None:
-        optimizer = finetune.training.sgd(CrossEntropy(), when)
-        local = BatchSchedule(finetune.epochs, finetune.training.batch)
+        optimizer = finetune.training.local_optimizer(CrossEntropy(), when)
+        local = finetune.training.whole_epochs(finetune.epochs)
         tuned = yield from train({"own": models["personal"]}, optimizer, data.train, local, key.at("finetune"))
         kept["finetuned"] = tuned.models["own"]
         shown.append(("personal", "finetuned", kept["finetuned"]))

@@ -38,7 +38,7 @@ def best_local(
             when = Round(t, rounds)
             result = yield from train(
                 {"own": trained},
-                training.sgd(CrossEntropy(), when),
+                training.local_optimizer(CrossEntropy(), when),
                 data.train,
                 training.batch_schedule(when),
                 key.at(arch.name, "round", t),

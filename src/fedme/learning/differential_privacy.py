@@ -19,7 +19,7 @@ from fedme.core.data import ClientData, Split
 from fedme.core.key import Key
 from fedme.core.operations import Computation, Evaluate, GaussianMechanism, LocalOptimizer, Models, Op, Role, T, Train
 from fedme.learning.accountant import Ledger, PrivacyCost, PrivacyError, added, epsilon, one_step
-from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
+from fedme.learning.optimizers import SGD, Adam, Moreau, MutualMoreau
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _refuse(what: str) -> NoReturn:
 
 def gradients(optimizer: LocalOptimizer, roles: int) -> int:
     """How many gradients per batch one step of this optimizer takes."""
-    if type(optimizer) is SGD:
+    if type(optimizer) is SGD or type(optimizer) is Adam:
         return roles if optimizer.alternating else 1
     if type(optimizer) is Moreau:
         return optimizer.inner

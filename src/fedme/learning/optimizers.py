@@ -1,9 +1,14 @@
-"""Local optimizers: SGD, pFedMe's Moreau step and PFML's regularised mutual step.
+"""Local optimizers: SGD and Adam, pFedMe's Moreau step and PFML's regularised mutual step.
 
 An optimizer is arithmetic over weights and calls of `gradient`; it runs on the weights of one client or of a stack of clients.
 """
 
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from fedme.core import tree
 from fedme.core.model import Model
@@ -12,25 +17,32 @@ from fedme.core.tree import Params
 from fedme.learning.objectives import CrossEntropy, Mutual
 
 
-@dataclass(frozen=True)
-class SGD:
-    """SGD with momentum, weight decay, gradient clipping and a proximal pull, in that order from the outside in.
+class Descent(ABC):
+    """Ordinary local descent: a step of every model along its gradient.
 
-    The gradient gets ``prox * (w - w_frozen)``, is clipped to norm `clip` (one norm per model), gets ``weight_decay * w`` and
-    enters the momentum buffer, as in PyTorch. With `alternating`, roles step one after another and each sees its
-    predecessors after their step (the original mutual learning); otherwise all forwards come before all steps.
+    The gradient gets ``prox * (w - w_frozen)`` and is clipped to norm `clip` (one norm per model); `update` does the rest. With
+    `alternating`, roles step one after another and each sees its predecessors after their step (the original mutual
+    learning); otherwise all forwards come before all steps.
     """
 
     objective: Objective
     lr: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None
-    prox: float = 0.0
-    alternating: bool = False
+    weight_decay: float
+    clip: float | None
+    prox: float
+    alternating: bool
+
+    @abstractmethod
+    def init_state(self, params: Params) -> Params:
+        """The state of one model before its first step; empty if there is none."""
+
+    @abstractmethod
+    def update(self, params: Params, grad: Params, state: Params) -> tuple[Params, Params]:
+        """The weights and the state of one model after a step."""
 
     def init(self, models: Models) -> OptState:
-        return {role: tree.zeros(model.params) for role, model in models.items()} if self.momentum else {}
+        states = {role: self.init_state(model.params) for role, model in models.items()}
+        return {role: state for role, state in states.items() if state}
 
     def __call__(
         self, gradient: Gradient, models: Models, opt: OptState, frozen: Models, batch: Batch
@@ -40,20 +52,92 @@ class SGD:
         for draw, turn in enumerate(turns):
             grads, buffers = gradient(models, batch, draw)
             for role in turn:
-                model = models[role]
-                step = self.step(gradient, grads[role], model, frozen.get(role))
-                if self.momentum:
-                    opt[role] = step = tree.add(step, opt[role], self.momentum)
-                models[role] = Model(model.arch, tree.add(model.params, step, -self.lr), buffers[role])
+                model, grad = models[role], grads[role]
+                if self.prox and role in frozen:
+                    grad = tree.add(grad, tree.sub(model.params, frozen[role].params), self.prox)
+                if self.clip is not None:
+                    grad = gradient.clip(grad, self.clip)
+                params, state = self.update(model.params, grad, opt.get(role, {}))
+                models[role] = Model(model.arch, params, buffers[role])
+                if state:
+                    opt[role] = state
         return models, opt
 
-    def step(self, gradient: Gradient, grad: Params, model: Model, anchor: Model | None) -> Params:
-        """What enters the momentum."""
-        if self.prox and anchor is not None:
-            grad = tree.add(grad, tree.sub(model.params, anchor.params), self.prox)
-        if self.clip is not None:
-            grad = gradient.clip(grad, self.clip)
-        return tree.add(grad, model.params, self.weight_decay) if self.weight_decay else grad
+
+@dataclass(frozen=True)
+class SGD(Descent):
+    """SGD with momentum, also Nesterov's, and an L2 penalty, as `torch.optim.SGD`. Its state is the momentum buffer."""
+
+    objective: Objective
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+    prox: float = 0.0
+    alternating: bool = False
+    nesterov: bool = False
+
+    def init_state(self, params: Params) -> Params:
+        return tree.zeros(params) if self.momentum else {}
+
+    def update(self, params: Params, grad: Params, state: Params) -> tuple[Params, Params]:
+        step = tree.add(grad, params, self.weight_decay) if self.weight_decay else grad
+        if self.momentum:
+            state = tree.add(step, state, self.momentum)
+            step = tree.add(step, state, self.momentum) if self.nesterov else state
+        return tree.add(params, step, -self.lr), state
+
+
+@dataclass(frozen=True)
+class Adam(Descent):
+    """Adam, as `torch.optim.Adam`; with `decoupled_weight_decay` it is `torch.optim.AdamW`.
+
+    The state has three tensors per weight: the means of the gradient (``.exp_avg``) and of its square (``.exp_avg_sq``), and
+    the number of steps (``.step``): clients of a stack may have taken different numbers.
+    """
+
+    objective: Objective
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float | None = None
+    prox: float = 0.0
+    alternating: bool = False
+    decoupled_weight_decay: bool = False
+
+    def init_state(self, params: Params) -> Params:
+        state: dict[str, Tensor] = {}
+        for name, w in params.items():
+            state[f"{name}.exp_avg"], state[f"{name}.exp_avg_sq"] = torch.zeros_like(w), torch.zeros_like(w)
+            state[f"{name}.step"] = torch.zeros((), dtype=torch.int64, device=w.device)
+        return state
+
+    def update(self, params: Params, grad: Params, state: Params) -> tuple[Params, Params]:
+        if self.weight_decay and self.decoupled_weight_decay:
+            params = tree.scale(params, 1.0 - self.lr * self.weight_decay)
+        elif self.weight_decay:
+            grad = tree.add(grad, params, self.weight_decay)
+        after: dict[str, Tensor] = {}
+        new: dict[str, Tensor] = {}
+        for name, w in params.items():
+            g, mean, square = grad[name], state[f"{name}.exp_avg"], state[f"{name}.exp_avg_sq"]
+            new[f"{name}.exp_avg"] = mean = torch.lerp(mean, g, 1.0 - self.betas[0])
+            new[f"{name}.exp_avg_sq"] = square = (square * self.betas[1]).addcmul_(g, g, value=1.0 - self.betas[1])
+            new[f"{name}.step"] = step = state[f"{name}.step"] + 1
+            # One number per client: the first axis of a stack counts clients, and `step` has no other axis.
+            step = step.reshape(step.shape + (1,) * (w.dim() - step.dim()))
+            bias = [_one_minus_power(beta, step, w.dtype) for beta in self.betas]
+            # w - lr (mean / bias[0]) / (sqrt(square / bias[1]) + eps), with few passes over the weights
+            inverse = bias[0] / self.lr
+            denominator = square.sqrt().mul_(inverse / bias[1].sqrt()).add_(inverse * self.eps)
+            after[name] = torch.addcdiv(w, mean, denominator, value=-1.0)
+        return after, new
+
+
+def _one_minus_power(beta: float, step: Tensor, dtype: torch.dtype) -> Tensor:
+    """``1 - beta ** step``, without the loss of digits of this subtraction in 32 bits."""
+    return -torch.expm1(step.to(dtype) * (math.log(beta) if beta else -math.inf))
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,10 @@ class FedAvg(SharedModelMethod[Empty, SharedModel, TrainedCopy]):
     def client_round(
         self, state: Empty, down: SharedModel, data: ClientData, when: Round, key: Key
     ) -> Computation[tuple[Empty, TrainedCopy, Report]]:
-        optimizer, schedule = self.train.sgd(CrossEntropy(), when, prox=self.proximal), self.train.batch_schedule(when)
+        optimizer, schedule = (
+            self.train.local_optimizer(CrossEntropy(), when, prox=self.proximal),
+            self.train.batch_schedule(when),
+        )
         received = {"global": down.model}
         trained = yield from train(received, optimizer, data.train, schedule, key.at("train"), frozen=received)
         return state, TrainedCopy(trained.models["global"], len(data.train)), Report(trained.losses)

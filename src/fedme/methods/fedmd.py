@@ -4,12 +4,13 @@ Li and Wang 2019, Algorithm 1; in the first version of FedMe. Each client first 
 A round has two exchanges: clients send their logits for some public samples, the server averages them; clients then fit
 their logits to the average ("digest") and train on their own data ("revisit").
 
-Deviations: digest and revisit use the common SGD of the experiment instead of Adam; "to convergence" on the public data is
-`public_epochs`. Only the clients of the round's cohort contribute to the average and receive it.
+Deviations: digest and revisit use the optimizer of the experiment (`train.optimizer`), where the paper has Adam; "to
+convergence" on the public data is `public_epochs`. Only the clients of the round's cohort contribute to the average and
+receive it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -19,7 +20,7 @@ from fedme.core.data import ClientData, ClientId, Split
 from fedme.core.key import Key
 from fedme.core.method import Method, Plan, PlannedTraining, Report, Round, Task, TaskError
 from fedme.core.model import Model
-from fedme.core.operations import BatchSchedule, Computation, Models, immediately, predict, train
+from fedme.core.operations import Computation, Models, immediately, predict, train
 from fedme.core.settings import setting
 from fedme.learning.objectives import CrossEntropy, Imitate
 from fedme.learning.robust_aggregation import OPEN, Defence
@@ -95,10 +96,10 @@ class FedMD(Method[Server, State, Down, Up]):
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
         model = Model.init(task.members[me].arch, key.at("client", me), task.dtype)
-        optimizer = self.train.sgd(CrossEntropy(), Round(0, 1))
+        optimizer = self.train.local_optimizer(CrossEntropy(), Round(0, 1))
         for part, epochs in (("public", self.public_epochs), ("private", self.private_epochs)):
             split = _public(data) if part == "public" else data.train
-            local = BatchSchedule(epochs, self.train.batch)
+            local = self.train.whole_epochs(epochs)
             trained = yield from train({"own": model}, optimizer, split, local, key.at(part, me))
             model = trained.models["own"]
         return State(model)
@@ -116,10 +117,10 @@ class FedMD(Method[Server, State, Down, Up]):
             return state, Up((yield from predict(state.model, public))), Report({})
         own: Models = {"own": state.model}
         if down.logits is not None:  # otherwise nobody's logits arrived
-            digest = BatchSchedule(self.digest_epochs, self.digest_batch, augment=False)
-            optimizer = self.train.sgd(Imitate(self.digest_loss), when)
+            digest = replace(self.train.whole_epochs(self.digest_epochs, self.digest_batch), augment=False)
+            optimizer = self.train.local_optimizer(Imitate(self.digest_loss), when)
             own = (yield from train(own, optimizer, public.labelled(down.logits), digest, key.at("digest"))).models
-        optimizer = self.train.sgd(CrossEntropy(), when)
+        optimizer = self.train.local_optimizer(CrossEntropy(), when)
         revisited = yield from train(own, optimizer, data.train, self.train.batch_schedule(when), key.at("train"))
         return State(revisited.models["own"]), Up(None), Report(revisited.losses)
 
@@ -138,7 +139,7 @@ class FedMD(Method[Server, State, Down, Up]):
         return immediately({"personal": state.model})
 
     def planned_trainings(self, samples: int) -> list[PlannedTraining]:
-        first = PlannedTraining(BatchSchedule(self.private_epochs, self.train.batch), samples, when="start")
+        first = PlannedTraining(self.train.whole_epochs(self.private_epochs), samples, when="start")
         return [first, *super().planned_trainings(samples)]
 
 

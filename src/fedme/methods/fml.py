@@ -8,7 +8,7 @@ the client's adaptor, kept between rounds, so that clients with different number
 
 Deviations: clients fork the newest global model every round (line 8 of Algorithm 1 says generation 0); alpha and beta are
 0.5, the default of the authors' code, as the paper gives none; schedules follow the text of section 6.2 (linear, or `step`
-at thirds of the rounds). FedMe's comparison runs it otherwise: loss = "sum", weighting = "samples", momentum = "reset".
+at thirds of the rounds). FedMe's comparison runs it otherwise: loss = "sum", weighting = "samples", optimizer_state = "reset".
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ from fedme.learning.training_settings import Training, require
 
 @dataclass(frozen=True)
 class State:
-    """What never leaves a client: its private model with its momentum, and its adaptor, the rest of its meme."""
+    """What never leaves a client: its private model with the state of its optimizer, and its adaptor, the rest of its meme."""
 
     own: Model
     opt: OptState
@@ -57,7 +57,9 @@ class FML(Method[Part, State, Part, Up]):
     shared: str = setting("", "prefix of the names of the weights that travel; all of them by default")
     loss: Literal["convex", "sum"] = setting("convex", "sum: CE + KL, both with weight 1")
     weighting: Literal["uniform", "samples"] = setting("uniform", "weights of the mean: equal, or numbers of training samples")
-    momentum: Literal["keep", "reset"] = setting("keep", "the private model's momentum buffer between rounds")
+    optimizer_state: Literal["keep", "reset"] = setting(
+        "keep", "the state of the private model's optimizer (momentum) between rounds"
+    )
     order: Literal["simultaneous", "alternating"] = setting("simultaneous", "whether meme and private model step in turns")
     defence: Defence = OPEN
 
@@ -102,13 +104,13 @@ class FML(Method[Part, State, Part, Up]):
         objective = Mutual("own", "global", labels, peer)
         trained = yield from train(
             {"own": state.own, "global": fork(state.meme, state.adaptor, down)},
-            self.train.sgd(objective, when, alternating=self.order == "alternating"),
+            self.train.local_optimizer(objective, when, alternating=self.order == "alternating"),
             data.train,
             self.train.batch_schedule(when),
             key.at("train"),
             state.opt,
         )
-        opt = {"own": trained.opt["own"]} if self.momentum == "keep" and "own" in trained.opt else {}
+        opt = {"own": trained.opt["own"]} if self.optimizer_state == "keep" and "own" in trained.opt else {}
         own, meme = trained.models["own"], trained.models["global"]
         after = State(own, opt, state.meme, rest(meme, self.shared))
         return after, Up(cut(meme, self.shared), len(data.train)), Report(trained.losses)

@@ -68,7 +68,7 @@ class HypCluster(Method[Hypotheses, Empty, Hypotheses, Up]):
         k = yield from best(down.models, data)
         trained = yield from train(
             {"global": down.models[k]},
-            self.train.sgd(CrossEntropy(), when),
+            self.train.local_optimizer(CrossEntropy(), when),
             data.train,
             self.train.batch_schedule(when),
             key.at("train"),

@@ -24,7 +24,7 @@ from fedme.learning.training_settings import Training, require
 
 @dataclass(frozen=True)
 class State:
-    """A client's model, its momentum, and how its validation loss goes."""
+    """A client's model, the state of its optimizer, and how its validation loss goes."""
 
     model: Model
     opt: OptState
@@ -37,7 +37,7 @@ class Local(Method[Empty, State, Empty, Empty]):
     """Every client trains its own model on its own data."""
 
     train: Training = field(default_factory=Training)
-    momentum: Literal["keep", "reset"] = setting("keep", "the momentum buffer between rounds")
+    optimizer_state: Literal["keep", "reset"] = setting("keep", "the state of the optimizer (momentum) between rounds")
     patience: int | None = setting(None, "rounds without a better validation loss before a client stops")
 
     own_architectures = True
@@ -68,7 +68,7 @@ class Local(Method[Empty, State, Empty, Empty]):
     ) -> Computation[tuple[State, Empty, Report]]:
         if self.patience is not None and state.waited >= self.patience:
             return state, Empty(), Report({}, notes={"stopped": True})
-        state, report = yield from local_round(state, data, self.train, when, key, self.momentum, self.patience)
+        state, report = yield from local_round(state, data, self.train, when, key, self.optimizer_state, self.patience)
         return state, Empty(), report
 
     def aggregate(self, server: Empty, replies: Mapping[ClientId, Empty], when: Round, key: Key) -> Empty:
@@ -96,19 +96,19 @@ def local_round(
     training: Training,
     when: Round,
     key: Key,
-    momentum: Literal["keep", "reset"],
+    optimizer_state: Literal["keep", "reset"],
     patience: int | None,
 ) -> Computation[tuple[State, Report]]:
-    """E epochs of SGD on the training part, then the validation loss if `patience` needs it."""
+    """E epochs on the training part, then the validation loss if `patience` needs it."""
     trained = yield from train(
         {"own": state.model},
-        training.sgd(CrossEntropy(), when),
+        training.local_optimizer(CrossEntropy(), when),
         data.train,
         training.batch_schedule(when),
         key.at("train"),
-        state.opt if momentum == "keep" else {},
+        state.opt if optimizer_state == "keep" else {},
     )
-    after = replace(state, model=trained.models["own"], opt=trained.opt if momentum == "keep" else {})
+    after = replace(state, model=trained.models["own"], opt=trained.opt if optimizer_state == "keep" else {})
     if patience is None:
         return after, Report(trained.losses)
     score = yield from evaluate(after.model, data.val)

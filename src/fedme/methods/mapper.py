@@ -63,7 +63,7 @@ class Mapper(SharedModelMethod[State, SharedModel, TrainedCopy]):
         if lam > 0:  # u = lam h_local + (1 - lam) h_global, solved for h_local
             pulled = tree.add(mixture.params, down.model.params, lam - 1.0)
             after = replace(state, local=state.local.with_params(tree.scale(pulled, 1.0 / lam)))
-        optimizer = self.train.sgd(CrossEntropy(), when)
+        optimizer = self.train.local_optimizer(CrossEntropy(), when)
         last = data.train.take(state.parts[2])
         trained = yield from train({"mixture": mixture}, optimizer, last, self.train.batch_schedule(when), key.at("train"))
         moved = tree.sub(trained.models["mixture"].params, mixture.params)
@@ -76,7 +76,7 @@ class Mapper(SharedModelMethod[State, SharedModel, TrainedCopy]):
     ) -> Computation[tuple[float, Model]]:
         """Train every mixture on part A and keep the one with the smallest loss on part B (lambda = 0 is not trained)."""
         first, second = data.train.take(state.parts[0]), data.train.take(state.parts[1])
-        optimizer, local = self.train.sgd(CrossEntropy(), when), self.train.batch_schedule(when)
+        optimizer, local = self.train.local_optimizer(CrossEntropy(), when), self.train.batch_schedule(when)
 
         def attempt(index: int, lam: float) -> Computation[tuple[Score, Model]]:
             mixture = shared.with_params(tree.mix(state.local.params, shared.params, lam)) if lam > 0 else shared

@@ -44,7 +44,8 @@ class PFedMe(TrainAllMethod[State, TrainedCopy]):
     train_all: bool = setting(True, "clients outside the cohort train too, without sending anything")
     defence: Defence = OPEN
 
-    unused_settings = ("train.momentum", "train.weight_decay", "train.clip", "defence.guest")
+    own_step = True
+    unused_settings = ("train.momentum", "train.nesterov", "train.weight_decay", "train.clip", "defence.guest")
 
     def __post_init__(self) -> None:
         require(self.lam >= 0, "lam", f"must be >= 0, got {self.lam}")

@@ -51,7 +51,8 @@ class PFML(TrainAllMethod[State, SharedModel]):
     defence: Defence = OPEN
 
     own_architectures = True
-    unused_settings = ("train.momentum", "train.weight_decay", "train.clip", "defence.guest")
+    own_step = True
+    unused_settings = ("train.momentum", "train.nesterov", "train.weight_decay", "train.clip", "defence.guest")
 
     def __post_init__(self) -> None:
         require(self.lam >= 0, "lam", f"must be >= 0, got {self.lam}")

@@ -4,6 +4,7 @@ import functools
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from fedme.config.settings import PrivacyOptions
 from fedme.core.data import ClientData, ClientId
 from fedme.core.method import POOL, PlannedTraining
 from fedme.core.model import Arch
-from fedme.core.operations import BatchSchedule, GaussianMechanism
+from fedme.core.operations import GaussianMechanism
 from fedme.execution.sample_independence import require_separate
 from fedme.federation.in_process import Occasion, Policies
 from fedme.learning.accountant import Ledger, PrivacyCost, added, epsilon, noise_for, one_step, require_accountant
@@ -92,12 +93,12 @@ def policies(experiment: Experiment, secret: int | None = None, limited: bool = 
 
 
 def trainings(experiment: Experiment, samples: int) -> list[PlannedTraining]:
-    """The trainings that the method announces, and fine-tuning."""
+    """The trainings that the method announces, and fine-tuning, with Poisson-sampled batches as they run."""
     planned, settings = list(experiment.method.planned_trainings(samples)), experiment.settings
     if settings.finetune.epochs:
-        schedule = BatchSchedule(settings.finetune.epochs, settings.train.batch)
+        schedule = settings.train.whole_epochs(settings.finetune.epochs)
         planned.append(PlannedTraining(schedule, samples, when="evaluation"))
-    return planned
+    return [replace(training, schedule=replace(training.schedule, poisson=True)) for training in planned]
 
 
 def whole_run(experiment: Experiment, samples: int) -> Iterator[tuple[PlannedTraining, int]]:
@@ -105,11 +106,12 @@ def whole_run(experiment: Experiment, samples: int) -> Iterator[tuple[PlannedTra
     settings = experiment.settings
     evaluations = -(-settings.rounds // settings.evaluate_every)
     occasions = {"start": 1, "round": settings.rounds, "evaluation": evaluations}
-    for training in experiment.method.planned_trainings(samples):
+    planned = trainings(experiment, samples)
+    tuning = planned.pop() if settings.finetune.epochs else None
+    for training in planned:
         yield training, training.times * occasions[training.when]
-    if settings.finetune.epochs:
-        tuned = trainings(experiment, samples)[-1]
-        yield tuned, evaluations if settings.finetune.when == "always" else 1
+    if tuning is not None:
+        yield tuning, evaluations if settings.finetune.when == "always" else 1
 
 
 def costs(options: PrivacyOptions, ledgers: Mapping[ClientId, Ledger]) -> dict[ClientId, float]:

@@ -125,7 +125,7 @@ class FedMe(Method[Server, Empty, Down, Up]):
         taken, why = yield from admitted_guest(down.own, down.guest, data.val, self.defence)
         pair = {"own": down.own, "guest": taken} if taken else {"own": down.own}
         objective = Mutual("own", "guest") if self.mutual and taken else CrossEntropy()
-        optimizer = self.train.sgd(objective, when, alternating=self.order == "alternating")
+        optimizer = self.train.local_optimizer(objective, when, alternating=self.order == "alternating")
         trained = yield from train(pair, optimizer, data.train, self.train.batch_schedule(when), key.at("train"))
         own, guest = trained.models["own"], finite_or_none(trained.models.get("guest"))
         scores, adopts, criterion = {}, False, self.adopt_by.get(data.id, self.adopt)
