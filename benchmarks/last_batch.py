@@ -64,7 +64,7 @@ def accuracies(folder: Path) -> Accuracies:
 
 
 DIRICHLET = "digits-fedavg data.name=mnist data.limit=6000 data.val=0.3 models.pool=['mlp'] rounds=10 evaluate_every=10"
-WRITERS = "femnist-fedavg models.pool=['dnn-64'] train.lr=0.03 rounds=30 evaluate_every=30"
+WRITERS = "femnist-fedavg models.pool=['dnn-64'] rounds=30 evaluate_every=30"
 SETTINGS: Mapping[str, Callable[[Path, int, str], Accuracies]] = {
     "odd client, MNIST, local": partial(odd_client, fedme.Local, "cnn-1(width=0.25)", 0.1),
     "odd client, MNIST, FedAvg": partial(odd_client, fedme.FedAvg, "mlp", 0.1),
@@ -74,6 +74,8 @@ SETTINGS: Mapping[str, Callable[[Path, int, str], Accuracies]] = {
     "MNIST, Dirichlet, local": partial(preset, f"{DIRICHLET} method.name=local"),
     "FEMNIST writers, FedAvg": partial(preset, WRITERS),
     "FEMNIST writers, local": partial(preset, f"{WRITERS} method.name=local"),
+    "FEMNIST writers, FedAvg, three times the rate": partial(preset, f"{WRITERS} train.lr=0.03"),
+    "FEMNIST writers, local, three times the rate": partial(preset, f"{WRITERS} method.name=local train.lr=0.03"),
 }
 
 
