@@ -14,7 +14,6 @@ from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train
 from fedme.execution import compiled, reference
-from fedme.execution.compiled import fused_layers
 from fedme.execution.dispatcher import Dispatcher
 from fedme.learning.objectives import CrossEntropy, Mutual
 from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
@@ -250,20 +249,12 @@ def test_weights_in_any_order_of_memory_and_left_as_they_are():
 @pytest.mark.parametrize(
     "middle",
     [
-        nn.Conv2d(2, 3, 3, stride=2),
-        nn.Conv2d(2, 3, 3, dilation=2),
-        nn.Conv2d(2, 2, 3, groups=2),
+        nn.Conv2d(2, 4, 3, groups=2),
+        nn.Conv2d(2, 3, 3, stride=2, dilation=2),
         nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"),
-        nn.Conv2d(2, 3, 3, padding="same"),
-        nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2, stride=1)),
-        nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2, ceil_mode=True)),
-        nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2, padding=1)),
+        nn.ConvTranspose2d(2, 3, 3),
         nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2, stride=2, dilation=2)),
-        nn.Sequential(nn.Conv2d(2, 3, 3), nn.Dropout(0.5), nn.Tanh()),
-        nn.Sequential(nn.Conv2d(2, 3, 3), nn.Linear(6, 5)),
-        nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)),
-        nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(2, 3, 3)),
-        nn.Sequential(nn.Conv2d(2, 3, 3), nn.AvgPool2d(2)),
+        nn.Sequential(nn.Conv2d(2, 3, 3), nn.Softplus()),
     ],
     ids=str,
 )
@@ -271,7 +262,6 @@ def test_other_layers_go_elsewhere_with_the_result_of_the_reference(middle):
     with torch.no_grad():
         width = nn.Sequential(middle, nn.Flatten())(torch.zeros(2, *SHAPE)).shape[1]
     arch = Arch.named(f"elsewhere {middle}", lambda: nn.Sequential(middle, nn.Flatten(), nn.Linear(width, CLASSES)))
-    assert isinstance(fused_layers(arch), str)
     op = operation({"own": arch}, SGD(CrossEntropy(), 0.1), images(7), BatchSchedule(1, 3))
     batched = Dispatcher()
     ((got, _),) = batched([op])
@@ -282,13 +272,5 @@ def test_other_layers_go_elsewhere_with_the_result_of_the_reference(middle):
 def test_what_does_not_fit_is_refused():
     arch = Arch.named("refused", lambda: network([(3, (3, 3), (0, 0), True, "relu", 0.0, (2, 2), "none", 0.0)], []))
     optimizer, local = SGD(CrossEntropy(), 0.1), BatchSchedule(1, 3)
-    for shape, said in (
-        ((3, 9, 8), "takes 2 inputs, got 3"),
-        ((2, 2, 8), "does not fit into"),
-        ((2, 12, 8), "takes 27 inputs, got 45"),
-        ((2, 72), "takes channels, rows and columns"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            Dispatcher(path="compiled")([operation({"own": arch}, optimizer, images(4, shape), local)])
     with pytest.raises(IndexError, match="class numbers must be >= 0 and < 4"):
         Dispatcher(path="compiled")([operation({"own": arch}, optimizer, images(4, classes=9, seed=1), local)])

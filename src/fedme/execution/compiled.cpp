@@ -15,6 +15,7 @@
 struct Batches {
     const int64_t *rows, *targets;  // steps x width: rows of the table, and classes
     const int64_t *sizes;           // of every batch
+    const double *divisors;         // of the sum of the losses of every batch
     int64_t steps, width;
 
     int64_t largest() const { return steps ? *std::max_element(sizes, sizes + steps) : 0; }
@@ -33,8 +34,7 @@ struct NetworkSpec {
     const ParameterSpec *parameters;
     const int64_t *seeds;  // of the dropout layers
     double label_weight, peer_weight;
-    double loss;          // a result: the sum over all samples
-    int64_t statistics;   // a result: how many batches changed the running statistics
+    double loss;  // a result: the sum over all samples
 };
 
 enum OptimizerType : int64_t { SGD, MOREAU, MUTUAL_MOREAU, ADAM_OPTIMIZER };  // of learning/optimizers.py
@@ -99,7 +99,6 @@ struct Network {
     int64_t output, classes;  // `output`: the value that has the logits
     real label_weight, peer_weight;  // in the loss, of the labels and of the other network
     double loss = 0;                 // the sum over all samples
-    int64_t statistics = 0;          // batches of more than one sample
     AlignedVector<real> p, log_p;    // batch x classes
 
     Network(const NetworkSpec &network, int64_t batch, bool trains = true)
@@ -137,7 +136,6 @@ struct Network {
         values[0].rows = x.data();
         PROFILE_BEGIN
         for (auto &node : nodes) { node->forward(pass); PROFILE(node, 0) }
-        if (pass.trains() && pass.samples > 1) statistics++;
     }
 
     const real *logits(int64_t b) const { return values[output].of(b); }
@@ -155,8 +153,8 @@ struct Network {
     }
 
     // The gradient of the mean loss by the logits: (labels + peer) p - peer q - labels y. The loss is added up if it `counts`.
-    void backward_loss(const Network *peer, const int64_t *y, int64_t samples, bool counts) {
-        const real scale = real(1) / samples;
+    void backward_loss(const Network *peer, const int64_t *y, int64_t samples, double divisor, bool counts) {
+        const real scale = real(1 / divisor);
         for (int64_t b = 0; b < samples; b++) {
             const int64_t first = b * classes;
             real *gradients = values[output].gradient_of(b);
@@ -252,7 +250,7 @@ struct Trainer {
             network.softmax(samples);
         }
         for (size_t i = 0; i < networks.size(); i++)
-            networks[i].backward_loss(optimizer.mutual ? &networks[1 - i] : nullptr, y, samples, draw == 0);
+            networks[i].backward_loss(optimizer.mutual ? &networks[1 - i] : nullptr, y, samples, batches.divisors[step], draw == 0);
         for (auto &network : networks) network.backward({samples, number}, rule);
     }
 };
@@ -304,7 +302,6 @@ void train(const Table &table, const Batches &batches, NetworkSpec *specs, int64
     }
     for (int64_t i = 0; i < count; i++) {
         specs[i].loss = networks[i].loss + (copies.empty() ? 0 : copies[i].loss);
-        specs[i].statistics = networks[i].statistics;
         networks[i].store(specs[i]);
     }
 }

@@ -28,7 +28,7 @@ from fedme.execution.reference import DRAWS_PER_STEP, result_of
 from fedme.execution.routing import Tick, models_of, no_tick
 from fedme.execution.threads import Computing, on_threads
 from fedme.learning.objectives import CrossEntropy, Mutual
-from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
+from fedme.learning.optimizers import SGD, Adam, Moreau, MutualMoreau
 
 DERIVED_ROLES = {Moreau: ("w",), MutualMoreau: ("theta",)}  # roles whose weights follow from those of another
 NODE_TYPES = get_args(NodeType)
@@ -48,7 +48,7 @@ class Table(ctypes.Structure):
 class Batches(ctypes.Structure):
     """The batches of one training."""
 
-    _fields_ = [*_fields(ctypes.c_void_p, "rows", "targets", "sizes"), *_fields(ctypes.c_int64, "steps", "width")]
+    _fields_ = [*_fields(ctypes.c_void_p, "rows", "targets", "sizes", "divisors"), *_fields(ctypes.c_int64, "steps", "width")]
 
 
 class ParameterSpec(ctypes.Structure):
@@ -79,7 +79,7 @@ class NodeSpec(ctypes.Structure):
 
 
 class NetworkSpec(ctypes.Structure):
-    """A network, the weights of its loss terms, and results: the sum of its losses, and batches with statistics."""
+    """A network, the weights of its loss terms, and the sum of its losses, a result."""
 
     _fields_ = [
         ("values", ctypes.POINTER(ValueSpec)),
@@ -88,7 +88,6 @@ class NetworkSpec(ctypes.Structure):
         ("parameters", ctypes.POINTER(ParameterSpec)),
         ("seeds", ctypes.POINTER(ctypes.c_int64)),
         *_fields(ctypes.c_double, "label_weight", "peer_weight", "loss"),
-        ("statistics", ctypes.c_int64),
     ]
 
 
@@ -209,13 +208,10 @@ def training_obstacle(op: Train) -> str:
     optimizer = op.optimizer
     if op.mechanism is not None:
         return "private training"
-    if op.batch_schedule.scales(len(op.data)):
-        return "a scaled last batch"
-    if type(optimizer) is SGD:
+    if type(optimizer) in (SGD, Adam):
+        assert isinstance(optimizer, SGD | Adam)
         if optimizer.alternating:
             return "alternating steps"
-        if optimizer.nesterov:
-            return "Nesterov momentum"
         if optimizer.prox and not op.frozen.keys() >= op.models.keys():
             return "a proximal term, but not for every model"
     elif type(optimizer) not in (Moreau, MutualMoreau):
@@ -235,14 +231,16 @@ def _compute(op: Op, table: InputTable) -> Computing[Any]:
         return result_of(op, (yield from _predict(op.model, op.data.rows, table)))
     optimizer = op.optimizer
     models = {role: Model(model.arch, _copy(model.params), _copy(model.buffers)) for role, model in op.models.items()}
-    if isinstance(optimizer, SGD):
-        momentum = {role: _copy(op.opt.get(role) or tree.zeros(m.params)) for role, m in models.items()}
-        momentum = momentum if optimizer.momentum else {}
+    if isinstance(optimizer, SGD | Adam):
+        states = {role: _copy(op.opt.get(role) or optimizer.init_state(model.params)) for role, model in models.items()}
         anchors = {role: _copy(op.frozen[role].params) for role in models} if optimizer.prox else {}
-        clip = math.inf if optimizer.clip is None else optimizer.clip
-        settings = optimizer.lr, optimizer.momentum, optimizer.weight_decay, optimizer.prox, 0.0, clip
-        spec = OptimizerSpec(0, isinstance(optimizer.objective, Mutual), 1, DRAWS_PER_STEP, 0, 0, *settings)
-        return Trained(models, momentum, (yield from _train(op, table, models, momentum, anchors, spec)))
+        losses = yield from _train(op, table, models, states, anchors, _descent_spec(optimizer, states))
+        taken = op.batch_schedule.count(len(op.data))
+        for state in states.values():
+            for name in state if isinstance(optimizer, Adam) else ():
+                if name.endswith(".step"):
+                    state[name] += taken
+        return Trained(models, {role: state for role, state in states.items() if state}, losses)
     assert isinstance(optimizer, Moreau | MutualMoreau)
     mutual = isinstance(optimizer, MutualMoreau)
     outer_lr = optimizer.lr if mutual else optimizer.lr * optimizer.lam
@@ -257,23 +255,38 @@ def _compute(op: Op, table: InputTable) -> Computing[Any]:
     anchors = {role: _copy({**op.frozen[role].params, **models[role].buffers}) for role in trained}
     losses = yield from _train(op, table, trained, {}, anchors, spec)
     aux = trained["aux"]
-    theta = Model(aux.arch, {name: anchors["aux"][name] for name in aux.params}, {name: anchors["aux"][name] for name in aux.buffers})
+    theta = Model(aux.arch, *({name: anchors["aux"][name] for name in names} for names in (aux.params, aux.buffers)))
+    sizes = op.batch_schedule.positions(len(op.data), op.key.at("batches"))[1] > 1
+    if len(sizes):  # before the last batch one per batch, then one per inner step
+        _count_batches(theta, table, int(sizes[:-1].sum()) + optimizer.inner * int(sizes[-1]))
     return Trained({**trained, "theta": theta}, {}, losses)
+
+
+def _descent_spec(optimizer: SGD | Adam, states: Mapping[Role, Params]) -> OptimizerSpec:
+    clip = math.inf if optimizer.clip is None else optimizer.clip
+    mutual = isinstance(optimizer.objective, Mutual)
+    if isinstance(optimizer, SGD):
+        settings = optimizer.lr, optimizer.momentum, optimizer.weight_decay, optimizer.prox, 0.0, clip
+        return OptimizerSpec(0, mutual, 1, DRAWS_PER_STEP, optimizer.nesterov, 0, *settings)
+    (taken,) = {int(value) for state in states.values() for name, value in state.items() if name.endswith(".step")}
+    decoupled = optimizer.weight_decay if optimizer.decoupled_weight_decay else 0.0
+    settings = optimizer.lr, optimizer.betas[0], optimizer.weight_decay - decoupled, optimizer.prox, 0.0, clip
+    return OptimizerSpec(3, mutual, 1, DRAWS_PER_STEP, 0, taken, *settings, optimizer.betas[1], optimizer.eps, decoupled)
 
 
 def _train(
     op: Train,
     table: InputTable,
     models: Models,
-    momentum: Mapping[Role, Params],
+    states: Mapping[Role, Params],
     anchors: Mapping[Role, Params],
     spec: OptimizerSpec,
 ) -> Computing[dict[Role, float]]:
-    """Train the models in place, with their momentum buffers and anchors; the mean loss of every model."""
+    """Train the models in place, with their optimizer states and anchors; the mean loss of every model."""
     positions, sizes = op.batch_schedule.positions(len(op.data), op.key.at("batches"))
     rows, targets = op.data.rows[positions].contiguous(), op.data.y[positions].contiguous()
     networks = [
-        _network_spec(model, table, momentum.get(role), anchors.get(role), op.key.at("dropout", role))
+        _network_spec(model, table, states.get(role), anchors.get(role), op.key.at("dropout", role))
         for role, model in models.items()
     ]
     for role, network in zip(models, networks, strict=True):
@@ -283,15 +296,21 @@ def _train(
     if spec.mutual and len(classes) > 1:
         raise ValueError(f"models that learn from each other must have the same classes, got {sorted(classes)} outputs")
     _require_below(targets, min(classes), "class")
-    batches = Batches(rows.data_ptr(), targets.data_ptr(), sizes.data_ptr(), *rows.shape)
+    divisors = op.batch_schedule.divisors(len(op.data), sizes).to(torch.float64)
+    batches = Batches(rows.data_ptr(), targets.data_ptr(), sizes.data_ptr(), divisors.data_ptr(), *rows.shape)
     specs = (NetworkSpec * len(networks))(*networks)
     dtype = next(iter(models.values())).dtype
     yield _call("fedme_train", table, dtype, ctypes.byref(batches), specs, ctypes.c_int64(len(networks)), ctypes.byref(spec))
-    for model, network in zip(models.values(), specs, strict=True):
-        for name in _program(model.arch, table.shape, table.symbols, model.dtype).counters:
-            model.buffers[name].add_(network.statistics)
+    batches_with_statistics = int((sizes > 1).sum()) * (1 if spec.optimizer != 1 else spec.inner_steps)
+    for model in models.values():
+        _count_batches(model, table, batches_with_statistics)
     samples = int(sizes.sum())
     return {role: network.loss / samples for role, network in zip(models, specs, strict=True)}
+
+
+def _count_batches(model: Model, table: InputTable, count: int) -> None:
+    for name in _program(model.arch, table.shape, table.symbols, model.dtype).counters:
+        model.buffers[name].add_(count)
 
 
 def _predict(model: Model, rows: Tensor, table: InputTable) -> Computing[Tensor]:
@@ -369,7 +388,7 @@ def _compiled_program(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: 
 
 
 def _network_spec(
-    model: Model, table: InputTable, momentum: Params | None = None, anchor: Params | None = None, key: Key | None = None
+    model: Model, table: InputTable, state: Params | None = None, anchor: Params | None = None, key: Key | None = None
 ) -> NetworkSpec:
     """A network, after a check that its weights are those of its program: the compiled code does not check.
 
@@ -382,13 +401,14 @@ def _network_spec(
     for index, name in enumerate(program.parameters):
         trained = name in model.params
         value = model.params[name] if trained else model.buffers[name]
-        others = [params[name] if params is not None and name in params else None for params in (momentum, anchor)]
+        state, anchor = state or {}, anchor or {}
+        others = [state.get(name, state.get(f"{name}.exp_avg")), state.get(f"{name}.exp_avg_sq"), anchor.get(name)]
         for tensor in (value, *others):
             if tensor is not None and (tuple(tensor.shape), tensor.dtype) != (template[name], model.dtype):
                 raise ValueError(
                     f"{model.arch.name}: {name} must be {template[name]}, got {tuple(tensor.shape)} {tensor.dtype}"
                 )
-        pointers = [tensor.data_ptr() if tensor is not None else None for tensor in (value, others[0], None, others[1])]
+        pointers = [tensor.data_ptr() if tensor is not None else None for tensor in (value, *others)]
         parameters[index] = ParameterSpec(*pointers, trained)
     seeds = [key.at(layer).integer() for layer in program.layers] if key else [0] * len(program.layers)
     counts = len(program.values), len(program.nodes), program.output, program.classes

@@ -131,7 +131,7 @@ inline vector<real> slope(int64_t function, vector<real> x, vector<real> y, real
         case LEAKY_RELU: return x > zero ? one : zero + a;
         case ELU: return x > zero ? one : y + a;
         case HARDSWISH: return x < -3 * one ? zero : x > 3 * one ? one : x / 3 + real(0.5);
-        default: return (x > -3 * one) & (x < 3 * one) ? one / 6 : zero;
+        default: return (x > -3 * one) & (x < 3 * one) ? zero + real(1.0f / 6) : zero;  // in single precision, as in torch
     }
 }
 

@@ -20,8 +20,10 @@ from fedme.core.model import Arch
 from fedme.execution.tracing import BATCH, NetworkTrace, Operation, Traced, TraceError, trace
 
 VALUE_BITS, SAMPLE_BITS = 40, 32  # of an address: the value from bit 40 on, the sample from bit 32 on, the place below
+KNOWN = 1 << 39  # set in addresses of weights and zeros that have a sample
+PLACE = (1 << SAMPLE_BITS) - 1
 FIRST_WEIGHT = 1 << 20  # values from here on are weights
-ZERO = -1  # the address of a constant zero
+ZERO = 1 << 21  # the value of a constant zero
 
 NodeType = Literal[
     *("dense", "convolution", "depthwise", "pool", "elementwise", "binary", "dropout", "gather", "broadcast"),
@@ -186,7 +188,7 @@ class Lowering:
         """The name of the weight that these addresses are, in its order."""
         first = int(addresses.flatten()[0])
         number = (first >> VALUE_BITS) - FIRST_WEIGHT
-        if first < 0 or number < 0:
+        if not 0 <= number < len(self.weights):
             raise TraceError("a weight is computed from others")
         name = self.weights[number]
         expected = torch.arange(addresses.numel()) + ((FIRST_WEIGHT + number) << VALUE_BITS)
@@ -218,16 +220,23 @@ class Lowering:
 
     def _batch(self, addresses: Tensor) -> Tensor:
         """The sample that each number belongs to. Weights belong to none: there the position in the batch dimension decides."""
-        constant = (addresses == ZERO) | (addresses >> VALUE_BITS >= FIRST_WEIGHT)
-        samples = (addresses >> SAMPLE_BITS) & 0xFF
-        if not bool(constant.any()):
+        unknown = (addresses >> VALUE_BITS >= FIRST_WEIGHT) & (addresses & KNOWN == 0)
+        samples = _sample(addresses)
+        if not bool(unknown.any()):
             return samples
         for dimension, size in enumerate(addresses.shape):
             if size == BATCH:
                 position = torch.arange(BATCH).view([-1 if d == dimension else 1 for d in range(addresses.dim())])
-                if bool(((samples == position) | constant).all()):
+                if bool(((samples == position) | unknown).all()):
                     return position.expand_as(addresses)
         raise TraceError("samples of a batch are mixed")
+
+    def _with_samples(self, addresses: Tensor) -> Tensor:
+        """The same, with the samples of weights and zeros among numbers of values."""
+        constant = addresses >> VALUE_BITS >= FIRST_WEIGHT
+        if not bool(constant.any()) or bool(constant.all()):
+            return addresses
+        return torch.where(constant & (addresses & KNOWN == 0), addresses + KNOWN + (self._batch(addresses) << SAMPLE_BITS), addresses)
 
     def _add(self, node: Node) -> None:
         trained = any(name and not self._is_buffer(name) for name in node.parameters)
@@ -240,16 +249,14 @@ class Lowering:
     def _copy(self, addresses: Tensor, targets: Tensor, value: int) -> Tensor:
         """Copy numbers to the places `targets` (with their samples) of a new value; their new addresses."""
         flat, to = addresses.flatten(), targets.flatten()
-        source = torch.where(flat == ZERO, torch.tensor(ZERO), flat >> VALUE_BITS)
-        sample = (to >> SAMPLE_BITS) & 0xFF
-        place, origin = to & ((1 << SAMPLE_BITS) - 1), flat & ((1 << SAMPLE_BITS) - 1)
+        source, sample, place, origin = flat >> VALUE_BITS, _sample(to), to & PLACE, flat & PLACE
         for number in source.unique().tolist():
             if number == ZERO:
                 continue
             tables = []
             for b in range(BATCH):
                 chosen = (source == number) & (sample == b)
-                if number < FIRST_WEIGHT and not bool((((flat >> SAMPLE_BITS) & 0xFF)[chosen] == b).all()):
+                if number < FIRST_WEIGHT and not bool((_sample(flat)[chosen] == b).all()):
                     raise TraceError("samples of a batch are mixed")
                 order = place[chosen].argsort()
                 tables.append((origin[chosen][order], place[chosen][order]))
@@ -289,7 +296,7 @@ class Lowering:
         if value >= 0 and self.values[value].padded_width == self._padded(width) and self.values[value].width == width:
             starts = addresses[..., :1]
             whole = self._is_whole(addresses) and bool((addresses == starts + torch.arange(width)).all())
-            if whole and not bool(((starts & 0xFFFFFFFF) % self._padded(width)).any()):
+            if whole and not bool(((starts & PLACE) % self._padded(width)).any()):
                 return addresses
         return self._copied(addresses, width)
 
@@ -362,12 +369,13 @@ class Lowering:
             return arguments[0].reshape(arguments[1])
         if name in ("clone", "alias", "contiguous", "lift_fresh"):
             return arguments[0]
-        return operation.function(*arguments, **operation.options)
+        moved = operation.function(*arguments, **operation.options)
+        return self._with_samples(moved) if name in ("cat", "stack") else moved
 
     def _lower_constant_pad_nd(self, x: Traced, pad: Sequence[int], value: float = 0) -> Tensor:
         if value:
             raise TraceError("padding with other numbers than zero")
-        return torch.nn.functional.pad(self._of(x), list(pad), value=ZERO)
+        return self._with_samples(torch.nn.functional.pad(self._of(x), list(pad), value=ZERO << VALUE_BITS))
 
     def _linear(self, x: Traced, weight: Traced, bias: Traced | None) -> Tensor:
         matrix = self._of(weight)
@@ -383,7 +391,7 @@ class Lowering:
         if per_sample == 1:
             offset = self._natural(offset)
             value = self._value_of(offset)
-            table = (offset[samples[:, 0] == 0][0] & 0xFFFFFFFF).tolist()
+            table = (offset[samples[:, 0] == 0][0] & PLACE).tolist()
             result, places = self._new_rows(1, outputs)
             self._add(Node("dense", (value,), result, parameters, (outputs, 0), table=tuple(table)))
         else:
@@ -393,7 +401,7 @@ class Lowering:
             padded = self._padded(inputs)
             numbers = (inputs, 1, per_sample, 1, per_sample * padded, padded, outputs, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1)
             self._add(Node("convolution", (value,), result, parameters, numbers))
-        row = (offset[:, 0] & 0xFFFFFFFF) // self._padded(inputs) if per_sample > 1 else torch.zeros(len(offset), dtype=torch.int64)
+        row = (offset[:, 0] & PLACE) // self._padded(inputs) if per_sample > 1 else torch.zeros(len(offset), dtype=torch.int64)
         return places[samples[:, 0], row]
 
     def _lower_addmm(self, bias: Traced, x: Traced, weight: Traced, beta: float = 1, alpha: float = 1) -> Tensor:
@@ -447,7 +455,7 @@ class Lowering:
 
     def _steps(self, addresses: Tensor) -> tuple[int, int, int] | None:
         """The strides of samples x channels x rows x columns, if they begin at place 0."""
-        places = addresses[0] & 0xFFFFFFFF
+        places = addresses[0] & PLACE
         steps = [int(places.select(d, 1).flatten()[0] - places.flatten()[0]) if places.shape[d] > 1 else 0 for d in range(3)]
         grids = [torch.arange(size).view([-1 if d == i else 1 for i in range(3)]) for d, size in enumerate(places.shape)]
         expected = sum(step * grid for step, grid in zip(steps, grids, strict=True))
@@ -527,11 +535,11 @@ class Lowering:
             samples = self._batch(known)[:, 0, 0]
             if not bool((samples.bincount(minlength=BATCH) == len(known) // BATCH).all()):
                 raise TraceError("samples of a batch are mixed")
-            value, own = self._value_of(known), known[samples == 0] & 0xFFFFFFFF
+            value, own = self._value_of(known), known[samples == 0] & PLACE
             steps = [int(own.select(d, 1).flatten()[0] - own.flatten()[0]) if own.shape[d] > 1 else 0 for d in range(3)]
             grids = [torch.arange(size).view([-1 if d == i else 1 for i in range(3)]) for d, size in enumerate(own.shape)]
             expected = own.flatten()[0] + sum(step * grid for step, grid in zip(steps, grids, strict=True))
-            alike = all(torch.equal(known[samples == b] & 0xFFFFFFFF, own) for b in range(BATCH))
+            alike = all(torch.equal(known[samples == b] & PLACE, own) for b in range(BATCH))
             if value >= 0 and alike and torch.equal(own, expected) and (not contiguous or steps[2] in (0, 1)):
                 return value, (int(own.flatten()[0]), *steps)  # type: ignore[return-value]
         raise TraceError("a product of matrices that are not regular")
@@ -780,7 +788,7 @@ class Lowering:
         node = self.nodes[writer]
         if node.type not in ("dense", "convolution") or node.parameters[1] or self.values[value].width != other.shape[0]:
             return False
-        column = (addresses & 0xFFFFFFFF) % self.values[value].padded_width
+        column = (addresses & PLACE) % self.values[value].padded_width
         if not bool((column == torch.arange(addresses.shape[-1])).all()):
             return False
         self.nodes[writer] = replace(node, parameters=(node.parameters[0], name))
@@ -792,12 +800,12 @@ class Lowering:
             return offset
         offset = self._natural(offset)
         position = torch.arange(BATCH).view(-1, *[1] * (offset.dim() - 1))
-        if len(offset) != BATCH or not bool((((offset >> SAMPLE_BITS) & 0xFF) == position).all()):
+        if len(offset) != BATCH or not bool((_sample(offset) == position).all()):
             raise TraceError("dropout of a tensor whose first dimension is not the batch")
         source = self._value_of(offset)
         layout = self.values[source]
         order = torch.zeros(layout.size, dtype=torch.int64)
-        order[offset[0].flatten() & 0xFFFFFFFF] = torch.arange(offset[0].numel())
+        order[offset[0].flatten() & PLACE] = torch.arange(offset[0].numel())
         self.values.append(replace(layout, gradient=False, sums=False))
         result = len(self.values) - 1
         numbers = (self.calls[layer], offset[0].numel())
@@ -823,6 +831,10 @@ class Lowering:
 
 def _samples(shape: tuple[int, ...]) -> Tensor:
     return (torch.arange(BATCH) << SAMPLE_BITS).view(shape)
+
+
+def _sample(addresses: Tensor) -> Tensor:
+    return (addresses >> SAMPLE_BITS) & 0x7F
 
 
 def _number(value: Any) -> float | None:

@@ -73,7 +73,7 @@ def one_by_one(operations: Sequence[Op], tick: Tick = no_tick) -> list[tuple[Any
 
 def train(op: Train) -> Trained:
     """Let the optimizer take a step on every batch."""
-    models: Models = {role: channels_last(model) for role, model in op.models.items()}
+    models: Models = op.models
     opt: OptState = {role: op.opt.get(role, state) for role, state in op.optimizer.init(models).items()}
     device = next((m.device for m in models.values()), torch.device("cpu"))
     gradient = Autograd(op.optimizer.objective, mask_seeds(models, op.key))
@@ -87,7 +87,7 @@ def train(op: Train) -> Trained:
         for step, (padded, size, weight) in enumerate(zip(batches, sizes.tolist(), weights.tolist(), strict=True)):
             positions = padded[:size]
             augment = op.key.at("augment", step) if schedule.augment else None
-            x: Any = _channels_last(op.data.inputs(positions, augment)) if len(positions) else None
+            x: Any = op.data.inputs(positions, augment) if len(positions) else None
             models, opt = op.optimizer(gradient, models, opt, op.frozen, Batch(x, y[positions], step, weight))
     opt = {role: {name: value.contiguous() for name, value in state.items()} for role, state in opt.items()}
     trained = {role: m.with_params({name: p.contiguous() for name, p in m.params.items()}) for role, m in models.items()}
@@ -129,9 +129,8 @@ def predict(op: Predict) -> Tensor:
     """Logits, in evaluation mode."""
     if not len(op.data):
         return torch.empty(0, 0)
-    model = channels_last(op.model)
     with torch.inference_mode():
-        parts = [model(cast(_channels_last(x), model)) for x in _chunks(op.data)]
+        parts = [op.model(cast(x, op.model)) for x in _chunks(op.data)]
     return torch.cat(parts).to("cpu", copy=True)
 
 

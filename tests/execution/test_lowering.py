@@ -1,0 +1,469 @@
+"""Traced networks: the program of any network computes what the network computes."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
+from torch import Tensor, nn
+
+from fedme.core.data import Arrays, ClientData, Split
+from fedme.core.key import Key
+from fedme.core.model import Arch, Model
+from fedme.core.operations import BatchSchedule, Predict, Train
+from fedme.execution import compiled, reference
+from fedme.execution.dispatcher import Dispatcher
+from fedme.execution.lowering import lowered
+from fedme.learning.objectives import CrossEntropy, Mutual
+from fedme.learning.optimizers import SGD, Adam
+from fedme.learning.training_settings import Training
+from fedme.methods import METHODS
+from fedme_test_support import federate, personal, same, task
+
+built = pytest.mark.skipif(
+    isinstance(compiled.library(), str), reason="needs compiled code (apt-get install g++ && make clean install)"
+)
+CLASSES = 5
+
+
+class Steps(nn.Module):
+    """Applies steps one after another; each gets its inputs and all that was computed before."""
+
+    def __init__(self, shape, steps):
+        super().__init__()
+        draw = torch.random.fork_rng(devices=[])
+        with draw:
+            self.steps = steps
+            self.layers = nn.ModuleList()
+            x = torch.zeros(2, *shape)
+            seen: list[Tensor] = []
+            for step in steps:
+                layer = step(x)
+                self.layers.append(layer if isinstance(layer, nn.Module) else Function(layer))
+                seen.append(x)
+                x = self.layers[-1].eval()(x) if step not in (add_before, join_before) else layer(x, seen)
+            self.head = nn.Linear(x[0].numel(), CLASSES)
+
+    def forward(self, x):
+        seen: list[Tensor] = []
+        for step, layer in zip(self.steps, self.layers, strict=True):
+            seen.append(x)
+            x = layer.function(x, seen) if step in (add_before, join_before) else layer(x)
+        return self.head(x.flatten(1))
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def add_before(x):
+    def function(x, seen):
+        return x + next((before for before in reversed(seen[:-1]) if before.shape == x.shape), x)
+
+    return function
+
+
+def join_before(x):
+    def function(x, seen):
+        return torch.cat([x, next((before for before in seen if before.shape[2:] == x.shape[2:]), x)], 1)
+
+    return function
+
+
+def conv(channels, window, stride, padding, dilation, bias):
+    def step(x):
+        rows, columns = x.shape[2:]
+        size = min(window, rows + 2 * padding, columns + 2 * padding)
+        far = dilation if stride == 1 and dilation * (size - 1) < min(rows, columns) + 2 * padding else 1
+        return nn.Conv2d(x.shape[1], channels, size, stride, padding, far, bias=bias)
+
+    return step
+
+
+def depthwise(window, stride):
+    return lambda x: nn.Conv2d(x.shape[1], x.shape[1], min(window, *x.shape[2:]), stride, 1, groups=x.shape[1])
+
+
+def group_norm(x):
+    return nn.GroupNorm(next(n for n in (3, 2, 1) if x.shape[1] % n == 0), x.shape[1])
+
+
+def max_pool(window, stride, ceil):
+    return lambda x: nn.MaxPool2d(min(window, *x.shape[2:]), stride, ceil_mode=ceil)
+
+
+def avg_pool(window, stride, include):
+    def step(x):
+        size = min(window, *x.shape[2:])
+        return nn.AvgPool2d(size, stride, size // 2, count_include_pad=include)
+
+    return step
+
+
+def fixed(module):
+    return lambda x: module()
+
+
+def pixels(width):
+    """A linear layer over channels, as a transformer has."""
+
+    def step(x):
+        layer = nn.Linear(x.shape[1], width)
+        return nn.Sequential(Function(lambda x: x.permute(0, 2, 3, 1)), layer, Function(lambda x: x.permute(0, 3, 1, 2)))
+
+    return step
+
+
+def gate(x):
+    class Gate(nn.Module):
+        def __init__(self, channels):
+            super().__init__()
+            self.weight = nn.Linear(channels, channels)
+
+        def forward(self, x):
+            return x * torch.sigmoid(self.weight(x.mean((2, 3))))[:, :, None, None]
+
+    return Gate(x.shape[1])
+
+
+def attention(x):
+    class Attention(nn.Module):
+        def __init__(self, channels):
+            super().__init__()
+            self.inner = nn.MultiheadAttention(channels, 2 if channels % 2 == 0 else 1, batch_first=True)
+
+        def forward(self, x):
+            tokens = x.flatten(2).transpose(1, 2)
+            return x + self.inner(tokens, tokens, tokens, need_weights=False)[0].transpose(1, 2).reshape(x.shape)
+
+    return Attention(x.shape[1])
+
+
+def scale(x):
+    class Scale(nn.Module):
+        def __init__(self, channels):
+            super().__init__()
+            self.gamma = nn.Parameter(torch.rand(channels, 1, 1))
+            self.beta = nn.Parameter(torch.rand(channels, 1, 1))
+
+        def forward(self, x):
+            return 2 * x * self.gamma + self.beta - x / 3
+
+    return Scale(x.shape[1])
+
+
+small = st.integers(1, 3)
+STEPS = st.one_of(
+    st.builds(conv, st.integers(1, 9), small, st.integers(1, 2), st.integers(0, 2), st.integers(1, 2), st.booleans()),
+    st.builds(depthwise, small, st.integers(1, 2)),
+    st.builds(max_pool, small, st.integers(1, 2), st.booleans()),
+    st.builds(avg_pool, small, st.integers(1, 2), st.booleans()),
+    st.builds(pixels, st.integers(1, 9)),
+    st.sampled_from(
+        [
+            *(group_norm, gate, attention, scale, add_before, join_before),
+            lambda x: nn.BatchNorm2d(x.shape[1]),
+            lambda x: nn.LayerNorm(x.shape[-1]),
+            lambda x: nn.LayerNorm(x.shape[1:]),
+            lambda x: nn.AdaptiveAvgPool2d((min(2, x.shape[2]), min(3, x.shape[3]))),
+            *map(fixed, (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.Hardswish)),
+            *map(fixed, (nn.Hardsigmoid, functools.partial(nn.GELU, "tanh"), functools.partial(nn.Dropout, 0.3))),
+            fixed(lambda: Function(lambda x: F.relu(x.clone(), inplace=True))),
+            fixed(lambda: Function(lambda x: F.pad(x, (1, 0, 2, 1)))),
+            fixed(lambda: Function(lambda x: x[:, :, ::1, : max(1, x.shape[3] - 1)])),
+            fixed(lambda: Function(lambda x: torch.log_softmax(x, 1))),
+            fixed(lambda: Function(lambda x: x.transpose(2, 3))),
+            fixed(lambda: Function(lambda x: x.view(x.size(0), x.size(1), -1).unsqueeze(2) * 1.5 - 1)),
+        ]
+    ),
+)
+
+
+def operation(arch, x, optimizer, seed=0, dtype=torch.float64, batch=4, samples=9):
+    labels = torch.randint(0, CLASSES, (len(x),), generator=Key(seed).torch())
+    models = {role: Model.init(arch, Key(seed).at(role), dtype) for role in "ab"[: 1 + isinstance(optimizer.objective, Mutual)]}
+    data = Split(Arrays(x, labels), torch.arange(samples))
+    return Train(models, optimizer, data, BatchSchedule(epochs=2, batch=batch), Key(seed).at("t"))
+
+
+def check(op, tolerance):
+    program = compiled.program_of(
+        op.models["a"].arch, tuple(op.data.source.x.shape[1:]), not op.data.source.x.is_floating_point(), op.models["a"].dtype
+    )
+    if "more than 1 value per channel" in str(program):  # group normalisation of one sample with one position
+        return
+    assert not isinstance(program, str), program
+    backend = Dispatcher(path="compiled")
+    want = reference.run(op)
+    ((got, _),) = backend([op])
+    assert backend.explain() == ["train: 1 operations compiled"]
+    for role, model in want.models.items():
+        mine = got.models[role]
+        for name, value in {**model.params, **model.buffers}.items():
+            assert torch.allclose({**mine.params, **mine.buffers}[name], value, rtol=tolerance, atol=tolerance), name
+        for name, value in want.opt.get(role, {}).items():
+            assert torch.allclose(got.opt[role][name], value, rtol=tolerance, atol=tolerance), name
+    assert dict(got.losses) == pytest.approx(dict(want.losses), rel=tolerance)
+    ((logits, _),) = backend([Predict(want.models["a"], op.data)])
+    assert torch.allclose(logits, reference.run(Predict(want.models["a"], op.data)), rtol=tolerance, atol=tolerance)
+
+
+@built
+@settings(max_examples=60, deadline=None)
+@given(steps=st.lists(STEPS, max_size=5), channels=st.integers(1, 4), rows=st.integers(3, 7), columns=st.integers(3, 7), seed=st.integers(0, 99))
+def test_random_graphs_equal_autograd(steps, channels, rows, columns, seed):
+    shape = (channels, rows, columns)
+    arch = Arch.named(f"random {id(steps)} {seed}", lambda: Steps(shape, steps))
+    x = torch.randn(12, *shape, generator=Key(seed).torch(), dtype=torch.float64)
+    check(operation(arch, x, SGD(CrossEntropy(), 0.05, 0.9), seed), 1e-9)
+
+
+class Block(nn.Module):
+    def __init__(self, channels, outputs, stride, norm):
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(channels, outputs, 3, stride, 1, bias=False), norm(outputs)
+        self.conv2, self.norm2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), norm(outputs)
+        self.shortcut = nn.Sequential(nn.Conv2d(channels, outputs, 1, stride, bias=False), norm(outputs))
+
+    def forward(self, x):
+        out = F.relu(self.norm1(self.conv1(x)))
+        out = self.norm2(self.conv2(out))
+        out += self.shortcut(x)
+        return F.relu(out)
+
+
+def by_groups(channels):
+    return nn.GroupNorm(2, channels)
+
+
+class ResNet(nn.Module):
+    def __init__(self, norm=nn.BatchNorm2d):
+        super().__init__()
+        self.blocks = nn.Sequential(Block(1, 4, 1, norm), Block(4, 6, 2, norm))
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, x):
+        return self.head(F.adaptive_avg_pool2d(self.blocks(x), 1).view(x.size(0), -1))
+
+
+class GroupNormNet(ResNet):
+    def __init__(self):
+        super().__init__(by_groups)
+
+
+class Depthwise(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(
+            *(nn.Conv2d(1, 4, 3, 2, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU6(inplace=True)),
+            *(nn.Conv2d(4, 4, 3, 1, 1, groups=4, bias=False), nn.BatchNorm2d(4), nn.SiLU()),
+            *(nn.Conv2d(4, 7, 1, bias=False), nn.BatchNorm2d(7), nn.Hardswish()),
+        )
+        self.head = nn.Linear(7, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.features(x).mean([2, 3]))
+
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.patches = nn.Conv2d(1, 8, 2, 2)
+        self.token, self.position = nn.Parameter(torch.zeros(1, 1, 8)), nn.Parameter(torch.zeros(1, 10, 8))
+        layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        tokens = self.patches(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.token.expand(len(x), -1, -1), tokens], 1) + self.position
+        return self.head(self.norm(self.layers(tokens))[:, 0])
+
+
+class Characters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.lstm = nn.Embedding(9, 3), nn.LSTM(3, 5, 2, batch_first=True)
+        self.dropout, self.head = nn.Dropout(0.2), nn.Linear(5, CLASSES)
+
+    def forward(self, x):
+        hidden, _ = self.lstm(self.embed(x))
+        return self.head(self.dropout(hidden[:, -1]))
+
+
+class Functional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(36, 11), nn.Linear(11, CLASSES)
+
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x.view(x.shape[0], -1))))
+
+
+IMAGES = torch.randn(60, 1, 6, 6, generator=Key(5).torch(), dtype=torch.float64)
+WORDS = torch.randint(0, 9, (60, 7), generator=Key(5).torch())
+NETWORKS = {
+    network: WORDS if network is Characters else IMAGES
+    for network in (ResNet, GroupNormNet, Depthwise, Transformer, Characters, Functional)
+}
+OPTIMIZERS = [
+    SGD(CrossEntropy(), 0.05, 0.9, weight_decay=0.01, clip=0.5),
+    SGD(Mutual("a", "b"), 0.05, 0.9, nesterov=True),
+    Adam(CrossEntropy(), 0.01, weight_decay=0.1),
+    Adam(Mutual("a", "b", (0.3, 0.6), (0.7, 0.4)), 0.01, weight_decay=0.1, decoupled_weight_decay=True, clip=0.5),
+]
+
+
+@built
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
+def test_networks_as_people_write_them_equal_autograd(network, optimizer):
+    check(operation(Arch(network), NETWORKS[network], optimizer), 1e-9)
+    check(operation(Arch(network), NETWORKS[network].float() if network is not Characters else WORDS, optimizer,
+                    dtype=torch.float32, samples=8), 2e-4)  # fmt: skip
+
+
+@built
+def test_an_optimizer_state_goes_on():
+    op = operation(Arch(Functional), IMAGES, Adam(CrossEntropy(), 0.01))
+    first = reference.run(op)
+    again = Train(first.models, op.optimizer, op.data, op.batch_schedule, op.key, first.opt)
+    check(again, 1e-9)
+
+
+@built
+@pytest.mark.parametrize("last_batch", ["keep", "drop", "scale"])
+def test_last_batches(last_batch):
+    op = operation(Arch(Functional), IMAGES, SGD(CrossEntropy(), 0.1))
+    check(Train(op.models, op.optimizer, op.data, BatchSchedule(2, 4, last_batch=last_batch), op.key), 1e-9)
+
+
+def samples_of(x, count=3):
+    labels = torch.randint(0, CLASSES, (len(x),), generator=Key(8).torch())
+    source, rows = Arrays(x, labels), torch.randperm(len(x), generator=Key(8).torch()).chunk(count * 3)
+    return {
+        str(i): ClientData(str(i), *(Split(source, rows[3 * i + part]) for part in range(3)), public=Split(source, rows[0]))
+        for i in range(count)
+    }
+
+
+@built
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
+def test_every_method_gets_the_models_of_the_reference(network, name):
+    data, arch = samples_of(NETWORKS[network]), Arch(network)
+    method = METHODS[name](train=Training(epochs=1, batch=4, lr=0.05))
+    setting = task((arch,) * 3, shared=arch)
+    backend = Dispatcher()
+    wanted = personal(method, *federate(method, setting, data, rounds=2))
+    models = personal(method, *federate(method, setting, data, rounds=2, execute=backend))
+    assert all(same(wanted[client], models[client], 1e-8) for client in data)
+    assert any("compiled" in line for line in backend.explain())
+
+
+class OwnBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return 2 * gradient
+
+
+def other_backward(x):
+    return OwnBackward.apply(x)
+
+
+def by_values(x):
+    return x if x.mean() > 0 else -x
+
+
+def own_dropout(x):
+    return F.dropout(x, 0.5)
+
+
+def detached(x):
+    return x + x.detach()
+
+
+def across_samples(x):
+    return x - x.mean(0)
+
+
+def frozen_part(x):
+    with torch.no_grad():
+        x = x * 2
+    return x
+
+
+class Odd(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.first, self.second = function, nn.Linear(6, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        return self.second(self.function(self.first(x)))
+
+
+@built
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (by_values, "its forward pass depends on the values of tensors"),
+        (own_dropout, "its forward pass draws random numbers"),
+        (other_backward, "compiled training differs from the network in first.weight"),
+        (frozen_part, "compiled training differs from the network in first.weight"),
+        (detached, "unsupported operation detach"),
+        (across_samples, "a mean over samples"),
+    ],
+)
+def test_a_network_that_its_trace_does_not_describe_runs_elsewhere(function, reason):
+    arch = Arch.named(f"odd {function.__name__}", lambda: Odd(function))
+    op = operation(arch, torch.randn(9, 6, dtype=torch.float64, generator=Key(0).torch()), SGD(CrossEntropy(), 0.1))
+    backend = Dispatcher()
+    route = backend.route(op)
+    assert route.backend.name != "compiled"
+    assert reason in route.reason
+    ((got, _),) = backend([op])
+    assert same(got.models["a"], reference.run(op).models["a"])
+
+
+def hooked():
+    net = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, CLASSES))
+    net[0].register_forward_hook(lambda module, inputs, output: output * 2)
+    return net
+
+
+@built
+def test_a_hook_is_part_of_the_trace():
+    check(operation(Arch(hooked), torch.randn(9, 6, dtype=torch.float64), SGD(CrossEntropy(), 0.1)), 1e-9)
+
+
+def three_ways(kind):
+    layers = nn.Linear(36, 8), nn.Linear(8, CLASSES)
+    bare = nn.Sequential(nn.Flatten(), layers[0], nn.ReLU(), layers[1])
+    if kind == 0:
+        return bare
+    return Function(bare) if kind == 1 else Written(*layers)
+
+
+class Written(nn.Module):
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x):
+        return self.second(F.relu(self.first(x.flatten(1))))
+
+
+def test_three_ways_to_write_a_network_are_one_program():
+    programs = [lowered(Arch(three_ways, kind=kind), (1, 6, 6), False, 8) for kind in range(3)]
+    shapes = [[(node.type, node.inputs, node.output, node.numbers, node.table) for node in p.nodes] for p in programs]
+    assert shapes[0] == shapes[1] == shapes[2]
