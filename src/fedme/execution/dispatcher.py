@@ -13,6 +13,7 @@ from fedme.core.operations import Evaluate, Op, Train
 from fedme.execution import compiled
 from fedme.execution.compiled import Compiled
 from fedme.execution.device import from_device, to_device
+from fedme.execution.eager import Eager
 from fedme.execution.input_tables import InputTables
 from fedme.execution.reference import Reference
 from fedme.execution.routing import Backend, Route, Tick, effort, no_tick, run_timed
@@ -44,8 +45,13 @@ class Dispatcher:
         tables = InputTables(self.device)
         stacked = [Stacked(tables), StackedByVmap(tables, VMAP_PARAMETERS if path == "auto" else float("inf"))]
         native = [Compiled(tables, workers)] if on_cpu else []
-        self.reference = Reference()
-        paths: dict[str, list[Backend]] = {"auto": [*native, *stacked], "compiled": [*native], "stacked": [*stacked]}
+        self.eager, self.reference = Eager(tables), Reference()
+        paths: dict[str, list[Backend]] = {
+            "auto": [*native, *stacked, self.eager],
+            "compiled": [*native],
+            "stacked": [*stacked],
+            "workers": [self.eager],
+        }
         self.backends: list[Backend] = [*paths.get(path, []), self.reference]
         self.workers = Workers(workers, self.backends, tick, before_fork) if workers > 1 else None
         self.paths: Counter[tuple[str, str, str]] = Counter()  # (operation, path, reason) -> operations
@@ -97,7 +103,7 @@ class Dispatcher:
             ops, backend = [operations[index] for index in members], routes[members[0]].backend
             if self.workers is None or isinstance(backend, Compiled):  # compiled code has threads instead
                 here.append(members)
-            elif backend is self.reference:
+            elif backend in (self.eager, self.reference):
                 # The time of inference is measured in this process, while nothing else is computed.
                 (here if isinstance(ops[0], Evaluate) and ops[0].timed else in_workers).append(members)
             else:

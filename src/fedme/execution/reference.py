@@ -35,6 +35,7 @@ from fedme.core.operations import (
 )
 from fedme.core.task_types import task_loss
 from fedme.core.tree import Params
+from fedme.execution.memory_format import formatted, formatted_inputs
 from fedme.execution.routing import Tick, no_tick, run_timed
 from fedme.learning.differential_privacy import noise
 
@@ -73,7 +74,7 @@ def one_by_one(operations: Sequence[Op], tick: Tick = no_tick) -> list[tuple[Any
 
 def train(op: Train) -> Trained:
     """Let the optimizer take a step on every batch."""
-    models: Models = {role: channels_last(model) for role, model in op.models.items()}
+    models: Models = {role: formatted(model) for role, model in op.models.items()}
     opt: OptState = {role: op.opt.get(role, state) for role, state in op.optimizer.init(models).items()}
     device = next((m.device for m in models.values()), torch.device("cpu"))
     gradient = Autograd(op.optimizer.objective, mask_seeds(models, op.key))
@@ -83,7 +84,7 @@ def train(op: Train) -> Trained:
     with seeded_generator(op.key.at("dropout")):
         for step, positions in enumerate(op.batch_schedule.batches(len(op.data), op.key.at("batches"))):
             augment = op.key.at("augment", step) if op.batch_schedule.augment else None
-            x: Any = _channels_last(op.data.inputs(positions, augment)) if len(positions) else None
+            x: Any = op.data.inputs(positions, augment) if len(positions) else None
             models, opt = op.optimizer(gradient, models, opt, op.frozen, Batch(x, y[positions], step))
     opt = {role: {name: value.contiguous() for name, value in state.items()} for role, state in opt.items()}
     trained = {role: m.with_params({name: p.contiguous() for name, p in m.params.items()}) for role, m in models.items()}
@@ -125,9 +126,9 @@ def predict(op: Predict) -> Tensor:
     """Logits, in evaluation mode."""
     if not len(op.data):
         return torch.empty(0, 0)
-    model = channels_last(op.model)
+    model = formatted(op.model)
     with torch.inference_mode():
-        parts = [model(cast(_channels_last(x), model)) for x in _chunks(op.data)]
+        parts = [model(cast(x, model)) for x in _chunks(op.data)]
     return torch.cat(parts).to("cpu", copy=True)
 
 
@@ -136,26 +137,12 @@ def _chunks(data: Split) -> Iterator[Inputs]:
         yield data.inputs(positions)
 
 
-def channels_last(model: Model) -> Model:
-    """The model with the weights of its convolutions in channels-last memory format, which is faster."""
-    if not any(p.dim() == 4 for p in model.params.values()):
-        return model
-    return model.with_params({name: _channels_last(p) for name, p in model.params.items()})
-
-
-def _channels_last(x: Inputs) -> Inputs:
-    if not isinstance(x, Tensor) or x.dim() != 4:
-        return x
-    if x.shape[1] == 1 and x.is_contiguous():  # it has both formats at once: make the strides say which one is meant
-        return x.as_strided(x.shape, (x.shape[2] * x.shape[3], 1, x.shape[3], 1))
-    return x.contiguous(memory_format=torch.channels_last)
-
-
 def cast(x: Inputs, model: Model) -> Inputs:
-    """Inputs on the device of the weights, floating-point ones in their type."""
+    """Inputs on the device of the weights and in the memory format of the architecture, floating-point ones in their type."""
     if isinstance(x, Mapping):
         return {name: cast(value, model) for name, value in x.items()}
-    return x.to(model.device, model.dtype) if x.is_floating_point() else x.to(model.device)
+    x = x.to(model.device, model.dtype) if x.is_floating_point() else x.to(model.device)
+    return formatted_inputs(x, model.arch)
 
 
 def mask_seeds(models: Models, key: Key) -> dict[Role, dict[str, Tensor]]:
