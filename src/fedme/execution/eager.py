@@ -5,6 +5,7 @@ arithmetic: a step copies no weights, builds no dictionaries of tensors and does
 """
 
 import functools
+import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -13,20 +14,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedme.core import tree
-from fedme.core.data import Arrays, Inputs
-from fedme.core.dropout import KeyedDropout, at_draw
+from fedme.core.data import Inputs
+from fedme.core.dropout import KeyedDropout, at_draw, kept
 from fedme.core.model import Arch, Model, build_template, output_of
 from fedme.core.operations import Evaluate, Op, Role, Train, Trained
-from fedme.core.tree import Params
 from fedme.execution.input_tables import InputTables
 from fedme.execution.memory_format import formatted, prefers_channels_last
-from fedme.execution.reference import DRAWS_PER_STEP, cast, evaluate, mask_seeds, predict, seeded_generator
+from fedme.execution.reference import DRAWS_PER_STEP, Autograd, cast, evaluate, mask_seeds, predict, seeded_generator
 from fedme.execution.routing import Tick, models_of
+from fedme.learning.objectives import CrossEntropy
 from fedme.learning.optimizers import SGD
 
 KNOWN = frozenset({"objective", "lr", "momentum", "weight_decay", "clip", "prox", "alternating"})  # settings of SGD
 GATHERED = 1 << 18  # input values that are gathered at once, for several steps: they stay in the cache
+MASKS = 1 << 16  # values of dropout masks that are computed at once, for several steps
+_CLIP = Autograd(CrossEntropy(), {})  # its method `clip` is that of one client
 
 
 class Eager:
@@ -64,7 +66,9 @@ class Eager:
     def run(self, ops: Sequence[Op], tick: Tick) -> list[Any]:
         results: list[Any] = []
         for op in ops:
-            results.append(self.train(op) if isinstance(op, Train) else evaluate(op) if isinstance(op, Evaluate) else predict(op))
+            results.append(
+                self.train(op) if isinstance(op, Train) else evaluate(op) if isinstance(op, Evaluate) else predict(op)
+            )
             tick()
         return results
 
@@ -74,27 +78,22 @@ class Eager:
         assert type(rule) is SGD
         networks = {role: self._network(op, role) for role in op.models}
         turns = [(role,) for role in networks] if rule.alternating else [tuple(networks)]
-        sums: dict[Role, Tensor] = {}
-        samples = 0
+        seen: list[Mapping[Role, Tensor]] = []  # the losses of every step
         with seeded_generator(op.key.at("dropout")):
             for step, (inputs, y) in enumerate(self._batches(op)):
                 for draw, turn in enumerate(turns):
-                    number = step * DRAWS_PER_STEP + draw
+                    number = step * len(turns) + draw
                     logits = {role: network.forward(inputs[role], len(y), number) for role, network in networks.items()}
                     losses = rule.objective(logits, y)
                     torch.autograd.backward(list(losses.values()), [_mean_slopes(loss) for loss in losses.values()])
                     if draw == 0:
-                        samples += len(y)
-                        for role, loss in losses.items():
-                            total = loss.detach().sum()
-                            sums[role] = sums[role] + total if role in sums else total
+                        seen.append({role: loss.detach() for role, loss in losses.items()})
                     for role, network in networks.items():
                         grads = network.take_gradients()
                         if role in turn:
-                            network.step(rule, grads)
+                            network.step(grads)
         opt = {role: network.opt_state() for role, network in networks.items()} if rule.momentum else {}
-        losses_ = {role: (total / samples).item() for role, total in sums.items()}
-        return Trained({role: network.model() for role, network in networks.items()}, opt, losses_)
+        return Trained({role: network.model() for role, network in networks.items()}, opt, _mean_losses(seen))
 
     def _network(self, op: Train, role: Role) -> "TrainedModule":
         """The module of a role with its weights; roles of one architecture have modules of their own."""
@@ -103,8 +102,7 @@ class Eager:
         key = model.arch, model.dtype, number
         if key not in self.networks:
             self.networks[key] = TrainedModule(model.arch, model.dtype)
-        seeds = mask_seeds({role: model}, op.key)[role]
-        self.networks[key].load(model, op.opt.get(role), op.frozen.get(role), seeds, op.optimizer.momentum)
+        self.networks[key].load(op, role)
         return self.networks[key]
 
     def _batches(self, op: Train) -> Iterator[tuple[Mapping[Role, Inputs], Tensor]]:
@@ -129,7 +127,7 @@ class Eager:
                 yield {role: formats[_format(model)][i] for role, model in op.models.items()}, y[i]
 
     def _has_table(self, op: Train) -> bool:
-        if self.tables.supports(op):
+        if self.tables.supports(op) or len({model.dtype for model in op.models.values()}) > 1:
             return False
         self.tables.table(op)
         return True
@@ -139,6 +137,17 @@ class Eager:
         if not self._has_table(op):
             return 1
         return max(1, GATHERED // (op.batch_schedule.batch * self.tables.table(op).values.shape[1]))
+
+
+def _mean_losses(seen: Sequence[Mapping[Role, Tensor]]) -> dict[Role, float]:
+    """The mean loss of every role over the samples of all steps, summed in the order of the reference."""
+    means = {}
+    for role in seen[0] if seen else ():
+        losses = [step[role] for step in seen]
+        runs = [torch.stack(list(run)).sum(-1) for _, run in itertools.groupby(losses, key=len)]  # steps of equal sizes
+        total = functools.reduce(torch.add, torch.cat(runs).unbind())
+        means[role] = (total / sum(map(len, losses))).item()
+    return means
 
 
 def _format(model: Model) -> Hashable:
@@ -163,6 +172,27 @@ def _ones_over(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return ones / ones.numel()
 
 
+class Masks:
+    """The masks of a dropout layer, computed for several draws at once."""
+
+    def __init__(self, seeds: Tensor, p: float) -> None:
+        self.seeds, self.p, self.number = seeds, p, 0
+        self.block, self.first = torch.empty(0, 0), 0
+
+    def at(self, number: int) -> Tensor:
+        """Go to a draw; its seed."""
+        self.number = number
+        return self.seeds[number]
+
+    def __call__(self, count: int) -> Tensor:
+        """Which of `count` values are kept in this draw."""
+        place = self.number - self.first
+        if not 0 <= place < len(self.block) or self.block.shape[1] < count:
+            draws = max(1, MASKS // max(count, 1))
+            self.block, self.first, place = kept(self.seeds[self.number : self.number + draws], count, self.p), self.number, 0
+        return self.block[place, :count]
+
+
 class TrainedModule:
     """A module in training mode whose own parameters are trained."""
 
@@ -174,14 +204,15 @@ class TrainedModule:
         self.buffers = _buffer_places(self.module)
         self.trained: list[nn.Parameter] = []  # in the order of the model
         self.momenta: list[Tensor] = []
+        self.masks: dict[str, Masks] = {}
 
-    def load(
-        self, model: Model, opt: Params | None, anchor: Model | None, seeds: Mapping[str, Tensor], momentum: float
-    ) -> None:
-        """Take a copy of the weights, and what the training needs."""
+    def load(self, op: Train, role: Role) -> None:
+        """Take a copy of the weights of a role, and what its training needs."""
+        model, rule = op.models[role], op.optimizer
+        assert type(rule) is SGD
         if odd := sorted((self.parameters.keys() | self.buffers.keys()) ^ (model.params.keys() | model.buffers.keys())):
             raise ValueError(f"the weights do not fit the network {self.arch.name}: {', '.join(odd[:5])}")
-        self.given, self.anchor, self.seeds = model, anchor, seeds
+        self.given, self.anchor, self.rule = model, op.frozen.get(role), rule
         weights = formatted(model).params
         for name, p in self.parameters.items():
             p.grad = None
@@ -192,16 +223,19 @@ class TrainedModule:
             for owner, key in places:
                 owner._buffers[key] = value
         self.trained = [self.parameters[name] for name in weights]
-        self.momenta = [torch.zeros_like(p, requires_grad=False) for p in self.trained] if momentum else []
-        if opt is not None:
-            for name, value in zip(weights, self.momenta, strict=False):
-                value.copy_(opt[name])
+        self.momenta = [torch.zeros_like(p, requires_grad=False) for p in self.trained] if rule.momentum else []
+        for name, value in zip(weights, self.momenta, strict=False) if role in op.opt else ():
+            value.copy_(op.opt[role][name])
+        turns = len(op.models) if rule.alternating else 1
+        numbers = torch.arange(op.batch_schedule.count(len(op.data)))[:, None] * DRAWS_PER_STEP + torch.arange(turns)
+        for name, seed in mask_seeds({role: model}, op.key)[role].items():
+            self.masks[name] = Masks(at_draw(seed, numbers.flatten()), self.layers[name].p)
+            self.layers[name].ahead = self.masks[name]
 
     def forward(self, x: Inputs, samples: int, number: int) -> Tensor:
-        """The logits in training mode; `number` is the draw of the dropout masks."""
+        """The logits in training mode; `number` is that of the draw of dropout masks."""
         for name, layer in self.layers.items():
-            layer._buffers["seed"] = at_draw(self.seeds[name], number)
-            layer.calls = 0
+            layer.seed, layer.calls = self.masks[name].at(number), 0
         if samples == 1 and self.norms:  # there are no statistics of one sample
             for norm in self.norms:
                 norm.eval()
@@ -222,21 +256,24 @@ class TrainedModule:
             p.grad = None
         for places in self.buffers.values():  # a module may compute a buffer from its weights
             for owner, key in places:
-                if owner._buffers[key].grad_fn is not None:
-                    owner._buffers[key] = owner._buffers[key].detach()
-        return [torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g for g, p in zip(grads, self.trained)]
+                if (value := owner._buffers[key]) is not None and value.grad_fn is not None:
+                    owner._buffers[key] = value.detach()
+        pairs = zip(grads, self.trained, strict=True)
+        return [torch.zeros_like(p) if g is None else g.to_dense() if g.is_sparse else g for g, p in pairs]
 
-    def step(self, rule: SGD, grads: list[Tensor]) -> None:
+    def step(self, grads: list[Tensor]) -> None:
         """A step of SGD. Gradients are only read: two of them may share memory."""
+        rule = self.rule
         if rule.prox or rule.clip is not None or rule.weight_decay:
-            weights = self.given.with_params({name: p.detach() for name, p in zip(self.given.params, self.trained, strict=True)})
-            grads = list(rule.step(self, dict(zip(self.given.params, grads, strict=True)), weights, self.anchor).values())
+            weights = self.given.with_params(
+                {name: p.detach() for name, p in zip(self.given.params, self.trained, strict=True)}
+            )
+            named = dict(zip(self.given.params, grads, strict=True))
+            grads = list(rule.step(_CLIP, named, weights, self.anchor).values())
         for grad, momentum in zip(grads, self.momenta, strict=False):
             torch.add(grad, momentum, alpha=rule.momentum, out=momentum)
         with torch.no_grad():
-            torch._foreach_add_(self.trained, self.momenta or grads, alpha=-rule.lr)
-
-    clip = staticmethod(tree.clip)
+            torch._foreach_add_(tuple(self.trained), self.momenta or grads, alpha=-rule.lr)
 
     def model(self) -> Model:
         """The trained model."""
