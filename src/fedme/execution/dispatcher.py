@@ -17,7 +17,7 @@ from fedme.execution.eager import Eager
 from fedme.execution.input_tables import InputTables
 from fedme.execution.reference import Reference
 from fedme.execution.routing import Backend, Route, Tick, effort, effort_alone, no_tick, run_timed
-from fedme.execution.stacked import VMAP_PARAMETERS, Stacked, StackedByVmap
+from fedme.execution.stacked import Stacked, StackedByVmap
 from fedme.execution.worker_processes import Workers
 
 EnginePath = Literal["auto", "reference", "compiled", "stacked", "workers"]
@@ -45,9 +45,9 @@ class Dispatcher:
         on_cpu = device == "cpu"  # neither compiled code nor a forked process can use another device
         workers = workers if path in ("auto", "workers") and on_cpu else 1
         tables = InputTables(self.device)
-        stacked = [Stacked(tables), StackedByVmap(tables, VMAP_PARAMETERS if path == "auto" else float("inf"))]
-        native = [Compiled(tables, workers)] if on_cpu else []
         self.eager, self.reference = Eager(tables), Reference()
+        stacked = [Stacked(tables), StackedByVmap(tables, self.eager if path == "auto" else None)]
+        native = [Compiled(tables, workers)] if on_cpu else []
         paths: dict[str, list[Backend]] = {
             "auto": [*native, *stacked, self.eager],
             "compiled": [*native],
@@ -91,7 +91,7 @@ class Dispatcher:
             reasons.setdefault(reason, []).append(backend.name)
         texts = [f"not {' or '.join(names)}: {reason}" for reason, names in reasons.items()]
         if self.path in ("reference", "workers"):
-            texts = [f'engine.path = "{self.path}"']
+            texts = [f'engine.path = "{self.path}"', *texts]
         return Route(backend, backend.group(op), "; ".join(texts))
 
     def _place(self, operations: Sequence[Op], routes: Sequence[Route]) -> tuple[list[list[int]], list[list[int]]]:

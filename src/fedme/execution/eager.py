@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedme.core.data import Inputs
 from fedme.core.dropout import KeyedDropout, at_draw, kept
-from fedme.core.model import Arch, Model, build_template, output_of
+from fedme.core.model import Arch, Model, build_template, output_of, template
 from fedme.core.operations import Evaluate, Op, Role, Train, Trained
 from fedme.execution.input_tables import InputTables
 from fedme.execution.memory_format import formatted, prefers_channels_last
@@ -57,6 +57,8 @@ class Eager:
             return "the device is not the processor"
         if not all(model.params for model in models):
             return "a network has no weights to train"
+        if shared := [model.arch.name for model in models if is_shared(model.arch)]:
+            return f"{shared[0]} is built from modules that exist already"
         self._has_table(op)  # before workers are forked, so that they share it
         return ""
 
@@ -170,6 +172,13 @@ def _mean_slopes(losses: Tensor) -> Tensor:
 def _ones_over(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     ones = torch.ones(shape, dtype=dtype)
     return ones / ones.numel()
+
+
+@functools.lru_cache(maxsize=256)
+def is_shared(arch: Arch) -> bool:
+    """Whether two networks of the architecture have parts in common, so that training one in place changes the other."""
+    first, second = template(arch, True), build_template(arch, True)
+    return bool({*first.modules(), *first.parameters()} & {*second.modules(), *second.parameters()})
 
 
 class Masks:
