@@ -101,7 +101,7 @@ class Dispatcher:
             groups.setdefault(index if route.group is None else (route.backend.name, route.group), []).append(index)
         here: list[list[int]] = []
         in_workers: list[list[int]] = []
-        alone: dict[str, list[int]] = {}  # by backend
+        by_backend: dict[str, list[int]] = {}  # operations without a group
         for members in groups.values():
             op, backend = operations[members[0]], routes[members[0]].backend
             if self.workers is None or isinstance(backend, Compiled):  # compiled code has threads instead
@@ -109,12 +109,12 @@ class Dispatcher:
             elif isinstance(op, Evaluate) and op.timed:
                 here.append(members)  # the time of inference is measured while nothing else is computed
             elif backend in (self.eager, self.reference):
-                alone.setdefault(backend.name, []).extend(members)
+                by_backend.setdefault(backend.name, []).extend(members)
             else:
                 parts = self._divide(members, [operations[index] for index in members])
                 (in_workers if len(parts) > 1 else here).extend(parts)
-        total = sum(effort_alone(operations[index]) for members in alone.values() for index in members)
-        for members in alone.values():
+        total = sum(effort_alone(operations[index]) for members in by_backend.values() for index in members)
+        for members in by_backend.values():
             if total < WORTHWHILE:
                 here.append(members)
             else:

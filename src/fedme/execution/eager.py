@@ -114,7 +114,7 @@ class Eager:
         size = self._gathered_steps(op)
         for start in range(0, len(positions), size):
             part = positions[start : start + size]
-            sizes, rows = [len(each) for each in part], torch.cat(part)
+            sizes, rows = [len(batch) for batch in part], torch.cat(part)
             augment = op.key.at("augment", start) if op.batch_schedule.augment else None
             if self._has_table(op):
                 x: Inputs = self.tables.table(op).shaped(op.data.rows[rows])
@@ -311,4 +311,4 @@ def _buffer_places(module: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
             if buffer is not None:
                 places.setdefault(id(buffer), []).append((owner, key))
                 names.setdefault(id(buffer), f"{prefix}.{key}" if prefix else key)
-    return {names[number]: found for number, found in places.items()}
+    return {names[number]: slots for number, slots in places.items()}
