@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedme.core.dropout import KeyedDropout, at_draw, mixed, uniform
+from fedme.core.dropout import KeyedDropout, at_draw, kept, mixed, uniform
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 
@@ -63,6 +63,13 @@ def test_uniform_numbers_are_uniform() -> None:
     assert float(numbers.max()) < 1.0
     counts = torch.histc(numbers, 20, 0.0, 1.0)
     assert float(((counts - 10_000) ** 2 / 10_000).sum()) < 60  # chi-squared with 19 degrees of freedom
+
+
+@pytest.mark.parametrize("p", [0.0, 1e-9, 0.1, 0.3, 0.5, 1 / 3, 0.999999999, 1.0])
+def test_what_is_kept_are_the_uniform_numbers_that_are_at_least_p(p: float) -> None:
+    assert torch.equal(kept(seeds(4), 5000, p, 7), uniform(seeds(4), 5000, 7) >= p)
+    several = at_draw(seeds(1)[0], torch.arange(5))
+    assert torch.equal(several, torch.stack([at_draw(seeds(1)[0], draw) for draw in range(5)]))
 
 
 def test_seeds_and_draws_give_unrelated_masks() -> None:

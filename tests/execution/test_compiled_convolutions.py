@@ -1,5 +1,6 @@
 """Convolutions in compiled code equal the reference, and what is not such a chain goes elsewhere."""
 
+import copy
 import itertools
 import math
 from dataclasses import replace
@@ -15,6 +16,7 @@ from fedme.core.model import Arch, Model
 from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train
 from fedme.execution import compiled, reference
 from fedme.execution.dispatcher import Dispatcher
+from fedme.execution.memory_format import formatted
 from fedme.learning.objectives import CrossEntropy, Mutual
 from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
 from fedme.networks import convolutional
@@ -238,7 +240,7 @@ def test_every_operation_ticks_when_it_is_done_and_a_tick_may_stop_the_rest(work
 def test_weights_in_any_order_of_memory_and_left_as_they_are():
     (op,) = trainings(1)
     model = op.models["own"]
-    turned = reference.channels_last(model)
+    turned = formatted(model, SHAPE)
     before = {name: value.clone() for name, value in turned.params.items()}
     a, b = (Dispatcher()([replace(op, models={"own": each})])[0][0].models["own"] for each in (model, turned))
     assert same(a, b)
@@ -261,7 +263,9 @@ def test_weights_in_any_order_of_memory_and_left_as_they_are():
 def test_other_layers_go_elsewhere_with_the_result_of_the_reference(middle):
     with torch.no_grad():
         width = nn.Sequential(middle, nn.Flatten())(torch.zeros(2, *SHAPE)).shape[1]
-    arch = Arch.named(f"elsewhere {middle}", lambda: nn.Sequential(middle, nn.Flatten(), nn.Linear(width, CLASSES)))
+    arch = Arch.named(
+        f"elsewhere {middle}", lambda: nn.Sequential(copy.deepcopy(middle), nn.Flatten(), nn.Linear(width, CLASSES))
+    )
     op = operation({"own": arch}, SGD(CrossEntropy(), 0.1), images(7), BatchSchedule(1, 3))
     batched = Dispatcher()
     ((got, _),) = batched([op])

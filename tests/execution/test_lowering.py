@@ -359,7 +359,7 @@ def samples_of(x, count=3):
 def test_every_method_gets_the_models_of_the_reference(network, name):
     data, arch = samples_of(NETWORKS[network]), Arch(network)
     method = METHODS[name](train=Training(epochs=1, batch=4, lr=0.05))
-    setting = task((arch,) * 3, shared=arch)
+    setting = task((arch,) * 3, shared=arch, public=len(data["0"].public))
     backend = Dispatcher()
     wanted = personal(method, *federate(method, setting, data, rounds=2))
     models = personal(method, *federate(method, setting, data, rounds=2, execute=backend))

@@ -8,12 +8,12 @@ from torch import nn
 
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
-from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train
+from fedme.core.operations import BatchSchedule, Evaluate, GaussianMechanism, Predict, Train
 from fedme.execution import compiled, routing
 from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.routing import effort, run_timed
 from fedme.learning.objectives import CrossEntropy
-from fedme.learning.optimizers import SGD
+from fedme.learning.optimizers import SGD, Moreau
 from fedme_test_support import DENSE, LINEAR, NORMALISED, WIDE, clients
 
 built = pytest.mark.skipif(isinstance(compiled.library(), str), reason="no compiled code")
@@ -28,6 +28,9 @@ class Normed(nn.Module):
 
     def forward(self, x):
         return self.b(self.norm(self.a(x)))
+
+
+MOREAU = Moreau(0.1, 0.1, 1.0, 2)
 
 
 def training(arch, optimizer=None, client="1", **more):
@@ -46,14 +49,18 @@ def training(arch, optimizer=None, client="1", **more):
         (
             training(NORMALISED),
             "auto",
-            "reference",
+            "eager",
             ["not compiled or stacked: unsupported layer BatchNorm1d", "not stacked by vmap: normalised has buffers"],
         ),
-        (training(Arch(Normed, width=20_000)), "auto", "reference", ["has more than 100,000 parameters"]),
+        (training(Arch(Normed, width=1_000)), "auto", "eager", ["has more than 5,000 parameters"]),
+        (training(Arch(Normed, width=1_000), MOREAU), "auto", "stacked by vmap", ["not compiled"]),
+        (training(Arch(Normed, width=20_000), MOREAU), "auto", "reference", ["than 100,000 parameters", "Moreau is not SGD"]),
+        (training(Arch(Normed, width=1_000), mechanism=GaussianMechanism(1.0, 1.0)), "auto", "stacked by vmap", []),
         (training(Arch(Normed, width=20_000)), "stacked", "stacked by vmap", []),
         (training(DENSE), "stacked", "stacked", []),
         (training(DENSE), "reference", "reference", ['engine.path = "reference"']),
-        (training(DENSE), "workers", "reference", ['engine.path = "workers"']),
+        (training(DENSE), "workers", "eager", ['engine.path = "workers"']),
+        (training(DENSE, MOREAU), "workers", "reference", ['engine.path = "workers"', "not eager: the optimizer Moreau"]),
         (training(Arch(Normed)), "compiled", "reference", ["not compiled: unsupported layer Normed"]),
     ],
 )

@@ -72,7 +72,8 @@ def test_results_are_those_of_one_process_bit_for_bit(workers):
 
 
 @pytest.mark.parametrize("name", ["fedme", "fml", "fedavg", "pfml"])
-def test_methods_in_workers(name):
+def test_methods_in_workers(name, monkeypatch):
+    monkeypatch.setattr(dispatcher, "WORTHWHILE", 0)
     method = METHODS[name](train=Training(epochs=2, batch=5, lr=0.1))
     archs = (DENSE, NORMALISED, LINEAR) if name != "fedavg" else (LINEAR,) * 3
     setting = task(archs, shared=NORMALISED if name != "pfml" else LINEAR)
@@ -164,6 +165,87 @@ def test_new_data_reaches_the_workers(workers):
     assert first[0].data.source is not second[0].data.source
     single(workers, first)
     assert torch.equal(single(workers, second)[3][0], reference.run(second[3]))
+
+
+def test_weights_travel_through_shared_memory_that_grows_when_it_must(workers):
+    workers.memory = 4096
+    arch = Arch.named("broad", lambda: nn.Sequential(nn.Linear(3, 3000), nn.Tanh(), nn.Linear(3000, 4)))
+    optimizer = SGD(CrossEntropy(), 0.1, momentum=0.9)
+    for dtype in (torch.float32, torch.float64):  # the second needs twice as much
+        ops = [
+            Train({"own": Model.init(arch, Key(i), dtype)}, optimizer, d.train, BatchSchedule(1, 4), Key(i))
+            for i, d in enumerate(clients((7, 9, 8)).values())
+        ]
+        results = single(workers, ops)
+        processes = [worker.process.pid for worker in workers.workers]
+        sent = sum(p.numel() * p.element_size() for p in ops[0].models["own"].params.values())
+        assert workers.memory > 2 * sent  # the weights and the momentum
+        for op, (got, _) in zip(ops, results, strict=True):
+            want = reference.run(op)
+            assert same(want.models["own"], got.models["own"])
+            assert all(torch.equal(want.opt["own"][n], got.opt["own"][n]) for n in want.opt["own"])
+        assert all(worker.there.used > 0.9 * sent for worker in workers.workers)
+        single(workers, ops)
+        assert [worker.process.pid for worker in workers.workers] == processes
+
+
+def test_results_that_do_not_fit_travel_all_the_same(workers):
+    workers.memory = 4096
+    data = clients((7, 300))["1"].train
+    arch = Arch.named("many outputs", lambda: nn.Linear(3, 40))
+    ops = [Predict(Model.init(arch, Key(i), torch.float64), data) for i in range(3)]
+    for op, (got, _) in zip(ops, single(workers, ops), strict=True):
+        assert torch.equal(got, reference.run(op))
+    assert workers.memory < got.numel() * 8
+
+
+def test_results_are_not_overwritten_by_later_messages(workers):
+    arch = Arch.named("broad", lambda: nn.Linear(3, 3000))
+    data = clients((7, 9))["0"].test
+    ops = [Predict(Model.init(arch, Key(i), torch.float64), data) for i in range(6)]
+    results = single(workers, ops)
+    single(workers, ops[::-1])
+    assert all(torch.equal(got, reference.run(op)) for op, (got, _) in zip(ops, results, strict=True))
+
+
+def small_trainings(count, samples=20):
+    data = clients((samples,) * count)
+    optimizer = SGD(CrossEntropy(), 0.1)
+    return [
+        Train({"own": Model.init(NORMALISED, Key(i), torch.float64)}, optimizer, d.train, BatchSchedule(1, 5), Key(i))
+        for i, d in enumerate(data.values())
+    ]
+
+
+def test_small_operations_stay_in_the_process():
+    executor = Dispatcher(workers=2)
+    executor(small_trainings(3))
+    assert executor.workers.workers == []
+    assert {path for _, path, _ in executor.paths} == {"eager"}
+
+
+def test_many_small_operations_share_messages(monkeypatch):
+    executor, messages = Dispatcher(workers=2), []
+    ops = small_trainings(40)
+    run = executor.workers.__call__
+    monkeypatch.setattr(executor, "workers", Counting(executor.workers, messages, run))
+    results = executor(ops)
+    executor.close()
+    assert 8 <= len(messages) <= 16
+    assert sum(messages) == 40
+    assert all(same(got.models["own"], reference.run(op).models["own"]) for op, (got, _) in zip(ops, results, strict=True))
+    assert all(seconds > 0 for _, seconds in results)
+
+
+class Counting:
+    """Workers that note the number of operations of every message."""
+
+    def __init__(self, workers, messages, run):
+        self.count, self.close, self.messages, self.run = workers.count, workers.close, messages, run
+
+    def __call__(self, work):
+        self.messages.extend(len(ops) for _, ops in work)
+        return self.run(work)
 
 
 def test_the_longest_work_is_known():

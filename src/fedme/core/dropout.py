@@ -4,6 +4,9 @@ Masks come from integer hashing (the finalisers of splitmix64 for seeds and of a
 state. A stack of clients, with one seed per client, therefore gets in one operation the masks that each client gets alone.
 """
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -26,21 +29,31 @@ def mixed(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
-def at_draw(seed: Tensor, draw: int) -> Tensor:
-    """The seed of the `draw`-th mask of a layer."""
-    return mixed(seed + torch.tensor(draw, device=seed.device) * _INCREMENT)
+def at_draw(seed: Tensor, draw: int | Tensor) -> Tensor:
+    """The seed of the `draw`-th mask of a layer, or of several."""
+    return mixed(seed + torch.as_tensor(draw, device=seed.device) * _INCREMENT)
 
 
 def uniform(seed: Tensor, count: int, first: int = 0) -> Tensor:
-    """`count` uniform numbers in [0, 1) per seed, starting at position `first`: shape ``seed.shape + (count,)``.
+    """`count` uniform numbers in [0, 1) per seed, starting at position `first`: shape ``seed.shape + (count,)``."""
+    return _hashed(seed, count, first).to(torch.float32) * 2.0**-24
 
-    Positions are hashed in 32 bits, because 32-bit multiplication vectorises; both halves of the seed are used.
+
+def kept(seed: Tensor, count: int, p: float, first: int = 0) -> Tensor:
+    """Whether each of the uniform numbers is at least `p`, a single-precision number as they are."""
+    return _hashed(seed, count, first) >= math.ceil(torch.tensor(p, dtype=torch.float32).item() * 2.0**24)
+
+
+def _hashed(seed: Tensor, count: int, first: int) -> Tensor:
+    """Integers of 24 bits. Positions are hashed in 32 bits, because 32-bit multiplication vectorises.
+
+    Both halves of the seed are used.
     """
     low, high = seed.to(torch.int32).unsqueeze(-1), (seed >> 32).to(torch.int32).unsqueeze(-1)
     x = torch.arange(first + 1, first + count + 1, dtype=torch.int32, device=seed.device) ^ low
     x = (x ^ _shift32(x, 16)) * _MULTIPLIER_3
     x = (x ^ _shift32(x, 15) ^ high) * _MULTIPLIER_4
-    return _shift32(x ^ _shift32(x, 16), 8).to(torch.float32) * 2.0**-24
+    return _shift32(x ^ _shift32(x, 16), 8)
 
 
 def _shift32(x: Tensor, bits: int) -> Tensor:
@@ -58,13 +71,15 @@ class KeyedDropout(nn.Module):
         self.p = p
         self.calls = 0  # a layer called twice in one forward pass draws two masks
         self.first = 0  # position of the first sample in its batch: a single sample gets the mask it has in the full batch
+        self.ahead: Callable[[int], Tensor] | None = None  # what the first call keeps of so many values, if known already
         self.register_buffer("seed", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0.0:
             return x
         seed = at_draw(self.seed, -self.calls) if self.calls else self.seed
-        self.calls += 1
         start = self.first * x[0].numel() if self.first else 0
-        keep = uniform(seed, x.numel(), start).reshape(x.shape) >= self.p
+        ahead = self.ahead if not self.calls else None
+        keep = (kept(seed, x.numel(), self.p, start) if ahead is None else ahead(x.numel())).reshape(x.shape)
+        self.calls += 1
         return x * keep / (1.0 - self.p) if self.p < 1.0 else torch.zeros_like(x)

@@ -13,14 +13,17 @@ from fedme.core.operations import Evaluate, Op, Train
 from fedme.execution import compiled
 from fedme.execution.compiled import Compiled
 from fedme.execution.device import from_device, to_device
+from fedme.execution.eager import Eager
 from fedme.execution.input_tables import InputTables
 from fedme.execution.reference import Reference
-from fedme.execution.routing import Backend, Route, Tick, effort, no_tick, run_timed
-from fedme.execution.stacked import VMAP_PARAMETERS, Stacked, StackedByVmap
+from fedme.execution.routing import Backend, Route, Tick, effort, effort_alone, no_tick, run_timed
+from fedme.execution.stacked import Stacked, StackedByVmap
 from fedme.execution.worker_processes import Workers
 
 EnginePath = Literal["auto", "reference", "compiled", "stacked", "workers"]
 LARGE = 2e8  # effort from which on a stack is divided among workers
+WORTHWHILE = 5e7  # effort of operations that run alone from which on they go to workers: a message costs about 0.3 ms
+PIECES = 4  # messages per worker: fewer cost less, more are divided more evenly
 
 
 class Dispatcher:
@@ -42,10 +45,15 @@ class Dispatcher:
         on_cpu = device == "cpu"  # neither compiled code nor a forked process can use another device
         workers = workers if path in ("auto", "workers") and on_cpu else 1
         tables = InputTables(self.device)
-        stacked = [Stacked(tables), StackedByVmap(tables, VMAP_PARAMETERS if path == "auto" else float("inf"))]
+        self.eager, self.reference = Eager(tables), Reference()
+        stacked = [Stacked(tables), StackedByVmap(tables, self.eager if path == "auto" else None)]
         native = [Compiled(tables, workers)] if on_cpu else []
-        self.reference = Reference()
-        paths: dict[str, list[Backend]] = {"auto": [*native, *stacked], "compiled": [*native], "stacked": [*stacked]}
+        paths: dict[str, list[Backend]] = {
+            "auto": [*native, *stacked, self.eager],
+            "compiled": [*native],
+            "stacked": [*stacked],
+            "workers": [self.eager],
+        }
         self.backends: list[Backend] = [*paths.get(path, []), self.reference]
         self.workers = Workers(workers, self.backends, tick, before_fork) if workers > 1 else None
         self.paths: Counter[tuple[str, str, str]] = Counter()  # (operation, path, reason) -> operations
@@ -83,27 +91,49 @@ class Dispatcher:
             reasons.setdefault(reason, []).append(backend.name)
         texts = [f"not {' or '.join(names)}: {reason}" for reason, names in reasons.items()]
         if self.path in ("reference", "workers"):
-            texts = [f'engine.path = "{self.path}"']
+            texts = [f'engine.path = "{self.path}"', *texts]
         return Route(backend, backend.group(op), "; ".join(texts))
 
     def _place(self, operations: Sequence[Op], routes: Sequence[Route]) -> tuple[list[list[int]], list[list[int]]]:
-        """What runs as one program, by index: first in this process, then in workers."""
+        """What runs as one program or one message, by index: first in this process, then in workers."""
         groups: dict[Hashable, list[int]] = {}
         for index, route in enumerate(routes):
             groups.setdefault(index if route.group is None else (route.backend.name, route.group), []).append(index)
         here: list[list[int]] = []
         in_workers: list[list[int]] = []
+        by_backend: dict[str, list[int]] = {}  # operations without a group
         for members in groups.values():
-            ops, backend = [operations[index] for index in members], routes[members[0]].backend
+            op, backend = operations[members[0]], routes[members[0]].backend
             if self.workers is None or isinstance(backend, Compiled):  # compiled code has threads instead
                 here.append(members)
-            elif backend is self.reference:
-                # The time of inference is measured in this process, while nothing else is computed.
-                (here if isinstance(ops[0], Evaluate) and ops[0].timed else in_workers).append(members)
+            elif isinstance(op, Evaluate) and op.timed:
+                here.append(members)  # the time of inference is measured while nothing else is computed
+            elif backend in (self.eager, self.reference):
+                by_backend.setdefault(backend.name, []).extend(members)
             else:
-                parts = self._divide(members, ops)
+                parts = self._divide(members, [operations[index] for index in members])
                 (in_workers if len(parts) > 1 else here).extend(parts)
+        total = sum(effort_alone(operations[index]) for members in by_backend.values() for index in members)
+        for members in by_backend.values():
+            if total < WORTHWHILE:
+                here.append(members)
+            else:
+                in_workers.extend(self._pieces(members, operations, total))
         return (here + in_workers, []) if len(in_workers) == 1 else (here, in_workers)
+
+    def _pieces(self, members: Sequence[int], operations: Sequence[Op], total: float) -> list[list[int]]:
+        """Operations that run alone, in messages: small ones share one."""
+        assert self.workers is not None
+        pieces: list[list[int]] = []
+        size, most = 0.0, min(total / (PIECES * self.workers.count), LARGE)
+        for index in sorted(members, key=lambda index: -effort_alone(operations[index])):
+            own = effort_alone(operations[index])
+            if not pieces or size + own > most:
+                pieces.append([])
+                size = 0.0
+            pieces[-1].append(index)
+            size += own
+        return pieces
 
     def _divide(self, members: list[int], ops: Sequence[Op]) -> list[list[int]]:
         """A group in one part, or in one part per worker if that is worth their while."""

@@ -35,6 +35,7 @@ from fedme.core.operations import (
 )
 from fedme.core.task_types import task_loss
 from fedme.core.tree import Params
+from fedme.execution.memory_format import formatted, formatted_inputs, sample_shape
 from fedme.execution.routing import Tick, no_tick, run_timed
 from fedme.learning.differential_privacy import noise
 
@@ -73,7 +74,8 @@ def one_by_one(operations: Sequence[Op], tick: Tick = no_tick) -> list[tuple[Any
 
 def train(op: Train) -> Trained:
     """Let the optimizer take a step on every batch."""
-    models: Models = op.models
+    shape = sample_shape(op.data)
+    models: Models = {role: formatted(model, shape) for role, model in op.models.items()}
     opt: OptState = {role: op.opt.get(role, state) for role, state in op.optimizer.init(models).items()}
     device = next((m.device for m in models.values()), torch.device("cpu"))
     gradient = Autograd(op.optimizer.objective, mask_seeds(models, op.key))
@@ -129,8 +131,9 @@ def predict(op: Predict) -> Tensor:
     """Logits, in evaluation mode."""
     if not len(op.data):
         return torch.empty(0, 0)
+    model = formatted(op.model, sample_shape(op.data))
     with torch.inference_mode():
-        parts = [op.model(cast(x, op.model)) for x in _chunks(op.data)]
+        parts = [model(cast(x, model)) for x in _chunks(op.data)]
     return torch.cat(parts).to("cpu", copy=True)
 
 
@@ -139,26 +142,12 @@ def _chunks(data: Split) -> Iterator[Inputs]:
         yield data.inputs(positions)
 
 
-def channels_last(model: Model) -> Model:
-    """The model with the weights of its convolutions in channels-last memory format, which is faster."""
-    if not any(p.dim() == 4 for p in model.params.values()):
-        return model
-    return model.with_params({name: _channels_last(p) for name, p in model.params.items()})
-
-
-def _channels_last(x: Inputs) -> Inputs:
-    if not isinstance(x, Tensor) or x.dim() != 4:
-        return x
-    if x.shape[1] == 1 and x.is_contiguous():  # it has both formats at once: make the strides say which one is meant
-        return x.as_strided(x.shape, (x.shape[2] * x.shape[3], 1, x.shape[3], 1))
-    return x.contiguous(memory_format=torch.channels_last)
-
-
 def cast(x: Inputs, model: Model) -> Inputs:
-    """Inputs on the device of the weights, floating-point ones in their type."""
+    """Inputs on the device of the weights and in the memory format of the architecture, floating-point ones in their type."""
     if isinstance(x, Mapping):
         return {name: cast(value, model) for name, value in x.items()}
-    return x.to(model.device, model.dtype) if x.is_floating_point() else x.to(model.device)
+    x = x.to(model.device, model.dtype) if x.is_floating_point() else x.to(model.device)
+    return formatted_inputs(x, model.arch)
 
 
 def mask_seeds(models: Models, key: Key) -> dict[Role, dict[str, Tensor]]:

@@ -8,6 +8,7 @@ import torch
 
 from fedme.core.model import Arch, Model, template
 from fedme.core.operations import Op, Train
+from fedme.execution.eager import Eager
 from fedme.execution.input_tables import InputTables
 from fedme.execution.network_layers import network_layers
 from fedme.execution.reference import result_of
@@ -19,7 +20,8 @@ from fedme.execution.stacked_privacy import PrivateGradient
 from fedme.execution.stacked_training import StackedGradient, train_stacked
 from fedme.execution.stacked_vmap import is_compute_bound, vmap_obstacle
 
-VMAP_PARAMETERS = 100_000  # of larger networks, one after another is faster than a stack (docs/performance.md)
+# Networks with more parameters are faster one after another than in a stack (docs/performance.md).
+LARGEST_BEFORE_EAGER, LARGEST_BEFORE_REFERENCE = 5_000, 100_000
 
 
 class Stacked:
@@ -79,22 +81,24 @@ class Stacked:
 class StackedByVmap(Stacked):
     """Other networks that `torch.vmap` can stack, with gradients by autograd.
 
-    `largest` is the number of parameters from which on a network is left to the backends behind this one.
+    Larger networks are left to `eager` if it can run the operation, else to the reference; None: everything is stacked.
     """
 
     name = "stacked by vmap"
 
-    def __init__(self, tables: InputTables, largest: float) -> None:
+    def __init__(self, tables: InputTables, eager: Eager | None) -> None:
         super().__init__(tables)
-        self.largest = largest
+        self.eager = eager
 
     def _obstacle(self, model: Model, op: Op) -> str:
         if not isinstance(network_layers(model.arch), str):
             return super()._obstacle(model, op)
         if model.buffers:
             return f"{model.arch.name} has buffers"
-        if model.parameters > self.largest:
-            return f"{model.arch.name} has more than {self.largest:,} parameters"
+        if self.eager is not None:
+            largest = LARGEST_BEFORE_REFERENCE if self.eager.supports(op) else LARGEST_BEFORE_EAGER
+            if model.parameters > largest:
+                return f"{model.arch.name} has more than {largest:,} parameters"
         if is_compute_bound(model.arch):
             return f"{model.arch.name} has layers that gain nothing from stacking"
         table = self.tables.table(op)

@@ -1,10 +1,11 @@
 """Operations and results as messages between a process and its workers.
 
-Tensors travel as numpy arrays. Sources and architectures, which may be anything, do not travel: both sides know them by number
-since the worker was forked.
+Tensors are written to memory that both processes share; those that are small, or do not fit, travel as numpy arrays. Sources
+and architectures, which may be anything, do not travel: both sides know them by number since the worker was forked.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import mmap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -15,6 +16,65 @@ from torch import Tensor
 from fedme.core.data import Source, Split
 from fedme.core.model import Arch, Model
 from fedme.core.operations import Evaluate, Op, Predict, Train, Trained
+from fedme.core.tree import nbytes
+
+SMALL = 4096  # bytes of a tensor up to which an array in the message is as fast
+ALIGNMENT = 64  # bytes, as torch aligns its own tensors: vector instructions round differently at the ends otherwise
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor in shared memory."""
+
+    start: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class SharedMemory:
+    """Memory of a process and one worker, for the tensors of one message at a time. It must exist before the fork."""
+
+    def __init__(self, size: int) -> None:
+        self.bytes = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+        self.used = 0
+
+    def clear(self) -> None:
+        """Begin a new message."""
+        self.used = 0
+
+    def write(self, value: Tensor) -> _Tensor | np.ndarray:
+        """The tensor as a part of a message."""
+        size = value.numel() * value.element_size()
+        if size <= SMALL or self.used + size > len(self.bytes):
+            array: np.ndarray = value.numpy()
+            return array
+        place = _Tensor(self.used, tuple(value.shape), value.dtype)
+        self.used += -(-size // ALIGNMENT) * ALIGNMENT
+        self.read(place).copy_(value)
+        return place
+
+    def read(self, place: _Tensor) -> Tensor:
+        """The tensor of a message, which changes with the next message."""
+        size = int(np.prod(place.shape)) * place.dtype.itemsize
+        return self.bytes[place.start : place.start + size].view(place.dtype).view(place.shape)
+
+
+def needed_memory(ops: Iterable[Op]) -> int:
+    """Bytes that are enough for the tensors of operations, and for their results except predictions."""
+    total = 0
+    for op in ops:
+        total += nbytes(op.data.rows) + (0 if op.data.targets is None else nbytes(op.data.targets))
+        if isinstance(op, Train):
+            weights = sum(_nbytes(model) for model in op.models.values())
+            states = sum(nbytes(dict(state)) for state in op.opt.values())
+            total += weights + max(weights, states) + sum(_nbytes(model) for model in op.frozen.values())
+        else:
+            total += _nbytes(op.model)
+    return total + total // 32  # what alignment costs tensors that are not small, at most
+
+
+def _nbytes(model: Model) -> int:
+    return nbytes(dict(model.params)) + nbytes(dict(model.buffers))
 
 
 @dataclass(frozen=True)
@@ -50,25 +110,38 @@ class SharedObjects:
                     self.objects.append(item)
         return len(self.objects) > count
 
-    def pack(self, value: Any) -> Any:
-        """The message of a value."""
-        if isinstance(value, Tensor):
-            return value.numpy()
-        if isinstance(value, Model):
-            return _Model(self.numbers[id(value.arch)], self.pack(value.params), self.pack(value.buffers))
-        if isinstance(value, Split):
-            return _Split(self.numbers[id(value.source)], self.pack(value.rows), self.pack(value.targets))
-        return _map_fields(value, self.pack)
+    def pack(self, values: Sequence[Any], memory: SharedMemory) -> list[Any]:
+        """The message of values, whose tensors are in `memory`."""
+        memory.clear()
+        return [self._pack(value, memory) for value in values]
 
-    def unpack(self, value: Any) -> Any:
-        """The value of a message."""
+    def unpack(self, message: Sequence[Any], memory: SharedMemory, copy: bool) -> list[Any]:
+        """The values of a message; without a copy they are valid until the next message."""
+        return [self._unpack(value, memory, copy) for value in message]
+
+    def _pack(self, value: Any, memory: SharedMemory) -> Any:
+        if isinstance(value, Tensor):
+            return memory.write(value)
+        if isinstance(value, Model):
+            number = self.numbers[id(value.arch)]
+            return _Model(number, self._pack(value.params, memory), self._pack(value.buffers, memory))
+        if isinstance(value, Split):
+            number = self.numbers[id(value.source)]
+            return _Split(number, self._pack(value.rows, memory), self._pack(value.targets, memory))
+        return _map_fields(value, lambda item: self._pack(item, memory))
+
+    def _unpack(self, value: Any, memory: SharedMemory, copy: bool) -> Any:
+        if isinstance(value, _Tensor):
+            return memory.read(value).clone() if copy else memory.read(value)
         if isinstance(value, np.ndarray):
             return torch.from_numpy(value).clone()  # in torch's own memory, aligned as if it had been computed here
         if isinstance(value, _Model):
-            return Model(self.objects[value.arch], self.unpack(value.params), self.unpack(value.buffers))
+            params, buffers = (self._unpack(part, memory, copy) for part in (value.params, value.buffers))
+            return Model(self.objects[value.arch], params, buffers)
         if isinstance(value, _Split):
-            return Split(self.objects[value.source], self.unpack(value.rows), self.unpack(value.targets))
-        return _map_fields(value, self.unpack)
+            rows, targets = (self._unpack(part, memory, copy) for part in (value.rows, value.targets))
+            return Split(self.objects[value.source], rows, targets)
+        return _map_fields(value, lambda item: self._unpack(item, memory, copy))
 
 
 def _map_fields(value: Any, change: Callable[[Any], Any]) -> Any:

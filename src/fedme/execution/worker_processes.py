@@ -1,7 +1,7 @@
 """Worker processes of one thread each: they run operations of the reference backend and parts of large stacks.
 
-Workers are forked, so they have the data without a copy; only weights and row numbers travel. The longest work goes first. A
-worker that dies is replaced and its work is done again, with the same result.
+Workers are forked, so they have the data without a copy. Weights and row numbers travel through shared memory. The longest work
+goes first. A worker that dies is replaced and its work is done again, with the same result.
 """
 
 import contextlib
@@ -19,10 +19,11 @@ import torch
 
 from fedme.core.operations import Op
 from fedme.execution.routing import Backend, Tick, effort, no_tick, run_timed
-from fedme.execution.worker_messages import SharedObjects
+from fedme.execution.worker_messages import SharedMemory, SharedObjects, needed_memory
 
 PARENT_CHECK = 0.5  # seconds between two checks that the parent is alive
 DEATHS = 3  # of workers over one piece of work before it fails
+LEAST_MEMORY = 1 << 24  # bytes that a process shares with a worker in each direction; they are taken when they are used
 Work = tuple[Backend, Sequence[Op]]  # operations of one group, and their backend
 
 
@@ -33,10 +34,12 @@ class WorkerError(RuntimeError):
 class Worker:
     """One process and the connection to it; `task` is the number of the work it does."""
 
-    def __init__(self, backends: Sequence[Backend], shared: SharedObjects) -> None:
+    def __init__(self, backends: Sequence[Backend], shared: SharedObjects, memory: int) -> None:
         context = mp.get_context("fork")
         self.line, worker_end = context.Pipe()
-        self.process = context.Process(target=_serve, args=(worker_end, backends, shared, os.getpid()), daemon=True)
+        self.there, self.back = SharedMemory(memory), SharedMemory(memory)
+        arguments = (worker_end, self.there, self.back, backends, shared, os.getpid())
+        self.process = context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         worker_end.close()
         self.task: int | None = None
@@ -48,7 +51,14 @@ class Worker:
         self.line.close()
 
 
-def _serve(line: Connection, backends: Sequence[Backend], shared: SharedObjects, parent: int) -> None:
+def _serve(
+    line: Connection,
+    there: SharedMemory,
+    back: SharedMemory,
+    backends: Sequence[Backend],
+    shared: SharedObjects,
+    parent: int,
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
@@ -56,14 +66,15 @@ def _serve(line: Connection, backends: Sequence[Backend], shared: SharedObjects,
     threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
     while True:
         try:
-            backend, ops = line.recv()
+            number, message = line.recv()
         except EOFError:
             return
         try:
-            timed = run_timed(backends[backend], [shared.unpack(op) for op in ops])
-            results, failure = [(shared.pack(value), seconds) for value, seconds in timed], ""
+            timed = run_timed(backends[number], shared.unpack(message, there, copy=False))
+            results = shared.pack([value for value, _ in timed], back), [seconds for _, seconds in timed]
+            failure = ""
         except Exception as error:  # a user's network may raise anything; the parent raises it again
-            results, failure = [], f"{type(error).__name__}: {error}"
+            results, failure = ([], []), f"{type(error).__name__}: {error}"
         line.send((results, failure))
 
 
@@ -93,12 +104,15 @@ class Workers:
     def __init__(self, count: int, backends: Sequence[Backend], tick: Tick = no_tick, before_fork: Tick = no_tick) -> None:
         self.count, self.backends, self.tick, self.before_fork = count, backends, tick, before_fork
         self.shared = SharedObjects()
+        self.memory = LEAST_MEMORY
         self.workers: list[Worker] = []
 
     def __call__(self, work: Sequence[Work]) -> list[Sequence[tuple[Any, float]]]:
         """Run every piece of work in some worker; the results of each, with their seconds, in order."""
-        if self.shared.add_missing(op for _, ops in work for op in ops):
+        memory = max((needed_memory(ops) for _, ops in work), default=0)
+        if self.shared.add_missing(op for _, ops in work for op in ops) or memory > self.memory:
             self.close()  # workers know what was there when they were forked
+        self.memory = max(self.memory, memory)
         waiting = sorted(range(len(work)), key=lambda i: sum(map(effort, work[i][1])))  # taken from the end: the longest first
         results: dict[int, Sequence[tuple[Any, float]]] = {}
         deaths = [0] * len(work)
@@ -111,7 +125,7 @@ class Workers:
                     task, worker.task = worker.task, None
                     assert task is not None
                     try:
-                        timed, failure = worker.line.recv()
+                        (values, seconds), failure = worker.line.recv()
                     except (EOFError, OSError):  # it died
                         deaths[task] += 1
                         if deaths[task] >= DEATHS:
@@ -123,8 +137,9 @@ class Workers:
                         continue
                     if failure:
                         raise WorkerError(failure)
-                    results[task] = [(self.shared.unpack(value), seconds) for value, seconds in timed]
-                    for _ in timed:
+                    unpacked = self.shared.unpack(values, worker.back, copy=True)
+                    results[task] = list(zip(unpacked, seconds, strict=True))
+                    for _ in seconds:
                         self.tick()
         except BaseException:
             self.close()  # the results of what still runs are not needed
@@ -139,7 +154,7 @@ class Workers:
                 task = waiting.pop()
                 backend, ops = work[task]
                 try:
-                    worker.line.send((self.backends.index(backend), [self.shared.pack(op) for op in ops]))
+                    worker.line.send((self.backends.index(backend), self.shared.pack(ops, worker.there)))
                     worker.task = task
                 except (BrokenPipeError, ConnectionResetError):  # it died while idle
                     waiting.append(task)
@@ -152,7 +167,7 @@ class Workers:
 
     def _start(self) -> Worker:
         self.before_fork()
-        return Worker(self.backends, self.shared)
+        return Worker(self.backends, self.shared, self.memory)
 
     def close(self) -> None:
         """End all workers."""

@@ -48,7 +48,7 @@ class Mutual:
         ready = [task.ready(logits[role]) for role in roles]
         losses = {}
         for role, own, peer, label_share, peer_share in zip(roles, ready, reversed(ready), self.labels, self.peer, strict=True):
-            losses[role] = label_share * task.loss(own, y) + peer_share * task.divergence(peer.detach(), own)
+            losses[role] = _times(label_share, task.loss(own, y)) + _times(peer_share, task.divergence(peer.detach(), own))
         return losses
 
     def logit_gradients(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
@@ -59,6 +59,10 @@ class Mutual:
         gradients = gradients.sub_(p.flip(0).mul_(constant(self.peer, lead(p), p)))
         gradients = task.subtract_targets(gradients, y.unsqueeze(0), self.labels)
         return {self.first: gradients[0], self.second: gradients[1]}
+
+
+def _times(share: float, loss: Tensor) -> Tensor:
+    return loss if share == 1.0 else share * loss
 
 
 @dataclass(frozen=True)
