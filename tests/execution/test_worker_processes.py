@@ -78,7 +78,7 @@ def test_methods_in_workers(name, monkeypatch):
     archs = (DENSE, NORMALISED, LINEAR) if name != "fedavg" else (LINEAR,) * 3
     setting = task(archs, shared=NORMALISED if name != "pfml" else LINEAR)
     data = clients()
-    executor = Dispatcher(workers=2)
+    executor = Dispatcher(workers=2, path="workers")
     a = personal(method, *federate(method, setting, data, rounds=3))
     b = personal(method, *federate(method, setting, data, rounds=3, execute=executor))
     executor.close()
@@ -218,14 +218,14 @@ def small_trainings(count, samples=20):
 
 
 def test_small_operations_stay_in_the_process():
-    executor = Dispatcher(workers=2)
+    executor = Dispatcher(workers=2, path="workers")
     executor(small_trainings(3))
     assert executor.workers.workers == []
     assert {path for _, path, _ in executor.paths} == {"eager"}
 
 
 def test_many_small_operations_share_messages(monkeypatch):
-    executor, messages = Dispatcher(workers=2), []
+    executor, messages = Dispatcher(workers=2, path="workers"), []
     ops = small_trainings(40)
     run = executor.workers.__call__
     monkeypatch.setattr(executor, "workers", Counting(executor.workers, messages, run))

@@ -34,6 +34,7 @@ struct NetworkSpec {
     const ParameterSpec *parameters;
     const int64_t *seeds;  // of the dropout layers
     double label_weight, peer_weight;
+    int64_t steps;  // that Adam has taken before
     double loss;  // a result: the sum over all samples
 };
 
@@ -43,7 +44,7 @@ struct OptimizerSpec {
     int64_t optimizer, mutual;  // `mutual`: two networks learn from each other
     int64_t inner_steps;        // gradients on one batch, for the two Moreau optimizers
     int64_t draws_per_step;     // numbers of dropout masks per step
-    int64_t nesterov, steps;    // `steps`: those that Adam has taken before
+    int64_t nesterov;
     double lr, momentum, weight_decay, prox;
     double outer_lr;  // of the step after the inner ones
     double clip;      // the largest norm of a gradient
@@ -98,12 +99,13 @@ struct Network {
     std::vector<std::unique_ptr<Node<real>>> nodes;
     int64_t output, classes;  // `output`: the value that has the logits
     real label_weight, peer_weight;  // in the loss, of the labels and of the other network
+    int64_t steps;                   // that were taken before
     double loss = 0;                 // the sum over all samples
     AlignedVector<real> p, log_p;    // batch x classes
 
     Network(const NetworkSpec &network, int64_t batch, bool trains = true)
         : values(network.value_count), output(network.output), classes(network.classes), label_weight(real(network.label_weight)),
-          peer_weight(real(network.peer_weight)) {
+          peer_weight(real(network.peer_weight)), steps(network.steps) {
         for (int64_t i = 0; i < network.value_count; i++) {
             const ValueSpec &spec = network.values[i];
             values[i].size = spec.size, values[i].sums = spec.sums, values[i].needs_gradient = trains && spec.gradient;
@@ -251,7 +253,15 @@ struct Trainer {
         }
         for (size_t i = 0; i < networks.size(); i++)
             networks[i].backward_loss(optimizer.mutual ? &networks[1 - i] : nullptr, y, samples, batches.divisors[step], draw == 0);
-        for (auto &network : networks) network.backward({samples, number}, rule);
+        for (auto &network : networks) {
+            UpdateRule<real> own = rule;
+            if (rule.type == ADAM) {
+                const double taken = double(network.steps + step + 1);
+                own.correction1 = real(1 - std::pow(optimizer.momentum, taken));
+                own.correction2 = real(1 - std::pow(optimizer.beta2, taken));
+            }
+            network.backward({samples, number}, own);
+        }
     }
 };
 
@@ -273,11 +283,6 @@ void train(const Table &table, const Batches &batches, NetworkSpec *specs, int64
     for (int64_t i = 0; i < count && optimizer.optimizer == MUTUAL_MOREAU; i++) copies.emplace_back(specs[i], batches.largest());
     Trainer<real> trainer(table, batches, optimizer);
     while (trainer.next_batch()) {
-        if (optimizer.optimizer == ADAM_OPTIMIZER) {
-            const double step = double(optimizer.steps + trainer.step + 1);
-            rule.correction1 = real(1 - std::pow(optimizer.momentum, step));
-            rule.correction2 = real(1 - std::pow(optimizer.beta2, step));
-        }
         if (optimizer.optimizer == SGD || optimizer.optimizer == ADAM_OPTIMIZER) trainer.descend(networks, 0, rule);
         if (optimizer.optimizer == MOREAU) {
             for (int64_t k = 0; k < optimizer.inner_steps; k++) trainer.descend(networks, k, rule);

@@ -87,7 +87,9 @@ class NetworkSpec(ctypes.Structure):
         *_fields(ctypes.c_int64, "value_count", "node_count", "output", "classes"),
         ("parameters", ctypes.POINTER(ParameterSpec)),
         ("seeds", ctypes.POINTER(ctypes.c_int64)),
-        *_fields(ctypes.c_double, "label_weight", "peer_weight", "loss"),
+        *_fields(ctypes.c_double, "label_weight", "peer_weight"),
+        ("steps", ctypes.c_int64),
+        ("loss", ctypes.c_double),
     ]
 
 
@@ -95,7 +97,7 @@ class OptimizerSpec(ctypes.Structure):
     """A local optimizer."""
 
     _fields_ = [
-        *_fields(ctypes.c_int64, "optimizer", "mutual", "inner_steps", "draws_per_step", "nesterov", "steps"),
+        *_fields(ctypes.c_int64, "optimizer", "mutual", "inner_steps", "draws_per_step", "nesterov"),
         *_fields(ctypes.c_double, "lr", "momentum", "weight_decay", "prox", "outer_lr", "clip"),
         *_fields(ctypes.c_double, "beta2", "eps", "decoupled_decay"),
     ]
@@ -234,7 +236,7 @@ def _compute(op: Op, table: InputTable) -> Computing[Any]:
     if isinstance(optimizer, SGD | Adam):
         states = {role: _copy(op.opt.get(role) or optimizer.init_state(model.params)) for role, model in models.items()}
         anchors = {role: _copy(op.frozen[role].params) for role in models} if optimizer.prox else {}
-        losses = yield from _train(op, table, models, states, anchors, _descent_spec(optimizer, states))
+        losses = yield from _train(op, table, models, states, anchors, _descent_spec(optimizer))
         taken = op.batch_schedule.count(len(op.data))
         for state in states.values():
             for name in state if isinstance(optimizer, Adam) else ():
@@ -245,7 +247,7 @@ def _compute(op: Op, table: InputTable) -> Computing[Any]:
     mutual = isinstance(optimizer, MutualMoreau)
     outer_lr = optimizer.lr if mutual else optimizer.lr * optimizer.lam
     settings = optimizer.inner_lr, 0.0, optimizer.l2, optimizer.lam, outer_lr, math.inf
-    spec = OptimizerSpec(2 if mutual else 1, mutual, optimizer.inner, DRAWS_PER_STEP, 0, 0, *settings)
+    spec = OptimizerSpec(2 if mutual else 1, mutual, optimizer.inner, DRAWS_PER_STEP, 0, *settings)
     if not mutual:
         losses = yield from _train(op, table, {"theta": models["theta"]}, {}, {"theta": models["w"].params}, spec)
         w = models["w"].with_buffers(models["theta"].buffers)
@@ -262,16 +264,15 @@ def _compute(op: Op, table: InputTable) -> Computing[Any]:
     return Trained({**trained, "theta": theta}, {}, losses)
 
 
-def _descent_spec(optimizer: SGD | Adam, states: Mapping[Role, Params]) -> OptimizerSpec:
+def _descent_spec(optimizer: SGD | Adam) -> OptimizerSpec:
     clip = math.inf if optimizer.clip is None else optimizer.clip
     mutual = isinstance(optimizer.objective, Mutual)
     if isinstance(optimizer, SGD):
         settings = optimizer.lr, optimizer.momentum, optimizer.weight_decay, optimizer.prox, 0.0, clip
-        return OptimizerSpec(0, mutual, 1, DRAWS_PER_STEP, optimizer.nesterov, 0, *settings)
-    (taken,) = {int(value) for state in states.values() for name, value in state.items() if name.endswith(".step")}
+        return OptimizerSpec(0, mutual, 1, DRAWS_PER_STEP, optimizer.nesterov, *settings)
     decoupled = optimizer.weight_decay if optimizer.decoupled_weight_decay else 0.0
     settings = optimizer.lr, optimizer.betas[0], optimizer.weight_decay - decoupled, optimizer.prox, 0.0, clip
-    return OptimizerSpec(3, mutual, 1, DRAWS_PER_STEP, 0, taken, *settings, optimizer.betas[1], optimizer.eps, decoupled)
+    return OptimizerSpec(3, mutual, 1, DRAWS_PER_STEP, 0, *settings, optimizer.betas[1], optimizer.eps, decoupled)
 
 
 def _train(
@@ -291,6 +292,7 @@ def _train(
     ]
     for role, network in zip(models, networks, strict=True):
         network.label_weight, network.peer_weight = _loss_weights(op.optimizer.objective, role)
+        network.steps = next((int(value) for name, value in states.get(role, {}).items() if name.endswith(".step")), 0)
     _require_below(rows, len(table.values), "row")
     classes = {network.classes for network in networks}
     if spec.mutual and len(classes) > 1:

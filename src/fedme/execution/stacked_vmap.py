@@ -92,7 +92,11 @@ def vmap_obstacle(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> str
         gradients = stacked.gradients(2 * stacked.logits)  # of the sum of squares
         for i, model in enumerate(models):
             leaves = {name: p.clone().requires_grad_() for name, p in model.params.items()}
-            expected = Model(arch, leaves, {})(x[i], training=True, masks={layer: torch.tensor(3 + i) for layer in layers})
+            masks = {layer: torch.tensor(3 + i) for layer in layers}
+            expected = Model(arch, leaves, {})(x[i], training=True, masks=masks)
+            beside_itself = Model(arch, leaves, {})(x[i, :1].expand_as(x[i]), training=True, masks=masks)
+            if not torch.allclose(expected[0], beside_itself[0], rtol=1e-9, atol=1e-9):
+                return f"{arch.name} mixes the samples of a batch, and batches of a stack are padded"
             own = torch.autograd.grad(expected.square().sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
             pairs = [(stacked.logits[i], expected), *((gradients[name][i], g) for name, g in zip(leaves, own, strict=True))]
             if not all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in pairs):

@@ -91,12 +91,13 @@ class Trace(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         options = options or {}
         results = function(*arguments, **options)
+        # Attention has dropout of its own, which may be off.
+        if torch.Tag.nondeterministic_seeded in function.tags and "scaled_dot_product" not in str(function):
+            raise TraceError("its forward pass draws random numbers")
         if any(id(tensor) in self.tensors for tensor in _tensors((arguments, tuple(options.values())))):
             if function is torch.ops.aten._local_scalar_dense.default:
                 raise TraceError("its forward pass depends on the values of tensors")
             self.record(str(function).removeprefix("aten."), results, arguments, options, function)
-        elif torch.Tag.nondeterministic_seeded in function.tags:
-            raise TraceError("its forward pass draws random numbers")
         return results
 
 
