@@ -8,7 +8,7 @@ from fedme.core.key import Key
 from fedme.core.method import Method, Report, Round, Task
 from fedme.core.metrics import Metrics, measure
 from fedme.core.model import Model, not_finite
-from fedme.core.operations import BatchSchedule, Computation, Role, in_parallel, predict, train
+from fedme.core.operations import BatchSchedule, Computation, Role, estimate_statistics, in_parallel, predict, train
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.training_settings import Training
 
@@ -64,12 +64,19 @@ def evaluate_models(
     when: Round,
     root: Key,
     finetune: Finetune | None = None,
+    update_bn: bool = True,
 ) -> Computation[Evaluation]:
-    """Evaluate the client's models on its validation and test parts, before and optionally after fine-tuning."""
+    """Evaluate the client's models on its validation and test parts, before and optionally after fine-tuning.
+
+    With `update_bn`, the personal model gets running statistics of the client's training samples. It is evaluated and saved
+    with them, and they are in no state and no message. The global model is the one that the server sent.
+    """
     if state is None:
         state = yield from method.init_client(task, data.id, data, root.at("init"))
     key = root.at("assess", when.t, "client", data.id)
     models = dict((yield from method.models(state, delivery, data, when, key)))
+    if update_bn:
+        models["personal"] = yield from estimate_statistics(models["personal"], data.train)
     kept = {"personal": models["personal"]}
     shown = [(role, "round", model) for role, model in models.items()]
     if finetune is not None:
@@ -77,6 +84,8 @@ def evaluate_models(
         local = BatchSchedule(finetune.epochs, finetune.training.batch)
         tuned = yield from train({"own": models["personal"]}, optimizer, data.train, local, key.at("finetune"))
         kept["finetuned"] = tuned.models["own"]
+        if update_bn:
+            kept["finetuned"] = yield from estimate_statistics(kept["finetuned"], data.train)
         shown.append(("personal", "finetuned", kept["finetuned"]))
     splits = {name: split for name, split in (("val", data.val), ("test", data.test)) if len(split)}
     # The global model is often the personal model too: every model is evaluated once.

@@ -13,13 +13,18 @@ from fedme.federation.client_work import AnyMethod, Evaluation, Finetune, evalua
 from fedme.federation.round import ClientStates, Reply
 from fedme.learning.accountant import Ledger, added
 from fedme.learning.differential_privacy import PrivacyPolicy, guarded, with_privacy
+from fedme.learning.own_statistics import with_own_statistics
 
 Occasion = Literal["start", "round", "evaluation"]
 Policies = Callable[[ClientData, frozenset[Occasion]], PrivacyPolicy]  # how a client's work at these occasions is made private
 
 
 class InProcessEngine:
-    """Runs clients' work in this process. `policies` makes their trainings private."""
+    """Runs clients' work in this process.
+
+    `policies` makes their trainings private. With `update_bn`, clients evaluate models with running statistics of their own
+    training samples (`models.update_bn`).
+    """
 
     def __init__(
         self,
@@ -30,8 +35,9 @@ class InProcessEngine:
         execute: Executor | None = None,
         policies: Policies | None = None,
         states: ClientStates | None = None,
+        update_bn: bool = True,
     ) -> None:
-        self.method, self.task, self.root, self.policies = method, task, root, policies
+        self.method, self.task, self.root, self.policies, self.update_bn = method, task, root, policies, update_bn
         self.execute = execute or one_by_one
         self.clients = dict(clients)
         self.states = states if states is not None else ClientStates()
@@ -61,7 +67,7 @@ class InProcessEngine:
             client: participate(self.method, self.task, self.states.get(client), down, self._data(client), when, self.root)
             for client, down in downs.items()
         }
-        results = run_in_lockstep(self._made_private(work, "round", when.t), self.execute)
+        results = self._run(work, "round", when.t)
         replies = {}
         for client, result in self._with_costs_recorded(results, "round", when.t).items():
             self.states[client], up, report = result.value
@@ -74,11 +80,19 @@ class InProcessEngine:
         """Let every client evaluate its models."""
         work = {
             client: evaluate_models(
-                self.method, self.task, self.states.get(client), delivery, self._data(client), when, self.root, finetune
+                self.method,
+                self.task,
+                self.states.get(client),
+                delivery,
+                self._data(client),
+                when,
+                self.root,
+                finetune,
+                self.update_bn,
             )
             for client, delivery in deliveries.items()
         }
-        results = run_in_lockstep(self._made_private(work, "evaluation", when.t), self.execute)
+        results = self._run(work, "evaluation", when.t)
         evaluations = self._with_costs_recorded(results, "evaluation", when.t)
         self.states.update({client: result.value.state for client, result in evaluations.items()})
         return evaluations
@@ -89,6 +103,11 @@ class InProcessEngine:
 
     def _data(self, client: ClientId) -> ClientData:
         return self.clients[client] if self.policies is None else guarded(self.clients[client])
+
+    def _run(self, work: Mapping[ClientId, Computation[Any]], occasion: Occasion, t: int) -> dict[ClientId, Timed[Any]]:
+        if self.update_bn:
+            work = {client: with_own_statistics(each, self._data(client).train) for client, each in work.items()}
+        return run_in_lockstep(self._made_private(work, occasion, t), self.execute)
 
     def _made_private(self, work: Mapping[ClientId, Computation[Any]], occasion: Occasion, t: int) -> Mapping[ClientId, Any]:
         """The same work with private trainings, if there is a privacy policy."""
