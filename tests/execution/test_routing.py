@@ -6,7 +6,7 @@ from torch import nn
 
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
-from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train
+from fedme.core.operations import BatchSchedule, EstimateStatistics, Evaluate, Predict, Train
 from fedme.execution import compiled, routing
 from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.routing import effort, run_timed
@@ -34,6 +34,10 @@ def training(arch, optimizer=None, client="1", **more):
     return Train({"own": model}, optimizer or SGD(CrossEntropy(), 0.1), data, BatchSchedule(1, 5), Key(0), **more)
 
 
+def estimation(arch):
+    return EstimateStatistics(Model.init(arch, Key(0), torch.float64), clients()["1"].train)
+
+
 @built
 @pytest.mark.parametrize(
     ("op", "path", "backend", "reasons"),
@@ -47,6 +51,8 @@ def training(arch, optimizer=None, client="1", **more):
             "reference",
             ["not compiled or stacked: unsupported layer BatchNorm1d", "not stacked by vmap: normalised has buffers"],
         ),
+        (estimation(NORMALISED), "auto", "reference", ["only the reference backend estimates running statistics"]),
+        (estimation(DENSE), "stacked", "reference", ["only the reference backend estimates running statistics"]),
         (training(Arch(Normed, width=20_000)), "auto", "reference", ["has more than 100,000 parameters"]),
         (training(Arch(Normed, width=20_000)), "stacked", "stacked by vmap", []),
         (training(DENSE), "stacked", "stacked", []),

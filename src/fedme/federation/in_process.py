@@ -22,8 +22,8 @@ Policies = Callable[[ClientData, frozenset[Occasion]], PrivacyPolicy]  # how a c
 class InProcessEngine:
     """Runs clients' work in this process.
 
-    `policies` makes their trainings private. With `update_bn`, clients evaluate models with running statistics of their own
-    training samples (`models.update_bn`).
+    `policies` makes their trainings private. With `update_bn`, unless their trainings are private, clients evaluate models with
+    running statistics of their own training samples (`models.update_bn`).
     """
 
     def __init__(
@@ -37,7 +37,8 @@ class InProcessEngine:
         states: ClientStates | None = None,
         update_bn: bool = True,
     ) -> None:
-        self.method, self.task, self.root, self.policies, self.update_bn = method, task, root, policies, update_bn
+        self.method, self.task, self.root, self.policies = method, task, root, policies
+        self.update_bn = update_bn and policies is None  # statistics without noise would be outside epsilon
         self.execute = execute or one_by_one
         self.clients = dict(clients)
         self.states = states if states is not None else ClientStates()
