@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from batch_norm_networks import Dense
+from rich.console import Console
 
 import fedme
 from fedme.config.experiment import parse
@@ -41,16 +42,16 @@ def on_cifar10(method: str, settings: dict, output: str, limit: int | None) -> N
         "method": {"name": method.lower()},
         "models": {**settings["models"], "pool": ["batch_norm_networks:Convolutional"]},
         "data": {"name": "cifar10", "limit": limit or 20000},
-        "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.5},
+        "partition": {"name": "dirichlet", "clients": 10, "alpha_label": 0.5},
     }
-    run.start(parse(plain), Display(quiet=True))
+    with Display(Console(stderr=True), quiet=True) as display:
+        run.start(parse(plain), display)
 
 
-def accuracy(folder: str, model: str) -> float:
-    """The mean test accuracy of the clients after the last round, in percent."""
-    rows = [row for row in records.read(Path(folder)) if (row["model"], row["split"]) == (model, "test")]
-    last = max((row["round"] for row in rows), default=0)
-    return 100 * statistics.fmean(row["accuracy"] for row in rows if row["round"] == last) if rows else float("nan")
+def accuracy(folder: str) -> float:
+    """The mean test accuracy of the clients' personal models after the last round, in percent."""
+    rows = [row for row in records.read(Path(folder)) if (row["model"], row["split"]) == ("personal", "test")]
+    return 100 * statistics.fmean(row["accuracy"] for row in rows)
 
 
 def main() -> None:
@@ -66,10 +67,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="samples: per person (har), in total (cifar10, 20,000 by default)")
     options = parser.parse_args()
     start = {"har": on_har, "cifar10": on_cifar10}[options.data]
-    print("| method | averaged or as trained | re-estimated | difference | global model |\n|---|---:|---:|---:|---:|")
+    print("| method | averaged or as trained | re-estimated | difference |\n|---|---:|---:|---:|")
     for method in options.methods:
         found: dict[bool, list[float]] = {False: [], True: []}
-        shared = []
         for seed in range(options.seeds):
             for update_bn, values in found.items():
                 settings = {
@@ -81,11 +81,9 @@ def main() -> None:
                 }
                 with tempfile.TemporaryDirectory() as folder:
                     start(method, settings, f"{folder}/run", options.limit)
-                    values.append(accuracy(f"{folder}/run", "personal"))
-                    shared.append(accuracy(f"{folder}/run", "global"))
+                    values.append(accuracy(f"{folder}/run"))
         gains = [after - before for before, after in zip(found[False], found[True], strict=True)]
-        cells = [_cell(found[False]), _cell(found[True]), _cell(gains), _cell(shared[::2])]
-        print(f"| {method} | {' | '.join(cells)} |", flush=True)
+        print(f"| {method} | {_cell(found[False])} | {_cell(found[True])} | {_cell(gains)} |", flush=True)
 
 
 def _cell(values: list[float]) -> str:

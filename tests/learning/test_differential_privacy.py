@@ -162,8 +162,8 @@ def test_training_samples_cannot_be_read_or_predicted_on():
         run_in_lockstep(with_privacy(predict(model, data.train), "0", replace(POLICY, evaluates=True), ()))
     with pytest.raises(PrivacyError, match="evaluates a model on the training samples"):
         run_in_lockstep(with_privacy(evaluate(model, data.train), "0", POLICY, ()))
+    normed = Model.init(NORMALISED, Key(0))
     with pytest.raises(PrivacyError, match="estimates running statistics on the training samples of a private client"):
-        normed = Model.init(NORMALISED, Key(0))
         run_in_lockstep(with_privacy(estimate_statistics(normed, data.train), "0", replace(POLICY, evaluates=True), ()))
 
 

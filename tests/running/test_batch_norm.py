@@ -20,7 +20,11 @@ from fedme.running import assembly, run
 from fedme_test_runs import Killed, Watching, do, identical, models, timeless
 from fedme_test_support import same
 
-NORMED = ["models.pool=['fedme_test_user_networks:Normed']", "models.shared=fedme_test_user_networks:Normed", "data.unlabeled=0"]
+NORMED = [
+    "models.pool=['fedme_test_user_networks:Normed']",
+    "models.shared=fedme_test_user_networks:Normed",
+    "data.unlabeled=0",
+]
 
 
 def saved(folder, client, name="model", group=saved_models.CLIENTS):
@@ -133,3 +137,12 @@ def test_architectures_are_compared_with_statistics_of_the_client():
         execute = Dispatcher(path="reference")
         assembly.prepare(chosen, assembly.gather(chosen), execute)
         assert any("estimatestatistics: 2 " in line for line in execute.explain()) == update_bn
+
+
+def test_the_processes_of_flower_know_the_setting():
+    from fedme.running.flower_run import _actor
+
+    for value in ("true", "false"):
+        experiment, _ = load("digits-fedavg", ["data.limit=60", "partition.clients=2", f"models.update_bn={value}"])
+        prepared = assembly.prepare(experiment, assembly.gather(experiment), reference.one_by_one)
+        assert _actor(experiment, prepared).engine.update_bn == (value == "true")

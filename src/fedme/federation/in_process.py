@@ -107,7 +107,7 @@ class InProcessEngine:
 
     def _run(self, work: Mapping[ClientId, Computation[Any]], occasion: Occasion, t: int) -> dict[ClientId, Timed[Any]]:
         if self.update_bn:
-            work = {client: with_own_statistics(each, self._data(client).train) for client, each in work.items()}
+            work = {client: with_own_statistics(steps, self._data(client).train) for client, steps in work.items()}
         return run_in_lockstep(self._made_private(work, occasion, t), self.execute)
 
     def _made_private(self, work: Mapping[ClientId, Computation[Any]], occasion: Occasion, t: int) -> Mapping[ClientId, Any]:
