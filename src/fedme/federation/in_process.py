@@ -13,7 +13,6 @@ from fedme.federation.client_work import AnyMethod, Evaluation, Finetune, evalua
 from fedme.federation.round import ClientStates, Reply
 from fedme.learning.accountant import Ledger, added
 from fedme.learning.differential_privacy import PrivacyPolicy, guarded, with_privacy
-from fedme.learning.own_statistics import with_own_statistics
 
 Occasion = Literal["start", "round", "evaluation"]
 Policies = Callable[[ClientData, frozenset[Occasion]], PrivacyPolicy]  # how a client's work at these occasions is made private
@@ -22,8 +21,8 @@ Policies = Callable[[ClientData, frozenset[Occasion]], PrivacyPolicy]  # how a c
 class InProcessEngine:
     """Runs clients' work in this process.
 
-    `policies` makes their trainings private. With `update_bn`, unless their trainings are private, clients evaluate models with
-    running statistics of their own training samples (`models.update_bn`).
+    `policies` makes their trainings private. With `update_bn`, unless their trainings are private, clients use and compare
+    models with running statistics of their own samples (`learning/own_statistics.py`).
     """
 
     def __init__(
@@ -65,10 +64,12 @@ class InProcessEngine:
     def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply]:
         """Let every client do its part of the round, and collect the replies."""
         work = {
-            client: participate(self.method, self.task, self.states.get(client), down, self._data(client), when, self.root)
+            client: participate(
+                self.method, self.task, self.states.get(client), down, self._data(client), when, self.root, self.update_bn
+            )
             for client, down in downs.items()
         }
-        results = self._run(work, "round", when.t)
+        results = run_in_lockstep(self._made_private(work, "round", when.t), self.execute)
         replies = {}
         for client, result in self._with_costs_recorded(results, "round", when.t).items():
             self.states[client], up, report = result.value
@@ -93,7 +94,7 @@ class InProcessEngine:
             )
             for client, delivery in deliveries.items()
         }
-        results = self._run(work, "evaluation", when.t)
+        results = run_in_lockstep(self._made_private(work, "evaluation", when.t), self.execute)
         evaluations = self._with_costs_recorded(results, "evaluation", when.t)
         self.states.update({client: result.value.state for client, result in evaluations.items()})
         return evaluations
@@ -104,11 +105,6 @@ class InProcessEngine:
 
     def _data(self, client: ClientId) -> ClientData:
         return self.clients[client] if self.policies is None else guarded(self.clients[client])
-
-    def _run(self, work: Mapping[ClientId, Computation[Any]], occasion: Occasion, t: int) -> dict[ClientId, Timed[Any]]:
-        if self.update_bn:
-            work = {client: with_own_statistics(steps, self._data(client).train) for client, steps in work.items()}
-        return run_in_lockstep(self._made_private(work, occasion, t), self.execute)
 
     def _made_private(self, work: Mapping[ClientId, Computation[Any]], occasion: Occasion, t: int) -> Mapping[ClientId, Any]:
         """The same work with private trainings, if there is a privacy policy."""

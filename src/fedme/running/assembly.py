@@ -237,7 +237,7 @@ def _by_best_local(
 
     def choice(client: ClientId, data: ClientData) -> Computation[Choice]:
         work = best_local(candidates(client), data, settings.train, rounds, key.at(client), dtype)
-        return with_own_statistics(work, data.train) if settings.models.update_bn else work
+        return with_own_statistics(work, data) if settings.models.update_bn else work
 
     work = {client: choice(client, data) for client, data in federation.clients.items()}
     done = {client: result.value for client, result in run_in_lockstep(work, execute).items()}
