@@ -1,4 +1,4 @@
-"""Test accuracy of personal models with batch normalisation, with and without statistics of the client's own samples.
+"""Test accuracy of personal models with batch normalisation, without and with `models.update_bn`.
 
     python benchmarks/batch_norm.py har         UCI HAR by person: 30 clients, a dense network on windows of 9 x 128 values
     python benchmarks/batch_norm.py cifar10     CIFAR-10, Dirichlet(0.5), 10 clients, a network of two convolutions
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="samples: per person (har), in total (cifar10, 20,000 by default)")
     options = parser.parse_args()
     start = {"har": on_har, "cifar10": on_cifar10}[options.data]
-    print("| method | averaged or as trained | re-estimated | difference |\n|---|---:|---:|---:|")
+    print("| method | as averaged or trained | update_bn | difference |\n|---|---:|---:|---:|")
     for method in options.methods:
         found: dict[bool, list[float]] = {False: [], True: []}
         for seed in range(options.seeds):

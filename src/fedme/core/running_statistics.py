@@ -1,8 +1,8 @@
 """Running statistics of normalisation layers, and their estimation from samples.
 
 `nn.BatchNorm1d` and its relatives (any `_NormBase` with ``track_running_stats``) normalise by the statistics of the batch in
-training and by running statistics in evaluation. Statistics that were averaged over clients do not fit the inputs of any single
-client. `estimated` replaces them by those of the client's own samples, as `torch.optim.swa_utils.update_bn` does.
+training and by running statistics in evaluation. `estimated` replaces these by the statistics of given samples, as
+`torch.optim.swa_utils.update_bn` does.
 """
 
 import functools
