@@ -1,6 +1,7 @@
 """Networks as a user would write them, imported by path in the tests."""
 
 import itertools
+import math
 from typing import Any
 
 import torch
@@ -100,3 +101,16 @@ class NotANetwork:
 
 
 number = 3
+
+
+class Normed(nn.Module):
+    """Batch normalisation, for images or vectors of any size."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, width: int = 8) -> None:
+        super().__init__()
+        inner = nn.Linear(math.prod(shape), width)
+        self.net = nn.Sequential(nn.Flatten(), inner, nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.net(x)
+        return result

@@ -13,6 +13,7 @@ from fedme.core.atomic_files import RunError
 from fedme.deployment import site_engine, submitted_runs
 from fedme.deployment.operator_folder import Federation
 from fedme.federation.flower import EngineError
+from fedme.federation.flower.message_content import MessageContent
 from fedme.methods import METHODS
 from fedme.report import chromium
 from fedme.results import records, summary
@@ -62,6 +63,38 @@ def test_every_method_gives_the_models_of_one_process(method, deployment):
     shared = {path.name for path in run.glob("shared/*") if path.is_dir()}
     assert shared == {"fedme": set("abc"), "local": set(), "fedmd": set()}.get(method, shared)
     assert bool(shared) == (method not in ("local", "fedmd"))
+
+
+@pytest.mark.parametrize("method", ["fedme", "fedavg"])
+@pytest.mark.parametrize("update_bn", [True, False])
+def test_batch_norm_statistics_of_a_site_stay_there(method, update_bn, deployment):
+    network = "fedme_test_user_networks:Normed"
+    deployment.agree(method={"name": method}, models={"pool": [network], "shared": network, "update_bn": update_bn})
+    for name in "abc":
+        deployment.change(deployment.site(name) / "site.toml", model=network)
+    grid, sent = LocalGrid(deployment), []
+    answer = grid.answer
+
+    def listen(message):
+        reply = answer(message)
+        sent.extend(MessageContent.from_records(reply.content).tensors.values())
+        return reply
+
+    grid.answer = listen
+    run = create_run(deployment)
+    grid.run_server(run)
+    if update_bn:
+        check_models(deployment, run, "abc")
+    assert sent
+    own = 0
+    for name in "abc":
+        mine = {key: value for key, value in saved(deployment, run, name).items() if "running" in key}
+        offered = load_file(run / "shared" / (name if method == "fedme" else "global") / "model.safetensors")
+        for key, value in mine.items():
+            if not value.equal(offered[key]):  # a site may be better off with the averaged statistics
+                own += 1
+                assert not any(value.shape == other.shape and value.equal(other) for other in sent)
+    assert (own > 0) == update_bn
 
 
 def test_data_is_never_pooled(deployment, fedme):

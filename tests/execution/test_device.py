@@ -7,7 +7,7 @@ from fedme.config.experiment import ConfigError
 from fedme.config.settings import EngineOptions
 from fedme.core.key import Key
 from fedme.core.model import Model
-from fedme.core.operations import BatchSchedule, Predict, Train
+from fedme.core.operations import BatchSchedule, EstimateStatistics, Predict, Train
 from fedme.execution import reference
 from fedme.execution.device import from_device, missing, to_device
 from fedme.execution.dispatcher import Dispatcher
@@ -35,6 +35,7 @@ def test_all_weights_of_an_operation_move_and_the_data_stays():
     assert {t.device for t in there.opt["own"].values()} == {META}
     assert there.data is op.data
     assert to_device(Predict(op.models["own"], op.data), META).model.device == META
+    assert to_device(EstimateStatistics(op.models["own"], op.data), META).model.device == META
 
 
 def test_results_come_home():
@@ -42,6 +43,9 @@ def test_results_come_home():
     back = from_device(trained)
     assert back.losses == trained.losses
     assert all(torch.equal(back.models["own"].params[n], p) for n, p in trained.models["own"].params.items())
+    estimated = to_device(EstimateStatistics(trained.models["own"], clients()["1"].train), META).model
+    with pytest.raises(NotImplementedError, match="meta tensor"):  # it tries to: the tensors of this device have no data
+        from_device(estimated)
 
 
 @pytest.mark.parametrize("arch", [DENSE, NORMALISED])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedme.core.data import Arrays, CropFlip, Split
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
-from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train
+from fedme.core.operations import BatchSchedule, EstimateStatistics, Evaluate, Predict, Train
 from fedme.execution import reference
 from fedme.learning.objectives import CrossEntropy, Imitate, Mutual
 from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
@@ -98,6 +98,54 @@ def test_evaluation_changes_nothing():
     reference.run(Predict(m, data))
     assert all(torch.equal(before[name], value) for name, value in m.buffers.items())
     assert torch.equal(state, torch.get_rng_state())
+
+
+# Estimating statistics
+
+
+def test_statistics_are_those_of_all_samples_of_a_split():
+    start, whole = model(NORMALISED), split(500, Key(1))
+    data = whole.take(torch.arange(100, 400))
+    after = reference.run(EstimateStatistics(start, data))
+    hidden = data.inputs() @ start.params["0.weight"].T + start.params["0.bias"]
+    assert torch.allclose(after.buffers["1.running_mean"], hidden.mean(0), rtol=0, atol=1e-12)
+    assert torch.allclose(after.buffers["1.running_var"], hidden.var(0), rtol=0, atol=1e-12)
+    assert after.buffers["1.num_batches_tracked"] == 0
+    assert after.params is start.params
+    assert not start.buffers["1.running_mean"].any()
+    trained(after, data)  # the new buffers can take part in a training
+
+
+def test_statistics_of_many_samples_do_not_depend_on_their_order():
+    start, data = model(NORMALISED), split(1025, Key(1))  # three batches, none of a single sample
+    by_class = data.take(data.y.argsort(stable=True))
+    hidden = data.inputs() @ start.params["0.weight"].T + start.params["0.bias"]
+    for ordered in (data, by_class):
+        after = reference.run(EstimateStatistics(start, ordered))
+        assert torch.allclose(after.buffers["1.running_mean"], hidden.mean(0), rtol=0, atol=1e-3 * hidden.std())
+        assert torch.allclose(after.buffers["1.running_var"], hidden.var(0), rtol=1e-2)
+    assert same(after, reference.run(EstimateStatistics(start, by_class)))
+
+
+@pytest.mark.parametrize("samples", [0, 1])
+def test_a_model_keeps_its_statistics_where_there_is_no_variance(samples):
+    start = model(NORMALISED)
+    assert reference.run(EstimateStatistics(start, split(5, Key(1)).take(torch.arange(samples)))) is start
+
+
+def test_a_network_without_statistics_stays_as_it_is():
+    start = model(DENSE)
+    assert reference.run(EstimateStatistics(start, split(5, Key(1)))) is start
+
+
+def test_statistics_of_images():
+    arch = Arch.named("images", lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)))
+    x = torch.randn(7, 2, 6, 6, generator=Key(1).torch(), dtype=torch.float64)
+    start = model(arch)
+    after = reference.run(EstimateStatistics(start, Split(Arrays(x, torch.zeros(7, dtype=torch.int64)), torch.arange(7))))
+    hidden = F.conv2d(x, start.params["0.weight"], start.params["0.bias"]).transpose(0, 1).flatten(1)
+    assert torch.allclose(after.buffers["1.running_mean"], hidden.mean(1), rtol=0, atol=1e-12)
+    assert torch.allclose(after.buffers["1.running_var"], hidden.var(1), rtol=0, atol=1e-12)
 
 
 # Training

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
-from fedme.core.operations import BatchSchedule, Evaluate, GaussianMechanism, Predict, Train
+from fedme.core.operations import BatchSchedule, EstimateStatistics, Evaluate, GaussianMechanism, Predict, Train
 from fedme.execution import compiled, routing
 from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.routing import effort, run_timed
@@ -45,6 +45,10 @@ def training(arch, optimizer=None, client="1", **more):
     return Train({"own": model}, optimizer or SGD(CrossEntropy(), 0.1), data, BatchSchedule(1, 5), Key(0), **more)
 
 
+def estimation(arch):
+    return EstimateStatistics(Model.init(arch, Key(0), torch.float64), clients()["1"].train)
+
+
 @built
 @pytest.mark.parametrize(
     ("op", "path", "backend", "reasons"),
@@ -62,6 +66,8 @@ def training(arch, optimizer=None, client="1", **more):
         (training(Arch(Normed, width=1_000), MOREAU), "auto", "stacked by vmap", ["not compiled"]),
         (training(Arch(Normed, width=20_000), MOREAU), "auto", "reference", ["than 100,000 parameters", "Moreau is not SGD"]),
         (training(Arch(Normed, width=1_000), mechanism=GaussianMechanism(1.0, 1.0)), "auto", "stacked by vmap", []),
+        (estimation(NORMALISED), "auto", "reference", ["only the reference backend estimates running statistics"]),
+        (estimation(DENSE), "stacked", "reference", ["only the reference backend estimates running statistics"]),
         (training(Arch(Normed, width=20_000)), "stacked", "stacked by vmap", []),
         (training(DENSE), "stacked", "stacked", []),
         (training(DENSE), "reference", "reference", ['engine.path = "reference"']),

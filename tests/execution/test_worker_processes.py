@@ -11,7 +11,7 @@ from torch import nn
 
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
-from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train
+from fedme.core.operations import BatchSchedule, EstimateStatistics, Evaluate, Predict, Train
 from fedme.execution import compiled, dispatcher, reference
 from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.reference import Reference
@@ -48,6 +48,7 @@ def operations(count=5):
     ]
     models = [Model.init(DROPPING, Key(i), torch.float64) for i in range(count)]
     ops += [Predict(m, d.test) for m, d in zip(models, data.values(), strict=True)]
+    ops += [EstimateStatistics(Model.init(NORMALISED, Key(i), torch.float64), d.train) for i, d in enumerate(data.values())]
     return ops + [Evaluate(m, d.test) for m, d in zip(models, data.values(), strict=True)]
 
 
@@ -66,6 +67,8 @@ def test_results_are_those_of_one_process_bit_for_bit(workers):
                 assert all(torch.equal(want.opt["own"][n], got.opt["own"][n]) for n in want.opt["own"])
             elif isinstance(op, Predict):
                 assert torch.equal(want, got)
+            elif isinstance(op, EstimateStatistics):
+                assert same(want, got)
             else:
                 assert want == got
             assert seconds >= 0

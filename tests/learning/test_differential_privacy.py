@@ -8,12 +8,22 @@ from torch import nn
 
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
-from fedme.core.operations import BatchSchedule, Evaluate, GaussianMechanism, Train, evaluate, in_parallel, predict, train
+from fedme.core.operations import (
+    BatchSchedule,
+    Evaluate,
+    GaussianMechanism,
+    Train,
+    estimate_statistics,
+    evaluate,
+    in_parallel,
+    predict,
+    train,
+)
 from fedme.learning.accountant import PrivacyCost, PrivacyError
 from fedme.learning.differential_privacy import PrivacyPolicy, gradients, guarded, normal, with_privacy
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
-from fedme_test_support import clients
+from fedme_test_support import NORMALISED, clients
 
 STEP = SGD(CrossEntropy(), 0.1)
 POLICY = PrivacyPolicy(GaussianMechanism(1.0, 2.0), 1e-5)
@@ -152,6 +162,9 @@ def test_training_samples_cannot_be_read_or_predicted_on():
         run_in_lockstep(with_privacy(predict(model, data.train), "0", replace(POLICY, evaluates=True), ()))
     with pytest.raises(PrivacyError, match="evaluates a model on the training samples"):
         run_in_lockstep(with_privacy(evaluate(model, data.train), "0", POLICY, ()))
+    normed = Model.init(NORMALISED, Key(0))
+    with pytest.raises(PrivacyError, match="estimates running statistics on the training samples of a private client"):
+        run_in_lockstep(with_privacy(estimate_statistics(normed, data.train), "0", replace(POLICY, evaluates=True), ()))
 
 
 def test_a_training_beyond_the_announced_ones_is_refused_before_it_runs():

@@ -21,6 +21,7 @@ from fedme.core.method import Method, Round, Task
 from fedme.core.metrics import measure
 from fedme.core.model import Model
 from fedme.core.operations import Computation, evaluate, in_parallel, predict, train
+from fedme.core.running_statistics import running_statistics
 from fedme.core.task_types import TaskType
 from fedme.datasets.federated_dataset import federate
 from fedme.datasets.partitioners import Natural
@@ -30,6 +31,7 @@ from fedme.execution.lockstep import Executor, run_in_lockstep
 from fedme.execution.reference import one_by_one
 from fedme.federation.client_work import ModelScore
 from fedme.learning.objectives import CrossEntropy
+from fedme.learning.own_statistics import with_better_statistics
 from fedme.results.lineage import Adoption, Lineage
 
 SHARED = "shared"  # the directory with the server's models in a run
@@ -72,13 +74,20 @@ def save_offers(
     ancestry: Mapping[ClientId, Lineage],
     saved: Collection[ClientId],
 ) -> None:
-    """Write what the method offers unseen clients. Models of the clients in `saved` are written with those clients' own."""
+    """Write what the method offers unseen clients. Models of the clients in `saved` are written with those clients' own.
+
+    The saved model of a client may have running statistics of its samples. Those are not offered to others, so the model of the
+    server is written as well.
+    """
     with together():
         for name, model in offers.items():
-            if name not in saved:
+            private = experiment.settings.models.update_bn and running_statistics(model.arch)
+            if name not in saved or private:
                 about: dict[str, Any] = {"model": name, "stage": "round", "method": experiment.method_name}
                 about |= {"rounds": experiment.settings.rounds}
                 about |= {"lineage": asdict(ancestry[name])} if name in ancestry else {}
+                if name in saved:  # its scores, by which the best model of a cluster is chosen
+                    about |= {"metrics": saved_models.describe(saved_models.folder_of(run, name))["metrics"]}
                 classes = task.members[name].labels if name in task.members else task.schema.classes
                 folder = saved_models.folder_of(run, name, SHARED)
                 saved_models.save(folder, "model", model, task.schema, list(classes), about)
@@ -172,6 +181,10 @@ def _choose_and_tune(
     experiment: Experiment, offers: Sequence[Offer], data: ClientData, epochs: int, key: Key, unit: Sequence[float]
 ) -> Computation[tuple[Offer, dict[str, Model], list[ModelScore]]]:
     split = data.train if experiment.method.offer_chosen_on == "train" or not len(data.val) else data.val
+    update_bn = experiment.settings.models.update_bn
+    if update_bn:
+        fitted = yield from in_parallel([with_better_statistics(offer.model, data) for offer in offers])
+        offers = [replace(offer, model=model) for offer, model in zip(offers, fitted, strict=True)]
     scores_of_offers = yield from in_parallel([evaluate(offer.model, split) for offer in offers])
     losses = [score.loss for score in scores_of_offers]
     best = min(range(len(offers)), key=lambda i: (losses[i] != losses[i], losses[i], i))
@@ -183,6 +196,8 @@ def _choose_and_tune(
         optimizer = training.local_optimizer(CrossEntropy(), when)
         trained = yield from train({"own": start}, optimizer, data.train, training.whole_epochs(epochs), key.at("finetune"))
         tuned = trained.models["own"]
+        if update_bn:
+            tuned = yield from with_better_statistics(tuned, data)
     models = {"model": start, "finetuned": tuned}
     scores = []
     for name, stage in (("model", "round"), ("finetuned", "finetuned")):

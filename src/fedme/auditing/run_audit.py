@@ -67,8 +67,10 @@ def audit(folder: Path, display: Display, shadows: int) -> dict[str, Any]:
         clients = {c: data for c, data in prepared.federation.clients.items() if len(data.train) and len(data.test)}
         policies = privacy_budget.policies(experiment, limited=False)
         key = Key(experiment.settings.seed).at("audit")
-        engine = InProcessEngine(experiment.method, prepared.task, prepared.federation.clients, key, execute, policies)
-        engine.states = ClientStates(at.clients, at.header.spent)
+        states, update_bn = ClientStates(at.clients, at.header.spent), experiment.settings.models.update_bn
+        engine = InProcessEngine(
+            experiment.method, prepared.task, prepared.federation.clients, key, execute, policies, states, update_bn
+        )
         display.start("one more round, and attacks: tasks", 0)
         exposed = [e for e in _exposed_models(experiment, engine, at.server, key) if e.client in clients]
         if not exposed:

@@ -18,6 +18,7 @@ from fedme.learning.robust_aggregation import Defence
 
 # Tables that came later: with default values they do not change a fingerprint, so old results stay valid.
 LATER: dict[str, type[Any]] = {"faults": Faults, "defence": Defence, "attack": Attack}
+LATER_KEYS: dict[str, dict[str, Any]] = {"models": {"update_bn": True}}  # the same for single keys of a table
 IMPORT_PATH = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(\(.*\))?")
 LIBRARIES = {"fedme", "torch", *sys.stdlib_module_names}  # their versions are in `environment.json`
 
@@ -30,6 +31,9 @@ def digest(config: Mapping[str, Any], sources: Sources | None = None) -> str:
     for table, table_type in LATER.items():
         if table in deciding and build(table_type, deciding[table], table) == table_type():
             del deciding[table]
+    for table, defaults in LATER_KEYS.items():
+        if isinstance(deciding.get(table), Mapping):
+            deciding[table] = {key: v for key, v in deciding[table].items() if (key, v) not in defaults.items()}
     deciding |= {"sources": sources} if sources else {}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 

@@ -30,6 +30,9 @@ class ModelOptions:
     shared: Spec | None = setting(None, "architecture of the model that all clients share; the first of the pool by default")
     selection_rounds: int | None = setting(None, 'rounds of local training for "best-local"; equal to `rounds` by default')
     max_parameters: int | Mapping[ClientId, int] | None = setting(None, "largest guest a client accepts; also client = number")
+    update_bn: bool = setting(
+        True, "batch-norm statistics of personal models from the client's samples, where better on validation data"
+    )
 
     def __post_init__(self) -> None:
         require(bool(self.pool), "pool", "must name at least one architecture")

@@ -1,7 +1,8 @@
 """Operations: what a client's round yields. The round is a generator that reads like the paper's pseudo-code.
 
-There are three operations, `Train`, `Evaluate` and `Predict`, created by the functions `train`, `evaluate` and `predict`. Every
-``yield`` passes a tuple of operations that may run at the same time to the engine and receives their results in the same order.
+There are four operations, `Train`, `Evaluate`, `Predict` and `EstimateStatistics`, created by the functions `train`,
+`evaluate`, `predict` and `estimate_statistics`. Every ``yield`` passes a tuple of operations that may run at the same time to
+the engine and receives their results in the same order.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 from fedme.core.data import Inputs, Split
 from fedme.core.key import Key
 from fedme.core.model import Model
+from fedme.core.running_statistics import running_statistics
 from fedme.core.tree import Params
 
 Role = str
@@ -227,7 +229,18 @@ class Predict:
     data: Split
 
 
-Op = Train | Evaluate | Predict
+@dataclass(frozen=True)
+class EstimateStatistics:
+    """The model with the running statistics of its normalisation layers re-estimated on the inputs of a split.
+
+    The statistics describe the samples, so the result must not leave the client; [privacy] refuses the operation.
+    """
+
+    model: Model
+    data: Split
+
+
+Op = Train | Evaluate | Predict | EstimateStatistics
 Computation = Generator[tuple[Op, ...], Sequence[Any], T]
 
 
@@ -254,6 +267,14 @@ def evaluate(model: Model, data: Split, timed: bool = False) -> Computation[Scor
 def predict(model: Model, data: Split) -> Computation[Tensor]:
     """Logits of `model` for `data`."""
     result: Sequence[Tensor] = yield (Predict(model, data),)
+    return result[0]
+
+
+def estimate_statistics(model: Model, data: Split) -> Computation[Model]:
+    """`model` with running statistics re-estimated on `data`; the same model if it has none."""
+    if not running_statistics(model.arch):
+        return model
+    result: Sequence[Model] = yield (EstimateStatistics(model, data),)
     return result[0]
 
 

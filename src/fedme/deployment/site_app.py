@@ -108,7 +108,8 @@ class SiteClient:
         root, data = Key(site.experiment.settings.seed), {self.name: client_data(site)}
         # The server knows the seed of the experiment and may ask twice, so every message gets fresh noise.
         policies = privacy_budget.policies(site.experiment, privacy_budget.drawn_secret())
-        self.engine = InProcessEngine(site.experiment.method, task, data, root, policies=policies)
+        update_bn = site.experiment.settings.models.update_bn
+        self.engine = InProcessEngine(site.experiment.method, task, data, root, policies=policies, update_bn=update_bn)
         self.engine.states.ledgers[self.name] = self.private.spent()
         self.types = MessageTypes.of(site.experiment.method)
 

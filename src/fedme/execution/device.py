@@ -32,6 +32,8 @@ def from_device(result: Any) -> Any:
     cpu = torch.device("cpu")
     if isinstance(result, Trained):
         return replace(result, models=_models(result.models, cpu), opt=_opt(result.opt, cpu))
+    if isinstance(result, Model):
+        return _model(result, cpu)
     return result.to(cpu) if isinstance(result, Tensor) else result
 
 

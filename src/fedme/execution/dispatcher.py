@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from fedme.core.operations import Evaluate, Op, Train
+from fedme.core.operations import EstimateStatistics, Evaluate, Op, Train
 from fedme.execution import compiled
 from fedme.execution.compiled import Compiled
 from fedme.execution.device import from_device, to_device
@@ -83,6 +83,8 @@ class Dispatcher:
         """The first backend that supports the operation, and why those before it do not."""
         if isinstance(op, Evaluate) and op.timed:
             return Route(self.reference, None, "the time of inference is measured")
+        if isinstance(op, EstimateStatistics):
+            return Route(self.reference, None, "only the reference backend estimates running statistics")
         reasons: dict[str, list[str]] = {}
         for backend in self.backends:
             reason = backend.supports(op)

@@ -21,6 +21,7 @@ from fedme.core.key import Key
 from fedme.core.model import Model, dropout_layers
 from fedme.core.operations import (
     Batch,
+    EstimateStatistics,
     Evaluate,
     GaussianMechanism,
     Models,
@@ -33,6 +34,7 @@ from fedme.core.operations import (
     Train,
     Trained,
 )
+from fedme.core.running_statistics import estimated, running_statistics
 from fedme.core.task_types import task_loss
 from fedme.core.tree import Params
 from fedme.execution.memory_format import formatted, formatted_inputs, sample_shape
@@ -57,7 +59,7 @@ class Reference:
     def run(self, ops: Sequence[Op], tick: Tick = no_tick) -> list[Any]:
         results: list[Any] = []
         for op in ops:
-            results.append(train(op) if isinstance(op, Train) else evaluate(op) if isinstance(op, Evaluate) else predict(op))
+            results.append(_result(op))
             tick()
         return results
 
@@ -65,6 +67,14 @@ class Reference:
 def run(op: Op) -> Any:
     """The result of one operation."""
     return Reference().run([op])[0]
+
+
+def _result(op: Op) -> Any:
+    if isinstance(op, Train):
+        return train(op)
+    if isinstance(op, Evaluate):
+        return evaluate(op)
+    return predict(op) if isinstance(op, Predict) else estimate_statistics(op)
 
 
 def one_by_one(operations: Sequence[Op], tick: Tick = no_tick) -> list[tuple[Any, float]]:
@@ -104,7 +114,7 @@ def evaluate(op: Evaluate) -> Score:
     return score(predict(Predict(op.model, op.data)), op.data.y, seconds)
 
 
-def result_of(op: Evaluate | Predict, logits: Tensor) -> Score | Tensor:
+def result_of(op: Op, logits: Tensor) -> Score | Tensor:
     """The result of an operation, from the logits of its model."""
     return score(logits, op.data.y) if isinstance(op, Evaluate) else logits
 
@@ -135,6 +145,20 @@ def predict(op: Predict) -> Tensor:
     with torch.inference_mode():
         parts = [model(cast(x, model)) for x in _chunks(op.data)]
     return torch.cat(parts).to("cpu", copy=True)
+
+
+def estimate_statistics(op: EstimateStatistics) -> Model:
+    """The model with running statistics of the whole split: in one batch, or in as few of nearly equal size as possible.
+
+    A batch holds every k-th sample, so that samples in the order of their classes are mixed, and there is never a batch of one.
+    A single sample has no variance: the model keeps its statistics.
+    """
+    samples = len(op.data)
+    if samples < 2 or not running_statistics(op.model.arch):
+        return op.model
+    model, count = channels_last(op.model), -(-samples // EVALUATION_BATCH)
+    batches = (cast(_channels_last(op.data.inputs(torch.arange(i, samples, count))), model) for i in range(count))
+    return op.model.with_buffers(estimated(model, batches).buffers)
 
 
 def _chunks(data: Split) -> Iterator[Inputs]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fedme.core.model import Arch, Model, template
-from fedme.core.operations import Op, Train
+from fedme.core.operations import Evaluate, Op, Predict, Train
 from fedme.execution.eager import Eager
 from fedme.execution.input_tables import InputTables
 from fedme.execution.network_layers import network_layers
@@ -62,7 +62,7 @@ class Stacked:
         """Run the operations of one group as one program."""
         table = self.tables.table(ops[0])
         trainings = [op for op in ops if isinstance(op, Train)]
-        predictions = [op for op in ops if not isinstance(op, Train)]
+        predictions = [op for op in ops if isinstance(op, Evaluate | Predict)]
         results: list[Any]
         if trainings:
             order, batches = StackedBatches.of(trainings, models_of(ops[0])[0].dtype, self.tables.device)

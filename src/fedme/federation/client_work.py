@@ -8,8 +8,9 @@ from fedme.core.key import Key
 from fedme.core.method import Method, Report, Round, Task
 from fedme.core.metrics import Metrics, measure
 from fedme.core.model import Model, not_finite
-from fedme.core.operations import Computation, Role, in_parallel, predict, train
+from fedme.core.operations import Computation, Role, T, in_parallel, predict, train
 from fedme.learning.objectives import CrossEntropy
+from fedme.learning.own_statistics import with_better_statistics, with_own_statistics
 from fedme.learning.training_settings import Training
 
 AnyMethod = Method[Any, Any, Any, Any]
@@ -44,12 +45,23 @@ class Evaluation:
 
 
 def participate(
-    method: AnyMethod, task: Task, state: Any | None, down: Any, data: ClientData, when: Round, root: Key
+    method: AnyMethod,
+    task: Task,
+    state: Any | None,
+    down: Any,
+    data: ClientData,
+    when: Round,
+    root: Key,
+    update_bn: bool = True,
 ) -> Computation[tuple[Any, Any, Report]]:
-    """One exchange of a round at one client. The state is created at its first participation."""
+    """One exchange of a round at one client. The state is created at its first participation.
+
+    With `update_bn`, the method compares models with running statistics of the client's samples (`learning/own_statistics.py`).
+    """
     if state is None:
-        state = yield from method.init_client(task, data.id, data, root.at("init"))
-    state, up, report = yield from method.client_round(state, down, data, when, root.at("round", when.t, "client", data.id))
+        state = yield from _of_method(method.init_client(task, data.id, data, root.at("init")), data, update_bn)
+    round_of_client = method.client_round(state, down, data, when, root.at("round", when.t, "client", data.id))
+    state, up, report = yield from _of_method(round_of_client, data, update_bn)
     if next(not_finite(up), None) is not None:  # the model diverged: nothing is sent, and the records say so
         return state, None, replace(report, notes={**report.notes, "diverged": True})
     return state, up, report
@@ -64,12 +76,19 @@ def evaluate_models(
     when: Round,
     root: Key,
     finetune: Finetune | None = None,
+    update_bn: bool = True,
 ) -> Computation[Evaluation]:
-    """Evaluate the client's models on its validation and test parts, before and optionally after fine-tuning."""
+    """Evaluate the client's models on its validation and test parts, before and optionally after fine-tuning.
+
+    With `update_bn`, the personal model gets running statistics of the client's training samples, if it is better with them. It
+    is evaluated and saved with them, and they are in no state and no message. The global model is the one that the server sent.
+    """
     if state is None:
-        state = yield from method.init_client(task, data.id, data, root.at("init"))
+        state = yield from _of_method(method.init_client(task, data.id, data, root.at("init")), data, update_bn)
     key = root.at("assess", when.t, "client", data.id)
-    models = dict((yield from method.models(state, delivery, data, when, key)))
+    models = dict((yield from _of_method(method.models(state, delivery, data, when, key), data, update_bn)))
+    if update_bn:
+        models["personal"] = yield from with_better_statistics(models["personal"], data)
     kept = {"personal": models["personal"]}
     shown = [(role, "round", model) for role, model in models.items()]
     if finetune is not None:
@@ -77,6 +96,8 @@ def evaluate_models(
         local = finetune.training.whole_epochs(finetune.epochs)
         tuned = yield from train({"own": models["personal"]}, optimizer, data.train, local, key.at("finetune"))
         kept["finetuned"] = tuned.models["own"]
+        if update_bn:
+            kept["finetuned"] = yield from with_better_statistics(kept["finetuned"], data)
         shown.append(("personal", "finetuned", kept["finetuned"]))
     splits = {name: split for name, split in (("val", data.val), ("test", data.test)) if len(split)}
     # The global model is often the personal model too: every model is evaluated once.
@@ -91,3 +112,7 @@ def evaluate_models(
         for name in splits
     ]
     return Evaluation(state, kept, scores)
+
+
+def _of_method(work: Computation[T], data: ClientData, update_bn: bool) -> Computation[T]:
+    return with_own_statistics(work, data) if update_bn else work

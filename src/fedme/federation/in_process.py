@@ -19,7 +19,11 @@ Policies = Callable[[ClientData, frozenset[Occasion]], PrivacyPolicy]  # how a c
 
 
 class InProcessEngine:
-    """Runs clients' work in this process. `policies` makes their trainings private."""
+    """Runs clients' work in this process.
+
+    `policies` makes their trainings private. With `update_bn`, unless their trainings are private, clients use and compare
+    models with running statistics of their own samples (`learning/own_statistics.py`).
+    """
 
     def __init__(
         self,
@@ -30,8 +34,10 @@ class InProcessEngine:
         execute: Executor | None = None,
         policies: Policies | None = None,
         states: ClientStates | None = None,
+        update_bn: bool = True,
     ) -> None:
         self.method, self.task, self.root, self.policies = method, task, root, policies
+        self.update_bn = update_bn and policies is None  # statistics without noise would be outside epsilon
         self.execute = execute or one_by_one
         self.clients = dict(clients)
         self.states = states if states is not None else ClientStates()
@@ -58,7 +64,9 @@ class InProcessEngine:
     def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply]:
         """Let every client do its part of the round, and collect the replies."""
         work = {
-            client: participate(self.method, self.task, self.states.get(client), down, self._data(client), when, self.root)
+            client: participate(
+                self.method, self.task, self.states.get(client), down, self._data(client), when, self.root, self.update_bn
+            )
             for client, down in downs.items()
         }
         results = run_in_lockstep(self._made_private(work, "round", when.t), self.execute)
@@ -74,7 +82,15 @@ class InProcessEngine:
         """Let every client evaluate its models."""
         work = {
             client: evaluate_models(
-                self.method, self.task, self.states.get(client), delivery, self._data(client), when, self.root, finetune
+                self.method,
+                self.task,
+                self.states.get(client),
+                delivery,
+                self._data(client),
+                when,
+                self.root,
+                finetune,
+                self.update_bn,
             )
             for client, delivery in deliveries.items()
         }

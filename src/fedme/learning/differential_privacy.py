@@ -5,7 +5,8 @@ and counted but not read. The operations that a method yields pass through `with
 
 * `Train` on private samples gets Poisson-sampled batches, clipping and noise, and its cost enters the ledger;
 * `Predict` on private samples is refused: its outputs would leave the client without noise;
-* `Evaluate` on private samples is refused unless the method declares it (`Method.reads_training_scores`).
+* `Evaluate` on private samples is refused unless the method declares it (`Method.reads_training_scores`);
+* `EstimateStatistics` on private samples is refused: the statistics would be part of a model without noise.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,19 @@ from torch import Tensor
 
 from fedme.core.data import ClientData, Split
 from fedme.core.key import Key
-from fedme.core.operations import Computation, Evaluate, GaussianMechanism, LocalOptimizer, Models, Op, Role, T, Train
+from fedme.core.operations import (
+    Computation,
+    EstimateStatistics,
+    Evaluate,
+    GaussianMechanism,
+    LocalOptimizer,
+    Models,
+    Op,
+    Predict,
+    Role,
+    T,
+    Train,
+)
 from fedme.learning.accountant import Ledger, PrivacyCost, PrivacyError, added, epsilon, one_step
 from fedme.learning.optimizers import SGD, Adam, Moreau, MutualMoreau
 
@@ -64,6 +77,9 @@ def guarded(data: ClientData) -> ClientData:
     return replace(data, train=PrivateSplit(data.train))
 
 
+_VERBS = {Evaluate: "evaluates a model", Predict: "predicts", EstimateStatistics: "estimates running statistics"}
+
+
 def _refuse(what: str) -> NoReturn:
     raise PrivacyError(
         f"the method {what} of a private client, and nothing bounds what that tells about single samples; [privacy] covers "
@@ -105,8 +121,7 @@ def with_privacy(
                     costs = added(costs, (cost,))
                     _require_within(client, policy, added(before, costs), added(used, costs))
                 elif not isinstance(op, Train) and not (isinstance(op, Evaluate) and policy.evaluates):
-                    verb = "evaluates a model" if isinstance(op, Evaluate) else "predicts"
-                    _refuse(f"{verb} on the training samples")
+                    _refuse(f"{_VERBS[type(op)]} on the training samples")
             allowed.append(op)
         results = yield tuple(allowed)
 

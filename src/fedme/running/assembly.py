@@ -10,10 +10,11 @@ import torch
 from fedme import networks
 from fedme.config.experiment import ConfigError, Experiment, parse
 from fedme.config.settings import EngineOptions, Spec
-from fedme.core.data import ClientId, Inputs, Schema
+from fedme.core.data import ClientData, ClientId, Inputs, Schema
 from fedme.core.key import Key
 from fedme.core.method import Member, Task
 from fedme.core.model import Arch
+from fedme.core.operations import Computation
 from fedme.core.processors import processors
 from fedme.datasets.download import root as data_root
 from fedme.datasets.federated_dataset import Federation, federate
@@ -22,7 +23,8 @@ from fedme.execution.device import missing
 from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.lockstep import Executor, run_in_lockstep
 from fedme.execution.reference import one_by_one
-from fedme.learning.architecture_selection import best_local
+from fedme.learning.architecture_selection import Choice, best_local
+from fedme.learning.own_statistics import with_own_statistics
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -233,14 +235,15 @@ def _by_best_local(
             raise ConfigError(f"models.max_parameters: no architecture of the pool is small enough for client {client}")
         return fitting
 
-    work = {
-        client: best_local(candidates(client), data, settings.train, rounds, key.at(client), dtype)
-        for client, data in federation.clients.items()
-    }
+    def choice(client: ClientId, data: ClientData) -> Computation[Choice]:
+        work = best_local(candidates(client), data, settings.train, rounds, key.at(client), dtype)
+        return with_own_statistics(work, data) if settings.models.update_bn else work
+
+    work = {client: choice(client, data) for client, data in federation.clients.items()}
     done = {client: result.value for client, result in run_in_lockstep(work, execute).items()}
     loss = federation.dataset.schema.task_type == "regression"
     scores = {
-        client: {name: score.loss if loss else score.accuracy for name, score in choice.scores.items()}
-        for client, choice in done.items()
+        client: {name: score.loss if loss else score.accuracy for name, score in chosen.scores.items()}
+        for client, chosen in done.items()
     }
-    return {client: choice.arch for client, choice in done.items()}, scores
+    return {client: chosen.arch for client, chosen in done.items()}, scores

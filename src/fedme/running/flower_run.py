@@ -54,6 +54,7 @@ def _open_actor(config: str, assigned: str) -> Any:
 
 
 def _actor(experiment: Experiment, prepared: assembly.Prepared) -> Any:
-    clients, key = prepared.federation.clients, Key(experiment.settings.seed)
-    engine = InProcessEngine(experiment.method, prepared.task, clients, key, policies=policies(experiment))
+    clients, key, update_bn = prepared.federation.clients, Key(experiment.settings.seed), experiment.settings.models.update_bn
+    policy = policies(experiment)
+    engine = InProcessEngine(experiment.method, prepared.task, clients, key, policies=policy, update_bn=update_bn)
     return flower.load_module(SIMULATION).ActorContext(engine, prepared.archs)

@@ -202,7 +202,9 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment) -> N
             on_flower(experiment, prepared, lambda engine: loop(engine).run(at, config), tick, stop)
         else:
             policies = privacy_budget.policies(experiment, secret)
-            engine = InProcessEngine(method, prepared.task, federation.clients, root, execute, policies)
+            engine = InProcessEngine(
+                method, prepared.task, federation.clients, root, execute, policies, update_bn=settings.models.update_bn
+            )
             loop(engine).run(at, config)
         write_text(folder / ENGINE, "".join(f"{line}\n" for line in execute.explain()))
     summary.write(folder, config)
