@@ -18,8 +18,8 @@ from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train
 from fedme.execution import compiled, reference
 from fedme.execution.dispatcher import Dispatcher
 from fedme.learning.objectives import CrossEntropy, Imitate, Mutual
-from fedme.learning.optimizers import SGD, Adam, Moreau, MutualMoreau
-from fedme_test_support import DENSE, LINEAR, NORMALISED, WIDE, clients, same
+from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
+from fedme_test_support import DENSE, LINEAR, WIDE, clients, same
 
 missing = compiled.library()
 built = pytest.mark.skipif(isinstance(missing, str), reason="needs compiled code (apt-get install g++ && make clean install)")

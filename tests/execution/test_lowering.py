@@ -216,7 +216,13 @@ def check(op, tolerance):
 
 @built
 @settings(max_examples=60, deadline=None)
-@given(steps=st.lists(STEPS, max_size=5), channels=st.integers(1, 4), rows=st.integers(3, 7), columns=st.integers(3, 7), seed=st.integers(0, 99))
+@given(
+    steps=st.lists(STEPS, max_size=5),
+    channels=st.integers(1, 4),
+    rows=st.integers(3, 7),
+    columns=st.integers(3, 7),
+    seed=st.integers(0, 99),
+)
 def test_random_graphs_equal_autograd(steps, channels, rows, columns, seed):
     shape = (channels, rows, columns)
     arch = Arch.named(f"random {id(steps)} {seed}", lambda: Steps(shape, steps))

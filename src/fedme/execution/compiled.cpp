@@ -51,21 +51,6 @@ struct OptimizerSpec {
     double beta2, eps, decoupled_decay;  // of Adam, whose beta1 is `momentum`
 };
 
-#ifdef PROFILED
-#include <ctime>
-#include <map>
-#include <string>
-#include <typeinfo>
-#include <cstdio>
-static std::map<std::string, double> profile[2];
-static double cpu_() { timespec t; clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); return t.tv_sec * 1e3 + t.tv_nsec * 1e-6; }
-#define PROFILE_BEGIN double clock_ = cpu_();
-#define PROFILE(node, k) { double now_ = cpu_(); profile[k][typeid(*node).name()] += now_ - clock_; clock_ = now_; }
-extern "C" void fedme_profile() { for (int k = 0; k < 2; k++) for (auto &e : profile[k]) std::printf("%d %s %.2f\n", k, e.first.c_str(), e.second); }
-#else
-#define PROFILE_BEGIN
-#define PROFILE(node, k)
-#endif
 namespace {
 
 enum NodeType : int64_t { DENSE, CONVOLUTION, DEPTHWISE, POOL, ELEMENTWISE, BINARY, DROPOUT, GATHER, BROADCAST, CHANNEL_NORM,
@@ -136,8 +121,7 @@ struct Network {
 
     void forward(const std::vector<const real *> &x, const Pass &pass) {
         values[0].rows = x.data();
-        PROFILE_BEGIN
-        for (auto &node : nodes) { node->forward(pass); PROFILE(node, 0) }
+        for (auto &node : nodes) node->forward(pass);
     }
 
     const real *logits(int64_t b) const { return values[output].of(b); }
@@ -177,9 +161,8 @@ struct Network {
     void backward(const Pass &pass, const UpdateRule<real> &rule) {
         for (Value<real> &value : values)
             if (value.sums && value.needs_gradient) std::fill_n(value.gradient.begin(), pass.samples * value.size, real(0));
-        PROFILE_BEGIN
         for (size_t i = nodes.size(); i-- > 0;)
-            if (nodes[i]->output->needs_gradient) { nodes[i]->backward(pass, rule); PROFILE(nodes[i], 1) }
+            if (nodes[i]->output->needs_gradient) nodes[i]->backward(pass, rule);
         if (rule.clips()) clip(rule);
         for (Parameter<real> *parameter : parameters()) parameter->update(rule);  // those whose gradients were stored
     }

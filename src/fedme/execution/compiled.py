@@ -10,12 +10,11 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedme.core import tree
 from fedme.core.data import Arrays, Split
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
@@ -23,7 +22,7 @@ from fedme.core.operations import BatchSchedule, Models, Objective, Op, Predict,
 from fedme.core.tree import Params
 from fedme.execution import reference
 from fedme.execution.input_tables import InputTable, InputTables
-from fedme.execution.lowering import NodeType, Program, lowered
+from fedme.execution.lowering import NODE_TYPES, Program, lowered
 from fedme.execution.reference import DRAWS_PER_STEP, result_of
 from fedme.execution.routing import Tick, models_of, no_tick
 from fedme.execution.threads import Computing, on_threads
@@ -31,7 +30,6 @@ from fedme.learning.objectives import CrossEntropy, Mutual
 from fedme.learning.optimizers import SGD, Adam, Moreau, MutualMoreau
 
 DERIVED_ROLES = {Moreau: ("w",), MutualMoreau: ("theta",)}  # roles whose weights follow from those of another
-NODE_TYPES = get_args(NodeType)
 VECTOR_BYTES = 32
 
 

@@ -18,11 +18,11 @@ from fedme.core import tree
 from fedme.core.data import Inputs
 from fedme.core.dropout import KeyedDropout, at_draw, kept
 from fedme.core.model import Arch, Model, build_template, output_of, template
-from fedme.core.operations import Evaluate, Op, Role, Train, Trained
+from fedme.core.operations import Op, Role, Train, Trained
 from fedme.core.tree import Params
 from fedme.execution.input_tables import InputTables
 from fedme.execution.memory_format import Shape, formatted, prefers_channels_last, sample_shape
-from fedme.execution.reference import DRAWS_PER_STEP, Autograd, cast, evaluate, mask_seeds, predict, seeded_generator
+from fedme.execution.reference import DRAWS_PER_STEP, Autograd, cast, mask_seeds, run as run_on_reference, seeded_generator
 from fedme.execution.routing import Tick, models_of
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.optimizers import SGD
@@ -72,9 +72,7 @@ class Eager:
     def run(self, ops: Sequence[Op], tick: Tick) -> list[Any]:
         results: list[Any] = []
         for op in ops:
-            results.append(
-                self.train(op) if isinstance(op, Train) else evaluate(op) if isinstance(op, Evaluate) else predict(op)
-            )
+            results.append(self.train(op) if isinstance(op, Train) else run_on_reference(op))
             tick()
         return results
 

@@ -10,8 +10,8 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,10 +25,10 @@ PLACE = (1 << SAMPLE_BITS) - 1
 FIRST_WEIGHT = 1 << 20  # values from here on are weights
 ZERO = 1 << 21  # the value of a constant zero
 
-NodeType = Literal[
+NODE_TYPES = (
     *("dense", "convolution", "depthwise", "pool", "elementwise", "binary", "dropout", "gather", "broadcast"),
     *("channel_norm", "row_norm", "softmax", "matrix_product", "embedding", "lstm"),
-]
+)
 FUNCTIONS = (
     *("affine", "relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "relu6", "leaky_relu", "elu"),
     *("hardswish", "hardsigmoid"),
@@ -57,7 +57,7 @@ class Value:
 class Node:
     """A node of the compiled code; `compiled_*.hpp` say what its numbers mean."""
 
-    type: NodeType
+    type: str
     inputs: tuple[int, ...]
     output: int
     parameters: tuple[str | None, ...] = ()
@@ -107,7 +107,9 @@ class Lowering:
         self.addresses: dict[Traced, Tensor] = {}
         features = math.prod(network.input.shape[1:])
         self._value(1, features)
-        places = torch.arange(features).view(1, *network.input.shape[1:]) + _samples((BATCH,) + (1,) * (len(network.input.shape) - 1))
+        places = torch.arange(features).view(1, *network.input.shape[1:]) + _samples(
+            (BATCH,) + (1,) * (len(network.input.shape) - 1)
+        )
         self.addresses[network.input] = places
 
     def program(self) -> Program:
@@ -236,7 +238,9 @@ class Lowering:
         constant = addresses >> VALUE_BITS >= FIRST_WEIGHT
         if not bool(constant.any()) or bool(constant.all()):
             return addresses
-        return torch.where(constant & (addresses & KNOWN == 0), addresses + KNOWN + (self._batch(addresses) << SAMPLE_BITS), addresses)
+        return torch.where(
+            constant & (addresses & KNOWN == 0), addresses + KNOWN + (self._batch(addresses) << SAMPLE_BITS), addresses
+        )
 
     def _add(self, node: Node) -> None:
         trained = any(name and not self._is_buffer(name) for name in node.parameters)
@@ -295,8 +299,8 @@ class Lowering:
         width, value = addresses.shape[-1], self._value_of(addresses)
         if value >= 0 and self.values[value].padded_width == self._padded(width) and self.values[value].width == width:
             starts = addresses[..., :1]
-            whole = self._is_whole(addresses) and bool((addresses == starts + torch.arange(width)).all())
-            if whole and not bool(((starts & PLACE) % self._padded(width)).any()):
+            contiguous = self._is_whole(addresses) and bool((addresses == starts + torch.arange(width)).all())
+            if contiguous and not bool(((starts & PLACE) % self._padded(width)).any()):
                 return addresses
         return self._copied(addresses, width)
 
@@ -345,7 +349,7 @@ class Lowering:
 
     @functools.cached_property
     def _by_operation(self) -> dict[Operation, list[Traced]]:
-        found: dict[Operation, list[Traced]] = {}
+        results: dict[Operation, list[Traced]] = {}
         waiting: list[Any] = [self.network.output, *(x for op in self.network.operations for x in op.arguments)]
         waiting += [x for op in self.network.operations for x in op.options.values()]
         seen: set[int] = set()
@@ -355,8 +359,8 @@ class Lowering:
                 waiting.extend(value)
             elif isinstance(value, Traced) and value.operation is not None and id(value) not in seen:
                 seen.add(id(value))
-                found.setdefault(value.operation, []).append(value)
-        return found
+                results.setdefault(value.operation, []).append(value)
+        return results
 
     def _move(self, name: str, operation: Operation) -> Any:
         def addresses(value: Any) -> Any:
@@ -450,7 +454,7 @@ class Lowering:
         numbers = (channels, rows, columns, *steps, outputs, *shape[2:], *padding, *stride, *dilation, 0, natural)
         parameters = (self._parameter(weight), self._parameter(bias))
         self._add(Node("depthwise" if depthwise else "convolution", (value,), result, parameters, numbers))
-        maps = places.transpose(1, 2).unflatten(2, size)
+        maps: Tensor = places.transpose(1, 2).unflatten(2, size)
         return maps if len(weight.shape) == 4 else maps.squeeze(2)
 
     def _steps(self, addresses: Tensor) -> tuple[int, int, int] | None:
@@ -458,7 +462,7 @@ class Lowering:
         places = addresses[0] & PLACE
         steps = [int(places.select(d, 1).flatten()[0] - places.flatten()[0]) if places.shape[d] > 1 else 0 for d in range(3)]
         grids = [torch.arange(size).view([-1 if d == i else 1 for i in range(3)]) for d, size in enumerate(places.shape)]
-        expected = sum(step * grid for step, grid in zip(steps, grids, strict=True))
+        expected = torch.stack([step * grid.expand_as(places) for step, grid in zip(steps, grids, strict=True)]).sum(0)
         same = torch.equal(places, expected) and torch.equal(addresses, addresses[:1] + _samples((BATCH, 1, 1, 1)))
         return (steps[0], steps[1], steps[2]) if same else None
 
@@ -526,7 +530,8 @@ class Lowering:
         self.partly_read |= {first[0], second[0]}  # its gradients are always added
         samples = self._batch(x)[:, 0, 0]
         group = torch.stack([(samples[:i] == samples[i]).sum() for i in range(len(x))])
-        return places.unflatten(1, (groups, rows))[samples, group]
+        by_matrix: Tensor = places.unflatten(1, (groups, rows))
+        return by_matrix[samples, group]
 
     def _matrices(self, addresses: Tensor, contiguous: bool) -> tuple[int, tuple[int, int, int, int]]:
         """The value that matrices are in: the place of the first, and the distances of matrices, rows and columns."""
@@ -538,7 +543,9 @@ class Lowering:
             value, own = self._value_of(known), known[samples == 0] & PLACE
             steps = [int(own.select(d, 1).flatten()[0] - own.flatten()[0]) if own.shape[d] > 1 else 0 for d in range(3)]
             grids = [torch.arange(size).view([-1 if d == i else 1 for i in range(3)]) for d, size in enumerate(own.shape)]
-            expected = own.flatten()[0] + sum(step * grid for step, grid in zip(steps, grids, strict=True))
+            expected = own.flatten()[0] + torch.stack(
+                [s * grid.expand_as(own) for s, grid in zip(steps, grids, strict=True)]
+            ).sum(0)
             alike = all(torch.equal(known[samples == b] & PLACE, own) for b in range(BATCH))
             if value >= 0 and alike and torch.equal(own, expected) and (not contiguous or steps[2] in (0, 1)):
                 return value, (int(own.flatten()[0]), *steps)  # type: ignore[return-value]
@@ -616,7 +623,8 @@ class Lowering:
         numbers = (x.shape[3], x.shape[1], len(rows), len(columns), int(bool(divisors)))
         table = [*(r.start for r in rows), *(r.stop for r in rows), *(c.start for c in columns), *(c.stop for c in columns)]
         self._add(Node("pool", (value,), result, numbers=numbers, table=(*table, *divisors)))
-        return places.transpose(1, 2).unflatten(2, (len(rows), len(columns)))
+        pooled: Tensor = places.transpose(1, 2).unflatten(2, (len(rows), len(columns)))
+        return pooled
 
     def _lower_max_pool2d_with_indices(
         self,
@@ -630,8 +638,8 @@ class Lowering:
         if max(dilation) > 1:
             raise TraceError("max-pooling with dilation")
         maps = _as_maps(self._of(x))
-        lines = [_windows(n, *given, ceil) for n, *given in _by_direction(maps, window, stride or window, padding)]
-        return [self._pool(maps, *([line for line, _ in lines]), []).reshape(self._pooled_shape(x, lines))]
+        lines = [_windows(*given, ceil) for given in _by_direction(maps, window, stride or window, padding)]
+        return [self._pool(maps, lines[0][0], lines[1][0], []).reshape(self._pooled_shape(x, lines))]
 
     def _lower_avg_pool2d(
         self,
@@ -644,7 +652,7 @@ class Lowering:
         divisor: int | None = None,
     ) -> Tensor:
         maps = _as_maps(self._of(x))
-        lines = [_windows(n, *given, ceil) for n, *given in _by_direction(maps, window, stride or window, padding)]
+        lines = [_windows(*given, ceil) for given in _by_direction(maps, window, stride or window, padding)]
         (rows, padded_rows), (columns, padded_columns) = lines
         divisors = [
             divisor or (padded_rows[r] * padded_columns[c] if count_include_pad else len(rows[r]) * len(columns[c]))
@@ -659,14 +667,13 @@ class Lowering:
     def _lower__adaptive_avg_pool2d(self, x: Traced, size: Sequence[int]) -> Tensor:
         maps = _as_maps(self._of(x))
         lines = [
-            [range(i * n // out, -(-(i + 1) * n // out)) for i in range(out)] for n, out in zip(maps.shape[2:], size, strict=True)
+            [range(i * n // out, -(-(i + 1) * n // out)) for i in range(out)]
+            for n, out in zip(maps.shape[2:], size, strict=True)
         ]
         divisors = [len(r) * len(c) for r in lines[0] for c in lines[1]]
         return self._pool(maps, lines[0], lines[1], divisors).reshape(*x.shape[:-2], *size)
 
-    def _lower_mean(
-        self, x: Traced, dimensions: Sequence[int] | None = None, keep: bool = False, dtype: Any = None
-    ) -> Tensor:
+    def _lower_mean(self, x: Traced, dimensions: Sequence[int] | None = None, keep: bool = False, dtype: Any = None) -> Tensor:
         offset = self._of(x)
         if dimensions is None or 0 in (reduced := sorted(d % offset.dim() for d in dimensions)):
             raise TraceError("a mean over samples")
@@ -711,8 +718,8 @@ class Lowering:
     def _lower_gelu(self, x: Traced, approximate: str = "none") -> Tensor:
         return self._function(x, "gelu_tanh" if approximate == "tanh" else "gelu")
 
-    def _lower_leaky_relu(self, x: Traced, slope: float = 0.01) -> Tensor:
-        return self._function(x, "leaky_relu", slope)
+    def _lower_leaky_relu(self, x: Traced, negative_slope: float = 0.01) -> Tensor:
+        return self._function(x, "leaky_relu", negative_slope)
 
     def _lower_elu(self, x: Traced, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
         if (scale, input_scale) != (1, 1):
@@ -757,11 +764,12 @@ class Lowering:
         return self._binary(x, y, 0, factor)
 
     def _binary(self, x: Traced, y: Traced, operation: int, factor: float) -> Tensor:
-        first, second = torch.broadcast_tensors(self._of(x), self._of(y))
+        pair: tuple[Tensor, Tensor] = torch.broadcast_tensors(self._of(x), self._of(y))
+        first, second = pair
         if operation == 0 and factor == 1.0:
-            for value, other in ((first, y), (second, x)):
-                if self._gives_bias(value, other):
-                    return value
+            for numbers, weight in ((first, y), (second, x)):
+                if self._gives_bias(numbers, weight):
+                    return numbers
         if not self._is_whole(first) and self._is_whole(second) and (operation == 1 or factor == 1.0):
             first, second = second, first
         first = self._natural(first)
@@ -850,8 +858,10 @@ def _as_maps(addresses: Tensor) -> Tensor:
     return addresses
 
 
-def _by_direction(maps: Tensor, *settings: Sequence[int]) -> list[tuple[int, ...]]:
-    return [(maps.shape[2 + d], *(given[d if len(given) > 1 else 0] for given in settings)) for d in (0, 1)]
+def _by_direction(
+    maps: Tensor, window: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> list[tuple[int, int, int, int]]:
+    return [(maps.shape[2 + d], *(given[d if len(given) > 1 else 0] for given in (window, stride, padding))) for d in (0, 1)]  # type: ignore[misc]
 
 
 def _windows(n: int, window: int, stride: int, padding: int, ceil: bool) -> tuple[list[range], list[int]]:

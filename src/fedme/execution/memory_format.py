@@ -13,13 +13,18 @@ from torch import Tensor, nn
 from fedme.core.data import Arrays, Split
 from fedme.core.model import Arch, Model, build_template, template
 
-
 Shape = tuple[int, ...]
 
 
 def sample_shape(data: Split) -> Shape | None:
     """The shape of an input; None if there is none, or if it is not one tensor."""
-    x = data.source.x if isinstance(data.source, Arrays) else data.inputs(torch.zeros(1, dtype=torch.int64)) if len(data) else None
+    x = (
+        data.source.x
+        if isinstance(data.source, Arrays)
+        else data.inputs(torch.zeros(1, dtype=torch.int64))
+        if len(data)
+        else None
+    )
     return tuple(x.shape[1:]) if isinstance(x, Tensor) else None
 
 

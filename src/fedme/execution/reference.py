@@ -156,8 +156,8 @@ def estimate_statistics(op: EstimateStatistics) -> Model:
     samples = len(op.data)
     if samples < 2 or not running_statistics(op.model.arch):
         return op.model
-    model, count = channels_last(op.model), -(-samples // EVALUATION_BATCH)
-    batches = (cast(_channels_last(op.data.inputs(torch.arange(i, samples, count))), model) for i in range(count))
+    model, count = formatted(op.model, sample_shape(op.data)), -(-samples // EVALUATION_BATCH)
+    batches = (cast(op.data.inputs(torch.arange(i, samples, count)), model) for i in range(count))
     return op.model.with_buffers(estimated(model, batches).buffers)
 
 

@@ -50,7 +50,9 @@ class DropoutMark(nn.Module):
         self.trace, self.name, self.p = trace, name, p
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.trace.record("dropout", x.clone(), (x, self.name, self.p), {})
+        result = x.clone()
+        self.trace.record("dropout", result, (x, self.name, self.p), {})
+        return result
 
 
 class Trace(TorchDispatchMode):
@@ -73,7 +75,7 @@ class Trace(TorchDispatchMode):
 
     def record(
         self, name: str, results: Any, arguments: tuple[Any, ...], options: dict[str, Any], function: Any = None
-    ) -> Any:
+    ) -> None:
         """Note an operation and its results."""
         given = {key: self._named(value) for key, value in options.items()}
         operation = Operation(name, self._named(arguments), given, function)
@@ -81,7 +83,6 @@ class Trace(TorchDispatchMode):
         for output, result in enumerate(results if isinstance(results, tuple | list) else (results,)):
             if isinstance(result, Tensor):
                 self.know(result, Traced(tuple(result.shape), operation, output))
-        return results
 
     def _named(self, value: Any) -> Any:
         if isinstance(value, tuple | list):
