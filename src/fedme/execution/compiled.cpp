@@ -339,6 +339,9 @@ extern "C" int fedme_predict(const Table *table, int64_t bytes, const int64_t *r
     });
 }
 
+// The number of this interface, as in execution/compiled.py.
+extern "C" int fedme_interface() { return 2; }
+
 // Whether this processor has the instructions of the code above.
 extern "C" int fedme_runs_here() {
 #if defined(__x86_64__)

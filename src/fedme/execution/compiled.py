@@ -31,6 +31,7 @@ from fedme.learning.optimizers import SGD, Adam, Moreau, MutualMoreau
 
 DERIVED_ROLES = {Moreau: ("w",), MutualMoreau: ("theta",)}  # roles whose weights follow from those of another
 VECTOR_BYTES = 32
+INTERFACE = 2  # of the structures below and the functions of the C++ code; change both together
 
 
 def _fields(c_type: Any, *names: str) -> list[tuple[str, Any]]:
@@ -112,7 +113,7 @@ def library() -> ctypes.CDLL | str:
         code = ctypes.CDLL(str(path))
     except OSError as error:
         return f"the extension cannot be loaded: {error}"
-    if not hasattr(code, "fedme_runs_here"):
+    if not hasattr(code, "fedme_interface") or code.fedme_interface() != INTERFACE:
         return "the extension was built from other sources; install fedme again"
     return code if code.fedme_runs_here() else "this processor lacks AVX2"
 
