@@ -157,7 +157,7 @@ def test_a_network_of_a_function_trains_in_workers_too():
     labels = torch.arange(30) % 2
     given = fedme.Arch(Convolution)
     here = [fedme.Client(name, train=(images, labels), model=given) for name in "ab"]
-    result = fedme.FedMe(rounds=1, engine={"workers": 2}).fit(here, quiet=True)
+    result = fedme.FedMe(rounds=1, engine={"workers": 2, "path": "workers"}).fit(here, quiet=True)
     assert "in workers" in (result.folder / "engine.log").read_text()
     assert result["a"].module(images).shape == (30, 2)
 
