@@ -18,6 +18,7 @@ from fedme.core.atomic_files import RunError, read_tensors
 from fedme.core.key import Key
 from fedme.core.typed import TypedError
 from fedme.datasets.data_errors import DataError
+from fedme.execution import dispatcher
 from fedme.methods import METHODS
 from fedme.results import records
 from fedme.running import run
@@ -144,7 +145,9 @@ def test_dictionaries_of_symbols_for_a_transformer():
     assert result["0"].about["arch"] == "fedme_test_people_networks:Reader"
 
 
-def test_a_network_of_a_function_trains_in_workers_too():
+def test_a_network_of_a_function_trains_in_workers_too(monkeypatch):
+    monkeypatch.setattr(dispatcher, "WORTHWHILE", 0)
+
     class Convolution(nn.Module):
         def __init__(self, classes):
             super().__init__()

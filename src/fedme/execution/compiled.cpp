@@ -350,3 +350,7 @@ extern "C" int fedme_runs_here() {
     return 1;
 #endif
 }
+
+#if defined(__x86_64__) && defined(__clang__)
+#pragma clang attribute pop
+#endif

@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <cstring>
-
 #include "compiled_graph.hpp"
 
 namespace {
@@ -127,11 +125,11 @@ inline vector<real> slope(int64_t function, vector<real> x, vector<real> y, real
             const vector<real> s = sigmoid<real>(x);
             return s * (1 + x * (1 - s));
         }
-        case RELU6: return (x > zero) & (x < 6 * one) ? one : zero;
+        case RELU6: return ((x > zero) & (x < 6 * one)) ? one : zero;
         case LEAKY_RELU: return x > zero ? one : zero + a;
         case ELU: return x > zero ? one : y + a;
         case HARDSWISH: return x < -3 * one ? zero : x > 3 * one ? one : x / 3 + real(0.5);
-        default: return (x > -3 * one) & (x < 3 * one) ? zero + real(1.0f / 6) : zero;  // in single precision, as in torch
+        default: return ((x > -3 * one) & (x < 3 * one)) ? zero + real(1.0f / 6) : zero;  // in single precision, as in torch
     }
 }
 

@@ -5,8 +5,6 @@
 
 #pragma once
 
-#include <memory>
-
 #include "compiled_vectors.hpp"
 
 // These structures are those of execution/compiled.py, field by field.

@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <type_traits>
-
 #include "compiled_graph.hpp"
 
 namespace {

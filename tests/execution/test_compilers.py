@@ -1,0 +1,79 @@
+"""The kernels give the same results with GCC, with Clang, and on ARM64 (under qemu)."""
+
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedme.core.data import Arrays, Split
+from fedme.core.key import Key
+from fedme.core.model import Arch, Model
+from fedme.core.operations import BatchSchedule, Train
+from fedme.execution import reference
+from fedme.execution.compiled import CompiledProgram
+from fedme.execution.lowering import NODE_TYPES, lowered
+from fedme.learning.objectives import CrossEntropy
+from fedme.learning.optimizers import SGD
+from tests.execution.test_lowering import Depthwise, Functional, GroupNormNet, ResNet, Transformer
+
+SOURCES = Path(__file__).resolve().parents[2] / "src" / "fedme" / "execution"
+FLAGS = ["-std=c++17", "-O3", "-fno-math-errno", "-I", SOURCES]
+COMPILERS = {"gcc": ["g++"], "clang": ["clang++"], "arm64": ["aarch64-linux-gnu-g++", "-static"]}
+PACKAGES = {"gcc": "g++", "clang": "clang", "arm64": "g++-aarch64-linux-gnu qemu-user-static"}
+NETWORKS = (Functional, ResNet, GroupNormNet, Depthwise, Transformer)
+
+
+def numbers(values, kind="<i8"):
+    array = np.ascontiguousarray(values, dtype=kind)
+    return struct.pack("<q", array.size) + array.tobytes()
+
+
+def number(value):
+    return struct.pack("<q", value)
+
+
+def training(network, dtype, steps):
+    """A training as bytes: what it is given, and what the reference makes of it."""
+    x = torch.randn(16, 1, 6, 6, generator=Key(3).torch()).to(dtype)
+    arch = Arch(network)
+    model = Model.init(arch, Key(4), dtype)
+    data = Split(Arrays(x, torch.arange(16) % 5), torch.arange(16))
+    schedule = BatchSchedule(steps=steps, batch=4, shuffle=False)
+    op = Train({"own": model}, SGD(CrossEntropy(), 0.05, 0.9), data, schedule, Key(5))
+    after = reference.run(op).models["own"]
+    program = lowered(arch, (1, 6, 6), False, 32 // dtype.itemsize)
+    kind = f"<f{dtype.itemsize}"
+    positions, sizes = schedule.positions(16, Key(5).at("batches"))
+    parts = [number(dtype.itemsize), numbers(x.flatten(1), kind), number(36), numbers(positions), numbers(data.y[positions])]
+    parts += [numbers(sizes), numbers(sizes, "<f8"), numbers([[v.size, v.sums, v.gradient] for v in program.values])]
+    parts.append(number(len(program.nodes)))
+    for node, spec in zip(program.nodes, CompiledProgram(program).nodes, strict=True):
+        fixed = [NODE_TYPES.index(node.type), *spec.inputs, spec.output, *spec.parameters, spec.seed]
+        parts += [numbers(fixed), numbers(node.numbers), numbers(node.reals, "<f8"), numbers(node.table)]
+    parts.append(number(len(program.parameters)))
+    for name in program.parameters:
+        before, wanted = ({**m.params, **m.buffers}[name] for m in (model, after))
+        parts += [number(name in model.params), numbers(before, kind), numbers(wanted, kind)]
+    return b"".join([*parts, numbers([0] * len(program.layers)), number(program.output), number(program.classes)])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "steps", "tolerance"), [(torch.float32, 1, 1e-6), (torch.float64, 12, 1e-9)], ids=["float32", "float64"]
+)
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_compilers_agree(compiler, dtype, steps, tolerance, tmp_path):
+    command, *flags = COMPILERS[compiler]
+    emulator = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
+    if shutil.which(command) is None or (compiler == "arm64" and emulator is None):
+        pytest.skip(f"needs {command} (apt-get install {PACKAGES[compiler]})")
+    program = tmp_path / "replay"
+    subprocess.run([command, *FLAGS, *flags, "-o", program, Path(__file__).with_name("replay.cpp")], check=True)
+    trainings = [training(network, dtype, steps) for network in NETWORKS]
+    (tmp_path / "trainings").write_bytes(number(len(trainings)) + b"".join(trainings))
+    run = [emulator, program] if compiler == "arm64" else [program]
+    done = subprocess.run([*run, tmp_path / "trainings", str(tolerance)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
