@@ -13,12 +13,12 @@ from fedme.core.data import Arrays, Split
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 from fedme.core.operations import BatchSchedule, Train
-from fedme.execution import reference
 from fedme.execution.compiled import CompiledProgram
+from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.lowering import NODE_TYPES, lowered
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.optimizers import SGD
-from tests.execution.test_lowering import Depthwise, Functional, GroupNormNet, ResNet, Transformer
+from fedme_test_traced_networks import Depthwise, Functional, GroupNormNet, ResNet, Transformer
 
 SOURCES = Path(__file__).resolve().parents[2] / "src" / "fedme" / "execution"
 FLAGS = ["-std=c++17", "-O3", "-fno-math-errno", "-I", SOURCES]
@@ -37,14 +37,14 @@ def number(value):
 
 
 def training(network, dtype, steps):
-    """A training as bytes: what it is given, and what the reference makes of it."""
+    """A training as bytes: what it is given, and what the installed extension (or else the reference) makes of it."""
     x = torch.randn(16, 1, 6, 6, generator=Key(3).torch()).to(dtype)
     arch = Arch(network)
     model = Model.init(arch, Key(4), dtype)
     data = Split(Arrays(x, torch.arange(16) % 5), torch.arange(16))
     schedule = BatchSchedule(steps=steps, batch=4, shuffle=False)
     op = Train({"own": model}, SGD(CrossEntropy(), 0.05, 0.9), data, schedule, Key(5))
-    after = reference.run(op).models["own"]
+    after = Dispatcher(path="compiled")([op])[0][0].models["own"]
     program = lowered(arch, (1, 6, 6), False, 32 // dtype.itemsize)
     kind = f"<f{dtype.itemsize}"
     positions, sizes = schedule.positions(16, Key(5).at("batches"))

@@ -20,11 +20,11 @@ from fedme.learning.optimizers import SGD, Adam
 from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
 from fedme_test_support import federate, personal, same, task
+from fedme_test_traced_networks import CLASSES, Characters, Depthwise, Functional, GroupNormNet, ResNet, Transformer
 
 built = pytest.mark.skipif(
     isinstance(compiled.library(), str), reason="needs compiled code (apt-get install g++ && make clean install)"
 )
-CLASSES = 5
 
 
 class Steps(nn.Module):
@@ -228,88 +228,6 @@ def test_random_graphs_equal_autograd(steps, channels, rows, columns, seed):
     arch = Arch.named(f"random {id(steps)} {seed}", lambda: Steps(shape, steps))
     x = torch.randn(12, *shape, generator=Key(seed).torch(), dtype=torch.float64)
     check(operation(arch, x, SGD(CrossEntropy(), 0.05, 0.9), seed), 1e-9)
-
-
-class Block(nn.Module):
-    def __init__(self, channels, outputs, stride, norm):
-        super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(channels, outputs, 3, stride, 1, bias=False), norm(outputs)
-        self.conv2, self.norm2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), norm(outputs)
-        self.shortcut = nn.Sequential(nn.Conv2d(channels, outputs, 1, stride, bias=False), norm(outputs))
-
-    def forward(self, x):
-        out = F.relu(self.norm1(self.conv1(x)))
-        out = self.norm2(self.conv2(out))
-        out += self.shortcut(x)
-        return F.relu(out)
-
-
-def by_groups(channels):
-    return nn.GroupNorm(2, channels)
-
-
-class ResNet(nn.Module):
-    def __init__(self, norm=nn.BatchNorm2d):
-        super().__init__()
-        self.blocks = nn.Sequential(Block(1, 4, 1, norm), Block(4, 6, 2, norm))
-        self.head = nn.Linear(6, CLASSES)
-
-    def forward(self, x):
-        return self.head(F.adaptive_avg_pool2d(self.blocks(x), 1).view(x.size(0), -1))
-
-
-class GroupNormNet(ResNet):
-    def __init__(self):
-        super().__init__(by_groups)
-
-
-class Depthwise(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.features = nn.Sequential(
-            *(nn.Conv2d(1, 4, 3, 2, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU6(inplace=True)),
-            *(nn.Conv2d(4, 4, 3, 1, 1, groups=4, bias=False), nn.BatchNorm2d(4), nn.SiLU()),
-            *(nn.Conv2d(4, 7, 1, bias=False), nn.BatchNorm2d(7), nn.Hardswish()),
-        )
-        self.head = nn.Linear(7, CLASSES)
-
-    def forward(self, x):
-        return self.head(self.features(x).mean([2, 3]))
-
-
-class Transformer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.patches = nn.Conv2d(1, 8, 2, 2)
-        self.token, self.position = nn.Parameter(torch.zeros(1, 1, 8)), nn.Parameter(torch.zeros(1, 10, 8))
-        layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, CLASSES)
-
-    def forward(self, x):
-        tokens = self.patches(x).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.token.expand(len(x), -1, -1), tokens], 1) + self.position
-        return self.head(self.norm(self.layers(tokens))[:, 0])
-
-
-class Characters(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.lstm = nn.Embedding(9, 3), nn.LSTM(3, 5, 2, batch_first=True)
-        self.dropout, self.head = nn.Dropout(0.2), nn.Linear(5, CLASSES)
-
-    def forward(self, x):
-        hidden, _ = self.lstm(self.embed(x))
-        return self.head(self.dropout(hidden[:, -1]))
-
-
-class Functional(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(36, 11), nn.Linear(11, CLASSES)
-
-    def forward(self, x):
-        return self.second(torch.relu(self.first(x.view(x.shape[0], -1))))
 
 
 IMAGES = torch.randn(60, 1, 6, 6, generator=Key(5).torch(), dtype=torch.float64)
