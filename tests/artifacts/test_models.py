@@ -147,7 +147,7 @@ def test_clients_with_equal_networks_are_traced_once(tmp_path, monkeypatch):
     monkeypatch.setattr(described, "graph_of", lambda module, inputs: traced.append(1) or graph_of(module, inputs))
     members = [fedme.Client(f"site {i}", train=samples(40, i), model=Normed()) for i in range(4)]
     members.append(fedme.Client("wide", train=samples(40, 9), model=Branches(width=5)))
-    result = fedme.FedMe(**QUICK).fit(members, output=tmp_path / "run", quiet=True)
+    result = fedme.Local(**QUICK).fit(members, output=tmp_path / "run", quiet=True)
     assert len(traced) == 2
     x, _ = samples(20, 52)
     for client in result:

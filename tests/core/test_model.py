@@ -278,3 +278,10 @@ def test_places_that_are_not_finite_are_named_in_models_too(monkeypatch):
     assert list(not_finite(bad)) == [f"params.{name}"]
     monkeypatch.setattr(tree, "not_finite", None)  # a model that has looked at itself is not looked at again
     assert list(not_finite(good)) == []
+
+
+def test_frozen_weights_are_averaged_without_rounding() -> None:
+    arch = Arch.named("frozen", lambda: nn.Linear(3, 2))
+    frozen = torch.rand(2, 3, generator=Key(0).torch())
+    models = [Model(arch, {"bias": torch.zeros(2)}, {"weight": frozen.clone()}) for _ in range(3)]
+    assert torch.equal(average(models, [1.0, 3.0, 7.0]).buffers["weight"], frozen)

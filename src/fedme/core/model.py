@@ -233,11 +233,11 @@ def average(models: Sequence[Model], weights: Sequence[float] | None = None, com
         raise ValueError(f"cannot average {', '.join(sorted({m.arch.name for m in models}))}: different architectures")
     total = float(sum(weights)) if weights is not None else float(len(models))
     normalised = [weight / total for weight in weights] if weights is not None else [1.0 / total] * len(models)
-    return Model(
-        models[0].arch,
-        combine([model.params for model in models], normalised),
-        combine([model.buffers for model in models], normalised) if models[0].buffers else {},
-    )
+    buffers = dict(combine([model.buffers for model in models], normalised)) if models[0].buffers else {}
+    for name, first in models[0].buffers.items():  # frozen weights stay as they are to the last bit
+        if all(torch.equal(model.buffers[name], first) for model in models[1:]):
+            buffers[name] = first
+    return Model(models[0].arch, combine([model.params for model in models], normalised), buffers)
 
 
 def models_in(value: Any, at: str = "") -> Iterator[tuple[str, Model]]:
