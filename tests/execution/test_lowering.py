@@ -360,6 +360,23 @@ def test_a_network_that_its_trace_does_not_describe_runs_elsewhere(function, rea
     assert same(got.models["a"], reference.run(op).models["a"], 1e-12)
 
 
+class SlightlyOther(OwnBackward):
+    @staticmethod
+    def backward(context, gradient):
+        return 1.005 * gradient
+
+
+def slightly_other(x):
+    return SlightlyOther.apply(x)
+
+
+@built
+def test_a_small_difference_is_no_rounding_error_in_single_precision_either():
+    arch = Arch.named("slightly other", lambda: Odd(slightly_other))
+    op = operation(arch, torch.randn(9, 6, generator=Key(0).torch()), SGD(CrossEntropy(), 0.1), dtype=torch.float32)
+    assert "compiled training differs from the network in first.weight" in Dispatcher().route(op).reason
+
+
 def hooked():
     net = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, CLASSES))
     net[0].register_forward_hook(lambda module, inputs, output: output * 2)
