@@ -31,7 +31,7 @@ def on_har(method: str, settings: dict, output: str, limit: int | None) -> None:
     for path in sorted((root() / "har").glob("person_*.npz")):
         with np.load(path) as person:
             clients.append(fedme.Client(path.stem, train=(person["x"], person["y"]), model=fedme.Arch(Dense)))
-    data = {} if limit is None else {"limit": limit}
+    data = {"stratify": False} | ({} if limit is None else {"limit": limit})
     METHODS[method](**settings, data=data).fit(clients, output=output, quiet=True)
 
 
@@ -41,7 +41,7 @@ def on_cifar10(method: str, settings: dict, output: str, limit: int | None) -> N
         "output": output,
         "method": {"name": method.lower()},
         "models": {**settings["models"], "pool": ["batch_norm_networks:Convolutional"]},
-        "data": {"name": "cifar10", "limit": limit or 20000},
+        "data": {"name": "cifar10", "limit": limit or 20000, "stratify": False},
         "partition": {"name": "dirichlet", "clients": 10, "alpha_label": 0.5},
     }
     with Display(Console(stderr=True), quiet=True) as display:

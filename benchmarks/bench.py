@@ -113,8 +113,9 @@ def main() -> None:
         print(error, file=sys.stderr)
     results: dict[str, Any] = {"machine": report.machine(), "versions": versions(), "gemm": gemm, "quick": asked.quick}
     results |= {"started": started, "minutes": 0.0, "rows": [], "networks": []}
-    for name in wanted:
-        print(f"{name} ...", file=sys.stderr, flush=True)
+    for number, name in enumerate(wanted, 1):
+        minutes = (time.perf_counter() - began) / 60
+        print(f"[{number}/{len(wanted)}, {minutes:.0f} min] {name} ...", file=sys.stderr, flush=True)
         if name in networks:
             rounds = (2, 1) if asked.quick else (against_plain.ROUNDS, against_plain.WARM)
             results["networks"].append(against_plain.measure(*networks[name], *rounds, asked.quick))

@@ -54,6 +54,7 @@ class Unequal:
     batch: int = 10
     val: float = 0.0
     min_samples: int = 2
+    seed: int | None = None
 
     def __call__(self, pool: Pool, key: Key) -> ClientRows:
         wanted = sizes(self.clients, self.least, self.most, self.steps, self.batch)

@@ -45,7 +45,14 @@ class Session:
         self.root, self.method = Key(experiment.settings.seed), experiment.method
         self.dispatcher = assembly.executor(experiment.settings.engine)
         self.task: Task = assembly.prepare(experiment, federation, self.dispatcher).task
-        self.engine = InProcessEngine(self.method, self.task, federation.clients, self.root, self.dispatcher)
+        self.engine = InProcessEngine(
+            self.method,
+            self.task,
+            federation.clients,
+            self.root,
+            self.dispatcher,
+            update_bn=experiment.settings.models.update_bn,
+        )
         self.server = self.method.init_server(self.task, self.root.at("init"))
         self.t = 0
 

@@ -51,3 +51,8 @@ def test_generators_are_seeded_with_63_bits_and_leave_the_global_ones_alone() ->
     assert all(0 <= i < 2**63 for i in integers)
     assert max(integers) > 2**62
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_integers_of_numbered_keys():
+    for key in (Key(3), Key(3).at("round", 1, 'a "name", ä')):
+        assert key.integers(12) == [key.at(index).integer() for index in range(12)]

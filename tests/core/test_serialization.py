@@ -69,7 +69,7 @@ def kinds(method) -> dict[str, Any]:
 def played(name: str):
     """Every value of two rounds, with the type that it is declared to have."""
     method = METHODS[name](train=TRAIN)
-    mixed = name in ("local", "fedmd", "fml", "pfml", "fedme")
+    mixed = name in ("local", "fd", "feddf", "fedmd", "fml", "pfml", "fedme")
     archs = (DENSE, WIDE, NORMALISED) if mixed else (NORMALISED,) * 3
     setting = task(archs, shared=NORMALISED, public=8, unlabeled=split(6, Key(9)))
     root = Key(0)

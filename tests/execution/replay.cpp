@@ -40,7 +40,7 @@ static double replay() {
     for (size_t i = 0; i < fixed.size(); i++) {
         const auto &f = fixed[i];
         nodes.push_back({f[0], {f[1], f[2], f[3]}, f[4], {f[5], f[6], f[7], f[8]}, numbers[i].data(), reals[i].data(),
-                         tables[i].data(), int64_t(tables[i].size()), f[9]});
+                         tables[i].data(), int64_t(tables[i].size()), f[9], {f[10], f[11], f[12], f[13]}});
     }
     std::vector<std::vector<real>> weights, momenta, expected;
     std::vector<int64_t> trained;
@@ -49,20 +49,23 @@ static double replay() {
         weights.push_back(read_numbers<real>()), expected.push_back(read_numbers<real>());
         momenta.emplace_back(weights.back().size());
     }
-    std::vector<ParameterSpec> parameters;
+    std::vector<ParameterPlaces> parameters;
+    const auto place = [](std::vector<real> &numbers) { return int64_t(intptr_t(numbers.data())); };
     for (size_t i = 0; i < weights.size(); i++)
-        parameters.push_back({weights[i].data(), trained[i] ? momenta[i].data() : nullptr, nullptr, nullptr, trained[i]});
+        parameters.push_back({place(weights[i]), trained[i] ? place(momenta[i]) : -1, -1, -1, trained[i]});
     const auto seeds = read_numbers<int64_t>();
     const int64_t output = read_number<int64_t>(), classes = read_number<int64_t>();
     const Table table{inputs.data(), features, 0};
     const int64_t steps = sizes.size();
-    const Batches batches{rows.data(), targets.data(), sizes.data(), divisors.data(), steps, int64_t(rows.size()) / steps};
+    const Batches batches{rows.data(), targets.data(), sizes.data(), divisors.data(), steps, int64_t(rows.size()) / steps, CLASSES};
     NetworkSpec network{reinterpret_cast<const ValueSpec *>(values.data()), nodes.data(), int64_t(values.size()) / 3,
-                        int64_t(nodes.size()), output, classes, parameters.data(), seeds.data(), 1, 0, 0, 0};
+                        int64_t(nodes.size()), int64_t(parameters.size()), output, classes, parameters.data(), {},
+                        seeds.data(), 0, 1, 0, 0};
     OptimizerSpec optimizer{};
     optimizer.draws_per_step = 1 << 20, optimizer.lr = 0.05, optimizer.momentum = 0.9;
     optimizer.clip = std::numeric_limits<double>::infinity();
-    if (fedme_train(&table, sizeof(real), &batches, &network, 1, &optimizer)) std::abort();
+    TrainJob job{batches, {}, &network, 1, &optimizer, 0, 0};
+    if (fedme_train(&table, sizeof(real), &job, 1)) std::abort();
     double worst = 0;
     for (size_t i = 0; i < weights.size(); i++) {
         double difference = 0, size = 0;

@@ -20,6 +20,7 @@ from fedme.execution.dispatcher import Dispatcher
 from fedme.learning.objectives import CrossEntropy, Imitate, Mutual
 from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
 from fedme_test_support import DENSE, LINEAR, WIDE, clients, same
+from fedme_test_traced_networks import Depthwise, Functional, GroupNormNet, ResNet, Transformer
 
 missing = compiled.library()
 built = pytest.mark.skipif(isinstance(missing, str), reason="needs compiled code (apt-get install g++ && make clean install)")
@@ -220,16 +221,6 @@ class Custom(SGD):
         super().__init__(CrossEntropy(), 0.1)
 
 
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = self.second = nn.Linear(4, 4)
-        self.head = nn.Linear(3, 4)
-
-    def forward(self, x):
-        return self.second(self.first(self.head(x)))
-
-
 class Spare(nn.Module):
     def __init__(self):
         super().__init__()
@@ -249,7 +240,6 @@ class Spare(nn.Module):
         (SGD(Imitate("mse"), 0.1), DENSE, "unsupported loss Imitate"),
         (SGD(Mutual("own", "other"), 0.1), DENSE, "unsupported loss Mutual"),
         (Custom(), DENSE, "unsupported optimizer Custom"),
-        (SGD(CrossEntropy(), 0.1), Arch(Tied), "is used several times"),
         (SGD(CrossEntropy(), 0.1), Arch(Spare), "the weight unused.bias is not used"),
     ],
     ids=str,
@@ -320,3 +310,40 @@ def test_compiled_code_runs_on_threads_here_with_the_same_bits():
     several.close()
     assert all(same(x, y) for x, y in zip(a, b, strict=True))
     assert several.paths == one.paths == {("train", "compiled", ""): 4}
+
+
+def dropping():
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 5))
+
+
+@built
+@pytest.mark.parametrize("network", [Functional, ResNet, GroupNormNet, Depthwise, Transformer, dropping])
+def test_clients_that_share_a_call_are_each_client_alone(network, monkeypatch):
+    """Also after a client whose weights are not finite, and whatever the sizes of their batches."""
+    monkeypatch.setattr(compiled, "PIECES", 1)  # all in one call
+    source = Arrays(torch.randn(60, 1, 6, 6, generator=Key(1).torch()), torch.arange(60) % 5)
+    schedule, ops = BatchSchedule(2, 4), []
+    for client, (samples, factor) in enumerate([(3, 1.0), (9, 1.0), (12, float("nan")), (9, 1.0), (20, 1.0), (2, 1.0)]):
+        model = Model.init(Arch(network), Key(client))
+        model = model.with_params({name: factor * value for name, value in model.params.items()})
+        data = Split(source, torch.arange(samples) + client)
+        ops.append(Train({"own": model}, SGD(CrossEntropy(), 0.1, 0.9), data, schedule, Key(client)))
+    engine = Dispatcher(path="compiled")
+
+    def all_alone(operations):
+        return [engine([op])[0][0] for op in operations]
+
+    def equal(one, other):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+    trained = [result for result, _ in engine(ops)]
+    for together, alone in zip(trained, all_alone(ops), strict=True):
+        for part in ("params", "buffers"):
+            one, other = (dict(getattr(result.models["own"], part)) for result in (together, alone))
+            equal(one, other)
+    assert [result.models["own"].finite for result in trained] == [True, True, False, True, True, True]
+    models = [trained[index].models["own"] for index in (0, 2, 1, 1, 3, 1)]  # one model may be evaluated several times
+    looks = [Predict(model, op.data) for model, op in zip(models, ops, strict=True)]
+    for (together, _), alone in zip(engine(looks), all_alone(looks), strict=True):
+        equal(together, alone)
+    assert {name: path for name, path, _ in engine.paths} == {"train": "compiled", "predict": "compiled"}

@@ -15,16 +15,17 @@ from fedme.core.model import Arch, Model
 from fedme.core.operations import BatchSchedule, Train
 from fedme.execution.compiled import CompiledProgram
 from fedme.execution.dispatcher import Dispatcher
-from fedme.execution.lowering import NODE_TYPES, lowered
+from fedme.execution.lowering import lowered
+from fedme.execution.program import NODE_TYPES
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.optimizers import SGD
-from fedme_test_traced_networks import Depthwise, Functional, GroupNormNet, ResNet, Transformer
+from fedme_test_traced_networks import Depthwise, Functional, Grouped, GroupNormNet, ResNet, Transformer
 
 SOURCES = Path(__file__).resolve().parents[2] / "src" / "fedme" / "execution"
 FLAGS = ["-std=c++17", "-O3", "-fno-math-errno", "-I", SOURCES]
 COMPILERS = {"gcc": ["g++"], "clang": ["clang++"], "arm64": ["aarch64-linux-gnu-g++", "-static"]}
 PACKAGES = {"gcc": "g++", "clang": "clang", "arm64": "g++-aarch64-linux-gnu qemu-user-static"}
-NETWORKS = (Functional, ResNet, GroupNormNet, Depthwise, Transformer)
+NETWORKS = (Functional, ResNet, GroupNormNet, Depthwise, Transformer, Grouped)
 
 
 def numbers(values, kind="<i8"):
@@ -52,13 +53,14 @@ def training(network, dtype, steps):
     parts += [numbers(sizes), numbers(sizes, "<f8"), numbers([[v.size, v.sums, v.gradient] for v in program.values])]
     parts.append(number(len(program.nodes)))
     for node, spec in zip(program.nodes, CompiledProgram(program).nodes, strict=True):
-        fixed = [NODE_TYPES.index(node.type), *spec.inputs, spec.output, *spec.parameters, spec.seed]
+        fixed = [NODE_TYPES.index(node.type), *spec.inputs, spec.output, *spec.parameters, spec.seed, *spec.starts]
         parts += [numbers(fixed), numbers(node.numbers), numbers(node.reals, "<f8"), numbers(node.table)]
     parts.append(number(len(program.parameters)))
     for name in program.parameters:
         before, wanted = ({**m.params, **m.buffers}[name] for m in (model, after))
         parts += [number(name in model.params), numbers(before, kind), numbers(wanted, kind)]
-    return b"".join([*parts, numbers([0] * len(program.layers)), number(program.output), number(program.classes)])
+    seeds = [Key(5).at("dropout", "own", layer).integer() for layer in program.layers]
+    return b"".join([*parts, numbers(seeds), number(program.output), number(program.classes)])
 
 
 @pytest.mark.parametrize(

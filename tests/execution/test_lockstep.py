@@ -107,7 +107,7 @@ class OneAtATime(InProcessEngine):
 
 def everything(kind, name):
     method = METHODS[name](train=TRAIN)
-    mixed = name in ("local", "fedmd", "fml", "pfml", "fedme")
+    mixed = name in ("local", "fd", "feddf", "fedmd", "fml", "pfml", "fedme")
     archs = (DENSE, DROPPING, NORMALISED, WIDE) if mixed else (DROPPING,) * 4
     setting = task(archs, shared=DROPPING, public=8, unlabeled=split(10, Key(9)))
     root = Key(0)
@@ -126,7 +126,8 @@ def test_all_clients_together_are_each_client_alone_bit_for_bit(name):
     assert list(together_) == list(apart)
     for client, a in together_.items():
         b = apart[client]
-        assert a.models.keys() == b.models.keys() == {"personal", "finetuned"}
+        assert a.models.keys() == b.models.keys()
+        assert a.models.keys() - {"global"} == {"personal", "finetuned"}
         for role in a.models:
             x, y = a.models[role], b.models[role]
             assert x.arch == y.arch
@@ -190,11 +191,11 @@ def test_assessment_scores_every_model_on_every_part_that_is_there():
         for part in ("val", "test")
     ]
     assert {s.split for s in done["0"].value.scores} == {"test"}
-    assert list(done["1"].value.models) == ["personal", "finetuned"]
+    assert set(done["1"].value.models) == {"personal", "finetuned", "global"}
     state = engine.states["1"]
     assert done["1"].value.models["personal"] is state.own  # fine-tuning leaves the model of the rounds alone
     without = engine.evaluate_models({"1": method.deliver(setting, server, "1")}, Round(0, 1))["1"].value
-    assert list(without.models) == ["personal"]
+    assert set(without.models) == {"personal", "global"}
 
 
 def test_finetuning_is_a_fresh_optimiser_on_the_training_part():

@@ -42,6 +42,29 @@ def conv():
     return nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv2d(1, 4, 2), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3))
 
 
+class Functional(nn.Module):
+    """A convolutional network as in tutorials, with group normalisation and dropout in its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(1, 4, 2), nn.GroupNorm(2, 4), nn.Linear(24, 3)
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.conv(x.unsqueeze(1))))
+        return self.head(nn.functional.dropout(x.flatten(1), 0.3, self.training))
+
+
+class Written(nn.Module):
+    """A chain of dense layers with a forward pass of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.drop, self.b = nn.Linear(12, 7), nn.Dropout(0.2), nn.Linear(7, 3)
+
+    def forward(self, x):
+        return self.b(self.drop(torch.relu(self.a(x.flatten(1)))))
+
+
 ARCHS = [Arch(dense), Arch(dense, width=5, drop=0.3), Arch(Odd)]
 
 
@@ -97,6 +120,50 @@ def test_all_ways_agree(name, path):
         for one, other in zip(plain, found, strict=True):
             assert distance(one, other) < 1e-12
             assert one.losses == pytest.approx(other.losses, nan_ok=True)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(("network", "way"), [(Functional, "private by vmap"), (conv, "private by vmap"), (Written, "stacked")])
+def test_networks_as_people_write_them_are_trained_in_batches(network, way, name):
+    optimizer, roles, frozen = RULES[name]
+    ops = operations(optimizer, [Arch(network)], roles=roles, frozen=frozen)
+    engine = Dispatcher()
+    found = [value for value, _ in engine(ops)]
+    assert {where for _, where, _ in engine.paths} == {way}
+    for one, other in zip([reference.train(op) for op in ops], found, strict=True):
+        assert distance(one, other) < 1e-12
+        assert one.losses == pytest.approx(other.losses, nan_ok=True)
+
+
+@pytest.mark.parametrize(("network", "way"), [(Functional, "private by vmap"), (dense, "stacked"), (Written, "stacked")])
+@pytest.mark.parametrize("part", [slice(None, 2), slice(2, None), slice(1, None, 2)], ids=["first", "others", "biases"])
+def test_frozen_weights_are_neither_clipped_nor_changed(network, way, part):
+    ops = []
+    for op in operations(SGD(PAIR, 0.1, 0.9), [Arch(network)]):
+        models = {role: model.frozen(list(model.params)[part]) for role, model in op.models.items()}
+        ops.append(replace(op, models=models))
+    engine = Dispatcher()
+    found = [value for value, _ in engine(ops)]
+    assert {where for _, where, _ in engine.paths} == {way}
+    for op, one, other in zip(ops, [reference.train(op) for op in ops], found, strict=True):
+        assert distance(one, other) < 1e-12
+        for role, model in op.models.items():
+            buffers = other.models[role].buffers
+            assert buffers.keys() == model.buffers.keys()
+            assert all(torch.equal(buffers[name], value) for name, value in model.buffers.items())
+            assert all(buffers[name].data_ptr() for name in buffers)  # no tensor of a transform is left
+
+
+def test_a_sample_whose_gradient_is_not_finite_adds_nothing():
+    op = operations(SGD(CrossEntropy(), 0.1), [Arch(conv)], roles=("own",))[0]
+    x = SOURCE.x.clone()
+    x[op.data.rows[::2]] = math.inf
+    op = replace(op, data=Split(Arrays(x, SOURCE.labels), op.data.rows))
+    engine = Dispatcher()
+    ((found, _),) = engine([op])
+    assert {where for _, where, _ in engine.paths} == {"private by vmap"}
+    assert found.models["own"].finite
+    assert distance(found, reference.train(op)) < 1e-12
 
 
 @pytest.mark.parametrize("path", ["reference", "stacked"])

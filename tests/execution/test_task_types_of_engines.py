@@ -10,10 +10,10 @@ from fedme.core.method import TaskError
 from fedme.execution.dispatcher import Dispatcher
 from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
-from fedme_test_support import CLASSES, DENSE, DROPPING, LINEAR, WIDE, clients, federate, personal, split, task
+from fedme_test_support import BODIES, CLASSES, DENSE, DROPPING, LINEAR, WIDE, clients, federate, personal, split, task
 
 SIZES = (7, 23, 1, 12)
-OWN = ("local", "fedmd", "fml", "pfml", "fedme")
+OWN = ("local", "fd", "feddf", "fedmd", "fml", "pfml", "fedme")
 TRAIN = Training(epochs=2, batch=5, lr=0.02, momentum=0.5, clip=5.0)
 
 
@@ -39,11 +39,11 @@ def setting(kind, archs, shared=LINEAR):
     return replace(made, schema=replace(made.schema, task_type=kind))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.classes_only])
 @pytest.mark.parametrize("kind", ["multi-label", "regression"])
 def test_every_method_batched_equals_alone(name, kind):
     method = METHODS[name](train=TRAIN)
-    archs = (DENSE, WIDE, DROPPING, LINEAR) if name in OWN else (LINEAR,) * 4
+    archs = (DENSE, WIDE, DROPPING, LINEAR) if name in OWN else (BODIES.get(name, LINEAR),) * 4
     made, data = setting(kind, archs, LINEAR if name == "pfml" else DROPPING), federation(kind)
     batched = Dispatcher()
     a = personal(method, *federate(method, made, data, rounds=2), rounds=2)
@@ -52,7 +52,7 @@ def test_every_method_batched_equals_alone(name, kind):
         assert a[client].arch == b[client].arch
         assert all(torch.allclose(p, b[client].params[n], rtol=0, atol=1e-9) for n, p in a[client].params.items())
         assert a[client].finite
-    assert any(path == "stacked" for _, path, _ in batched.paths)
+    assert any(path in ("compiled", "stacked") for _, path, _ in batched.paths)
 
 
 @pytest.mark.parametrize("kind", ["multi-label", "regression"])
@@ -64,6 +64,12 @@ def test_other_ways_agree_too(kind, path):
     b = personal(method, *federate(method, made, data, rounds=2, execute=Dispatcher(workers=2, path=path)), rounds=2)
     for client in data:
         assert all(torch.allclose(p, b[client].params[n], rtol=0, atol=1e-9) for n, p in a[client].params.items())
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.classes_only])
+def test_methods_of_classes_refuse_other_tasks(name):
+    with pytest.raises(TaskError, match=f"method '{name}' is for classification, and this is regression; use another"):
+        METHODS[name](train=TRAIN).check(setting("regression", (LINEAR,) * 4))
 
 
 def test_what_has_no_meaning_is_refused_with_the_reason():

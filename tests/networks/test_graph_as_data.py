@@ -1,6 +1,7 @@
 """Graphs of networks as data: they compute what the network computes, from a closed list of operators."""
 
 import json
+from copy import deepcopy
 
 import pytest
 import torch
@@ -169,7 +170,7 @@ def test_a_graph_by_hand():
         ({"weights": [["w", "parameter", ["float32"], [2]]]}, "a weight of a graph"),
         ({"weights": [["w", "other", "float32", [2]]]}, "a weight of a graph"),
         ({"weights": [["w", "parameter", "float32", [-2]]]}, "is invalid"),
-        ({"weights": [["forward", "parameter", "float32", [2]]]}, "is invalid"),
+        ({"weights": [["w", "parameter", "float32", [2]], ["w", "buffer", "float32", [2]]]}, "used twice"),
         ({"weights": [["a..b", "parameter", "float32", [2]]]}, "is invalid"),
         ({"weights": [["w", "parameter", "int64", [2]]]}, "is invalid"),
         ({"constants": [["float32", [2], "AACAPw=="]]}, "invalid constant"),
@@ -183,3 +184,26 @@ def test_a_graph_by_hand():
 def test_invalid_graphs_are_refused(change, message):
     with pytest.raises(ArchError, match=message):
         GraphNetwork(VALID | change)
+
+
+@pytest.mark.parametrize("name", ["output", "inputs", "nodes", "places", "constants", "unused", "steps", "_add"])
+def test_layers_of_a_network_may_have_any_name(name):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            setattr(self, name, nn.Linear(3, 2))
+            self.scale = nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            return self._modules[name](x).relu() * self.scale
+
+    x = torch.linspace(-1, 1, 12).reshape(4, 3)
+    network = Net()
+    copy = load(GraphNetwork(json.loads(json.dumps(graph_of(network, x)))), dict(network.named_parameters()))
+    assert list(copy.state_dict()) == list(network.state_dict())
+    assert torch.equal(copy(x), network(x))
+    twin = deepcopy(copy)
+    with torch.no_grad():
+        twin.scale.zero_()
+    assert torch.equal(copy(x), network(x))
+    assert not twin(x).any()

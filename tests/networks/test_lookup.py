@@ -180,7 +180,7 @@ def test_names_that_would_read_as_something_else_cannot_be_registered(name: str)
         ("lenet5", task(28, 28), "needs images of shape"),
         ("lstm-1", task(80), "'lstm-1' needs sequences of symbols, but the inputs have no vocabulary"),
         ("lstm-1", task(8, 10, vocabulary=9), r"'lstm-1' needs sequences of symbols of shape \(length,\)"),
-        ("mlr", TEXT, "'mlr' takes numbers, but the inputs are symbols; use one of lstm-1"),
+        ("mlr", TEXT, "'mlr' takes numbers, but the inputs are symbols"),
         ("no_such_package.nets:Net", IMAGES, "cannot import the module 'no_such_package.nets': ModuleNotFoundError"),
         (f"{NETS}:Gate", IMAGES, f"module '{NETS}' has no 'Gate'; did you mean Gated"),
         (f"{NETS}:", IMAGES, f"module '{NETS}' has no ''"),

@@ -1,4 +1,7 @@
-"""Atomic writes with checksums, and a lock that gives a directory to one process at a time."""
+"""Atomic writes with checksums, and a lock that gives a directory to one process at a time.
+
+PyTorch is imported by the functions that need it: supervisors of programs use the rest, and are to stay small.
+"""
 
 import fcntl
 import hashlib
@@ -10,12 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CHECK = "check"  # the key of a checksum
 _PLAIN = frozenset((str, int, bool, type(None)))
@@ -127,8 +128,10 @@ def finite(value: Any) -> Any:
     return value
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
+def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, Any]) -> None:
     """Write a safetensors file atomically. Tensors that share memory are copied, because the format cannot store views."""
+    from safetensors.torch import save
+
     addresses: set[int] = set()
     copies = {}
     for name, tensor in tensors.items():
@@ -143,8 +146,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         temporary.write_bytes(save(copies, {"fedme": json.dumps(header, sort_keys=True)}))
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
     """Read the tensors and the metadata of a safetensors file, and verify its checksum."""
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(json.loads((file.metadata() or {}).get("fedme", "{}")))
@@ -159,8 +164,10 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, metadata
 
 
-def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> str:
+def _checksum(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, Any]) -> str:
     """The SHA-256 digest of the metadata and of the names, dtypes, shapes and values of the tensors."""
+    import torch
+
     digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name in sorted(tensors):
         value = tensors[name].contiguous()
@@ -183,6 +190,25 @@ def unsealed(plain: Any) -> dict[str, Any]:
     if CHECK in plain and sealed(rest)[CHECK] != plain[CHECK]:
         raise ValueError("its checksum is wrong: the file was changed after it was written")
     return rest
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process has locked a run directory."""
+    try:
+        with (folder / ".lock").open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def require_unlocked(folder: Path) -> None:
+    """Refuse a directory that another process has locked."""
+    if is_locked(folder):
+        with locked(folder):  # its error names the process
+            pass
 
 
 @contextmanager

@@ -89,7 +89,7 @@ class Split:
     targets: Tensor | None = None
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self.rows.numel()
 
     @property
     def y(self) -> Tensor:
@@ -125,6 +125,7 @@ class ClientData:
     val: Split
     test: Split
     public: Split | None = None  # labelled data that all clients have (FedMD)
+    preprocessing: Mapping[str, Any] | None = field(default=None, kw_only=True)  # its own, if not that of the schema
 
 
 @dataclass(frozen=True)

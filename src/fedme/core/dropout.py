@@ -4,11 +4,15 @@ Masks come from integer hashing (the finalisers of splitmix64 for seeds and of a
 state. A stack of clients, with one seed per client, therefore gets in one operation the masks that each client gets alone.
 """
 
+import inspect
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 _INCREMENT = -7046029254386353131  # of splitmix64: 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MULTIPLIER_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -39,18 +43,19 @@ def uniform(seed: Tensor, count: int, first: int = 0) -> Tensor:
     return _hashed(seed, count, first).to(torch.float32) * 2.0**-24
 
 
-def kept(seed: Tensor, count: int, p: float, first: int = 0) -> Tensor:
+def kept(seed: Tensor, count: int, p: float, first: int | Tensor = 0) -> Tensor:
     """Whether each of the uniform numbers is at least `p`, a single-precision number as they are."""
     return _hashed(seed, count, first) >= math.ceil(torch.tensor(p, dtype=torch.float32).item() * 2.0**24)
 
 
-def _hashed(seed: Tensor, count: int, first: int) -> Tensor:
+def _hashed(seed: Tensor, count: int, first: int | Tensor) -> Tensor:
     """Integers of 24 bits. Positions are hashed in 32 bits, because 32-bit multiplication vectorises.
 
     Both halves of the seed are used.
     """
     low, high = seed.to(torch.int32).unsqueeze(-1), (seed >> 32).to(torch.int32).unsqueeze(-1)
-    x = torch.arange(first + 1, first + count + 1, dtype=torch.int32, device=seed.device) ^ low
+    places = torch.arange(1, count + 1, dtype=torch.int32, device=seed.device)
+    x = (places + first if isinstance(first, Tensor) or first else places) ^ low
     x = (x ^ _shift32(x, 16)) * _MULTIPLIER_3
     x = (x ^ _shift32(x, 15) ^ high) * _MULTIPLIER_4
     return _shift32(x ^ _shift32(x, 16), 8)
@@ -70,16 +75,80 @@ class KeyedDropout(nn.Module):
         super().__init__()
         self.p = p
         self.calls = 0  # a layer called twice in one forward pass draws two masks
-        self.first = 0  # position of the first sample in its batch: a single sample gets the mask it has in the full batch
+        # Position of the first sample in its batch: a single sample gets the mask it has in the full batch. In a vmap a tensor.
+        self.first: int | Tensor = 0
         self.ahead: Callable[[int], Tensor] | None = None  # what the first call keeps of so many values, if known already
         self.register_buffer("seed", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0.0:
+        return self.masked(x, self.p) if self.training else x
+
+    def masked(self, x: Tensor, p: float) -> Tensor:
+        """`x` with the next mask."""
+        if p == 0.0:
             return x
         seed = at_draw(self.seed, -self.calls) if self.calls else self.seed
-        start = self.first * x[0].numel() if self.first else 0
+        start = self.first * x[0].numel()
         ahead = self.ahead if not self.calls else None
-        keep = (kept(seed, x.numel(), self.p, start) if ahead is None else ahead(x.numel())).reshape(x.shape)
+        keep = (kept(seed, x.numel(), p, start) if ahead is None else ahead(x.numel())).reshape(x.shape)
         self.calls += 1
-        return x * keep / (1.0 - self.p) if self.p < 1.0 else torch.zeros_like(x)
+        return x * keep / (1.0 - p) if p < 1.0 else torch.zeros_like(x)
+
+
+class FunctionalDropout(KeyedDropout):
+    """The masks of `F.dropout` in the forward pass of the module that this layer is put into; every call says its own p."""
+
+    def __init__(self) -> None:
+        super().__init__(float("nan"))
+
+    def forward(self, x: Tensor, p: float = 0.5) -> Tensor:
+        ahead, self.ahead = self.ahead, None  # computed for another p
+        try:
+            return self.masked(x, p)
+        finally:
+            self.ahead = ahead
+
+
+FUNCTIONAL = "functional_dropout"  # the name of such a layer
+
+
+class _Redirect(TorchFunctionMode):
+    """Lets a layer compute what `F.dropout` is asked for."""
+
+    def __init__(self, owner: nn.Module) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.dropout and func is not torch.dropout:
+            return func(*args, **(kwargs or {}))
+        given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | (kwargs or {})
+        x = given["input"]
+        if not given.get("training", given.get("train", True)):
+            return x
+        result = getattr(self.owner, FUNCTIONAL)(x, given.get("p", 0.5))
+        return x.copy_(result) if given.get("inplace", False) else result
+
+
+def key_functional_dropout(module: nn.Module) -> None:
+    """Give every module of a network whose forward pass calls a function of the name dropout a layer with keyed masks.
+
+    Modules of torch are left as they are: attention has dropout inside its kernels.
+    """
+    for child in list(module.modules()):
+        code = getattr(inspect.getattr_static(type(child), "forward", None), "__code__", None)
+        of_torch = type(child).__module__.startswith(("torch.nn.", "fedme.core."))
+        calls_function = (
+            code is not None and "dropout" in code.co_names and not isinstance(getattr(child, "dropout", None), nn.Module)
+        )
+        if calls_function and not of_torch and not hasattr(child, FUNCTIONAL):
+            child.add_module(FUNCTIONAL, FunctionalDropout().train(child.training))
+            child.forward = _redirected(child, child.forward)
+
+
+def _redirected(owner: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def keyed(*inputs: Any, **options: Any) -> Any:
+        with _Redirect(owner):
+            return forward(*inputs, **options)
+
+    return keyed

@@ -6,12 +6,13 @@ One round of any method, as every engine runs it::
     downs     = method.dispatch(task, server, plan, when, key)          # a message for every client that trains
     state, up, report = method.client_round(state, down, data, when, key)   # at the client, next to its data
     server    = method.aggregate(server, ups of plan.count, when, key)  # any client may be missing
+    server    = method.refine(task, server, ups, when, key)             # the server may train, on samples of its own
 
 and, whenever models are wanted, ``method.models(state, method.deliver(task, server, client), data, when, key)`` at the client.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
@@ -90,6 +91,16 @@ class Task:
     public: int = 0  # number of labelled samples that every client has
     dtype: torch.dtype = torch.float32
     open: bool = False  # more members may join
+    same_start: bool = False  # clients of one architecture start from the same random weights (models.same_start)
+
+    def first_model(self, me: ClientId, key: Key, arch: Arch | None = None) -> Model:
+        """The model that a client starts from: random weights of its own or, with `same_start`, those of its architecture.
+
+        A client of the shared architecture then starts from the server's first model, which is drawn from the same key.
+        """
+        return Model.init(
+            arch or self.members[me].arch, key.at("shared") if self.same_start else key.at("client", me), self.dtype
+        )
 
     def require_common_classes(self, method: str) -> None:
         """Raise a TaskError that names the clients whose label spaces differ."""
@@ -150,6 +161,8 @@ class Method(ABC, Generic[S, C, D, U]):
     def check(self, task: Task) -> None:
         """Refuse, with a TaskError, a task that the method cannot do. Called before anything expensive is done."""
         task.require_common_classes(self.name())
+        if self.classes_only and (given := task.schema.task_type) != "classification":
+            raise TaskError(f"method '{self.name()}' is for classification, and this is {given}; use another method")
 
     @abstractmethod
     def init_server(self, task: Task, key: Key) -> S:
@@ -185,6 +198,14 @@ class Method(ABC, Generic[S, C, D, U]):
     def aggregate(self, server: S, replies: Mapping[ClientId, U], when: Round, key: Key) -> S:
         """The server's new state. Replies come in the order of the members; any may be missing, even all."""
 
+    def averaged_with(self, up: U) -> Hashable:
+        """Replies of the same value are averaged with each other: by default all of them."""
+        return None
+
+    def refine(self, task: Task, server: S, replies: Mapping[ClientId, U], when: Round, key: Key) -> Computation[S]:
+        """Further work of the server after `aggregate`, which may train and predict on its own samples: by default none."""
+        return immediately(server)
+
     @abstractmethod
     def deliver(self, task: Task, server: S, client: ClientId) -> D:
         """What the client is handed when its models are wanted."""
@@ -198,10 +219,14 @@ class Method(ABC, Generic[S, C, D, U]):
     travels: ClassVar[str] = "see its source"  # what clients send, in a few words
     unused_settings: ClassVar[tuple[str, ...]] = ("defence.guest",)  # settings outside [method] that have no effect
     own_step: ClassVar[bool] = False  # whether the method defines its local step, so that `train.optimizer` has no meaning
+    classes_only: ClassVar[bool] = False  # whether the method is for classification only
     isolated: ClassVar[bool] = False  # whether every client trains alone: the baseline that gains are measured against
     uses_shared_model: ClassVar[bool] = True  # whether `models.shared` has an effect
+    hides_samples: ClassVar[bool] = False  # whether a client may keep its number of samples: only `samples` of `up` tells it
     reads_training_scores: ClassVar[bool] = False  # whether clients evaluate models on training samples; see `disclosures`
     offer_chosen_on: ClassVar[Literal["train", "val"]] = "val"  # the part on which an unseen client compares `offers`
+    not_private: ClassVar[str] = ""  # why [privacy] cannot bound what clients send, and is refused, if so
+    needs: ClassVar[Literal["", "labelled public samples", "unlabeled samples at the server"]] = ""  # beside clients' samples
     nothing_to_offer: ClassVar[str] = ""  # why there is nothing for unseen clients, if so
     nothing_to_audit: ClassVar[str] = ""  # why a membership-inference audit makes no sense, if so
 

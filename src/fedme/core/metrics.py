@@ -4,6 +4,7 @@ Clients often lack classes, so every metric states which classes it averages ove
 `MEASURES` lists the metrics of every task type (`core/task_types.py`), the primary one first.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -147,6 +148,19 @@ def task_type_of_row(row: Mapping[str, Any]) -> TaskType:
 
 
 @torch.no_grad()
+def possible(correct: int, samples: int, accuracy: float | None, task_type: TaskType) -> bool:
+    """Whether so many predictions can be correct: at most one per sample or, if a sample has several labels, one per label.
+
+    The number of labels is not in the metrics, but must follow from them: `accuracy` is the fraction of all label decisions.
+    """
+    if task_type != "multi-label" or correct == 0:
+        return 0 <= correct <= samples
+    if correct < 0 or not samples or not accuracy:
+        return False
+    labels = correct / (samples * accuracy)
+    return 0.5 < labels < sys.maxsize and abs(labels - round(labels)) < 1e-6 * labels
+
+
 def measure(logits: Tensor, y: Tensor, unit: Sequence[float] = ()) -> Metrics:
     """All metrics of outputs of shape (samples, classes, labels or targets), computed in double precision.
 

@@ -5,6 +5,7 @@ Dropout layers draw keyed masks, so that a model gets the same masks whether it 
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,12 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import checkpoint
 
 from fedme.core import tree
-from fedme.core.dropout import KeyedDropout
+from fedme.core.dropout import KeyedDropout, key_functional_dropout
+from fedme.core.flat_params import flat_params
 from fedme.core.key import Key
 
 Option = int | float | str | bool | tuple[int, ...]
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # attributes of a module
 
 
 @dataclass(frozen=True, init=False)
@@ -51,13 +55,23 @@ class Arch:
     def __wire__(self) -> str:
         return self.name
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:  # tables of what was made once per architecture are looked into very often
+        return hash((self.name, self.factory, self.options))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_hash"}  # another process hashes differently
+
     def build(self, key: Key) -> nn.Module:
         """A new network with weights drawn from `key`, in evaluation mode. The global random state does not change."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(key.integer())
             return self.factory(**dict(self.options)).eval()
 
-    @property
+    @functools.cached_property
     def parameters(self) -> int:
         """The number of weights."""
         return _parameters(self)
@@ -90,7 +104,29 @@ def build_template(arch: Arch, training: bool, statistics: bool = True) -> nn.Mo
             setattr(module.get_submodule(parent), last, KeyedDropout(child.p).train(training))
         if isinstance(child, _BatchNorm) and not statistics:
             child.eval()
+    key_functional_dropout(module)
+    if training:
+        _refuse_what_ties_weights(arch, module)
     return module
+
+
+def _refuse_what_ties_weights(arch: Arch, module: nn.Module) -> None:
+    """Refuse modules that cannot run with the weights of another model than their own.
+
+    A checkpoint computes its part again in the backward pass, when the template has the weights of another model.
+    """
+    for child in module.modules():
+        if isinstance(child, torch.jit.ScriptModule):
+            raise TypeError(f"{arch.name} has a part that was made by torch.jit, which cannot be used; use the module itself")
+        forward = inspect.getattr_static(type(child), "forward", None)
+        code, names = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
+        used = [names.get(name) for name in code.co_names] if code is not None else []
+        spelled = code is not None and {"torch", "utils", "checkpoint"} <= set(code.co_names)
+        if spelled or any(value is checkpoint or value is checkpoint.checkpoint for value in used):
+            raise TypeError(
+                f"{arch.name}: the forward pass of {type(child).__name__} uses torch.utils.checkpoint, which cannot be used "
+                "here; call the function itself"
+            )
 
 
 @functools.lru_cache(maxsize=256)
@@ -103,6 +139,15 @@ def dropout_layers(arch: Arch) -> tuple[str, ...]:
 def has_batchnorm(arch: Arch) -> bool:
     """Whether the network has batch normalisation, which has no statistics for a batch of one sample."""
     return any(isinstance(m, _BatchNorm) for m in template(arch, True).modules())
+
+
+@functools.lru_cache(maxsize=256)
+def hooks_obstacle(arch: Arch) -> str:
+    """Why a network must be called as a module, client by client: it has hooks, which may do anything. Empty if it has none."""
+    for name, module in template(arch, True).named_modules():
+        if any(getattr(module, hooks, None) for hooks in HOOKS):
+            return f"{f'its part {name}' if name else 'the network'} ({type(module).__name__}) has hooks"
+    return ""
 
 
 @functools.lru_cache(maxsize=256)
@@ -139,7 +184,9 @@ class Model:
         frozen = {name: own(p) for name, p in named if not p.requires_grad}
         return cls(arch, params, frozen | {name: own(b) for name, b in module.named_buffers()})
 
-    def __call__(self, x: Any, *, training: bool = False, masks: Mapping[str, Tensor] | None = None, first: int = 0) -> Tensor:
+    def __call__(
+        self, x: Any, *, training: bool = False, masks: Mapping[str, Tensor] | None = None, first: int | Tensor = 0
+    ) -> Tensor:
         """The logits for the inputs `x`: a tensor, or a dictionary of tensors passed by name.
 
         In training mode buffers such as running statistics are updated in place: pass a copy. `masks` seeds each dropout
@@ -164,14 +211,34 @@ class Model:
         """The same architecture and weights with other buffers."""
         return Model(self.arch, self.params, buffers)
 
+    def frozen(self, names: Iterable[str]) -> "Model":
+        """The same model with the weights `names` among the buffers: training does not change them."""
+        fixed = set(names)
+        params = {name: value for name, value in self.params.items() if name not in fixed}
+        return Model(self.arch, params, {**{name: self.params[name] for name in self.params if name in fixed}, **self.buffers})
+
+    def thawed(self, names: Iterable[str]) -> "Model":
+        """The same model with the frozen weights `names` among those that are trained, in the order of the architecture."""
+        free, weights = set(names), {**self.params, **self.buffers}
+        order = (name for name, _ in template(self.arch, False).named_parameters())
+        params = {name: weights[name] for name in order if name in self.params or name in free}
+        return Model(self.arch, params, {name: value for name, value in self.buffers.items() if name not in free})
+
     @functools.cached_property
     def finite(self) -> bool:
         """Whether all weights are finite; training may diverge. Computed once, because models do not change."""
-        return next(tree.not_finite((self.params, self.buffers)), None) is None
+        return tree.is_finite(self.params) and (not self.buffers or tree.is_finite(self.buffers))
+
+    @functools.cached_property
+    def nbytes(self) -> int:
+        """Its size in a message."""
+        return len(self.arch.name.encode()) + tree.nbytes(self.params) + (tree.nbytes(self.buffers) if self.buffers else 0)
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights."""
+        if (flat := flat_params(self.params)) is not None:
+            return flat.layout.dtype
         return next((p.dtype for p in self.params.values()), torch.float32)
 
     @property
@@ -192,12 +259,18 @@ class Model:
 
 def not_finite(message: Any) -> Iterator[str]:
     """The places of a message that hold a NaN or infinite value. Models that are known to be finite are skipped."""
+    if tree.is_message(message) and all(_surely_finite(getattr(message, n)) for n in type(message).__dataclass_fields__):
+        return  # most messages: it is faster to see that than to look at every leaf
     for at, leaf in tree.leaves(message, opaque=(Model,)):
         if not (isinstance(leaf, Model) and leaf.finite):
             yield from tree.not_finite({at: leaf})
 
 
-def begin(module: nn.Module, layers: Iterable[str], first: int = 0) -> None:
+def _surely_finite(value: Any) -> bool:
+    return value.finite if isinstance(value, Model) else value is None or isinstance(value, (str, int))
+
+
+def begin(module: nn.Module, layers: Iterable[str], first: int | Tensor = 0) -> None:
     """Prepare the dropout layers of a template for a forward pass; `first` is the position of its first sample in the batch."""
     for layer in layers:
         dropout = module.get_submodule(layer)
@@ -206,7 +279,13 @@ def begin(module: nn.Module, layers: Iterable[str], first: int = 0) -> None:
 
 def output_of(answer: Any) -> Tensor:
     """The logits in the output of a network: the tensor itself, or its attribute `logits` as with Hugging Face models."""
-    return answer if isinstance(answer, Tensor) else answer.logits
+    logits = answer if isinstance(answer, Tensor) else getattr(answer, "logits", None)
+    if not isinstance(logits, Tensor):
+        raise TypeError(
+            f"a network must return a tensor, or an object with the attribute logits, got {type(answer).__name__}; "
+            "wrap it in a module that returns its outputs"
+        )
+    return logits
 
 
 def _samples(x: Any) -> int:
@@ -225,11 +304,12 @@ def load(module: nn.Module, weights: tree.Params) -> nn.Module:
 
 
 def average(models: Sequence[Model], weights: Sequence[float] | None = None, combine: tree.Combine = tree.average) -> Model:
-    """The mean of models of one architecture, weighted by `shares` (any positive numbers) or uniform.
+    """The mean of models of one architecture, weighted by `weights` (any positive numbers) or uniform.
 
-    `combine` may be something else than the mean.
+    `combine` replaces the mean, for instance by a robust one.
     """
-    if any(model.arch != models[0].arch for model in models):
+    arch = models[0].arch
+    if any(model.arch is not arch and model.arch != arch for model in models):
         raise ValueError(f"cannot average {', '.join(sorted({m.arch.name for m in models}))}: different architectures")
     total = float(sum(weights)) if weights is not None else float(len(models))
     normalised = [weight / total for weight in weights] if weights is not None else [1.0 / total] * len(models)

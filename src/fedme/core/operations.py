@@ -6,7 +6,7 @@ the engine and receives their results in the same order.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -124,8 +124,8 @@ class Objective(Protocol):
     def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
         """The loss of every role for every sample. A role's loss must not depend on the weights of another role.
 
-        An objective may have a method `slopes` with the same arguments that returns, in closed form, the derivatives of the
-        losses by the logits.
+        An objective may have a method `logit_gradients` with the same arguments that returns, in closed form, the
+        derivatives of the losses by the logits.
         """
         ...
 
@@ -136,8 +136,12 @@ class Gradient(Protocol):
     def clip(self, grads: Params, limit: float) -> Params:
         """The gradients of one role, scaled per client so that their norm is at most `limit`.
 
-        Everything else in an optimizer is elementwise. Only the engine knows which weights belong to one client.
+        This and `dot` apart, an optimizer is elementwise. Only the engine knows which weights belong to one client.
         """
+        ...
+
+    def dot(self, a: Params, b: Params) -> Params:
+        """The dot product of all weights of one role, one number per client, under the name of every weight."""
         ...
 
     def __call__(self, models: Models, batch: Batch, draw: int = 0) -> tuple[Mapping[Role, Params], Mapping[Role, Params]]:
@@ -253,7 +257,12 @@ def train(
     opt: OptState | None = None,
     frozen: Models | None = None,
 ) -> Computation[Trained]:
-    """Train `models` on the same batches. A role that is missing in `opt` starts with a new optimizer state."""
+    """Train `models` on the same batches. A role that is missing in `opt` starts with a new optimizer state.
+
+    An objective with a method `fitted_to`, such as one with class weights, is fitted to the samples first.
+    """
+    if (fitted_to := getattr(optimizer.objective, "fitted_to", None)) is not None:
+        optimizer = replace(optimizer, objective=fitted_to(data))  # type: ignore[type-var]
     result: Sequence[Trained] = yield (Train(models, optimizer, data, batch_schedule, key, opt or {}, frozen or {}),)
     return result[0]
 

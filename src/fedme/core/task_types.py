@@ -1,13 +1,13 @@
 """What is predicted: a class, several yes-or-no labels, or numbers. The type of the targets says which it is.
 
-* classification: int64, one class a sample; softmax; the loss is the cross-entropy, the mutual term KL(peer || self).
-* multi-label: bool, samples x labels; a Bernoulli variable a label; the loss is the sum over labels of the binary
+* classification: int64, one class per sample; softmax; the loss is the cross-entropy, the mutual term KL(peer || self).
+* multi-label: bool, samples x labels; a Bernoulli variable per label; the loss is the sum over labels of the binary
   cross-entropies, the mutual term the sum over labels of KL(peer || self).
-* regression: floats, samples x targets; a Gaussian of variance 1 a target; the loss is half the squared error (the negative
+* regression: floats, samples x targets; a Gaussian of variance 1 per target; the loss is half the squared error (the negative
   log-likelihood without its constant), the mutual term KL(peer || self), half the squared difference to the peer's answer.
 
-All three are exponential families in their natural parameter, so every slope by the outputs has one form: (mean - target) for
-the loss, (mean - peer's mean) for the mutual term.
+All three are exponential families in their natural parameter, so derivatives by the outputs have one form: (mean - target)
+for the loss, (mean - peer's mean) for the mutual term.
 """
 
 import functools
@@ -77,8 +77,12 @@ class Classification:
         return values.scatter_add_(-1, label, constant(minus, lead(values), values).expand(label.shape))
 
     def accuracy(self, z: Tensor, y: Tensor) -> float:
-        right = (z.argmax(-1) == y) & ~z.isnan().any(-1)  # no prediction is a wrong one
-        return right.double().mean().item()
+        return right_answers(z, y).double().mean().item()
+
+
+def right_answers(z: Tensor, y: Tensor) -> Tensor:
+    """Whether the largest output is that of the class; no prediction is a wrong one."""
+    return (z.argmax(-1) == y) & ~z.isnan().any(-1)
 
 
 @dataclass(frozen=True)

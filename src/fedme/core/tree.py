@@ -1,10 +1,9 @@
 """Arithmetic over named tensors, and the size of messages.
 
-Everything here is elementwise except `norm`, so it runs unchanged on one client's weights or on a stack of many clients'
-weights; `norm` (and `clip`, which needs it) takes `lead`, the number of leading axes that count clients (0 or 1).
+Everything here is elementwise except `norm` and `dot`, so it runs unchanged on one client's weights or on a stack of many
+clients' weights; these two (and `clip`, which needs a norm) take `lead`, the number of leading axes that count clients: 0 or 1.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
@@ -12,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedme.core.flat_params import FlatParams, flat_params
+
 Params = Mapping[str, Tensor]
-Combine = Callable[[Sequence[Params], Sequence[float]], dict[str, Tensor]]  # trees and their weights, which add up to 1
+Combine = Callable[[Sequence[Params], Sequence[float]], Params]  # trees and their weights, which add up to 1
 
 
 def zeros(a: Params) -> dict[str, Tensor]:
@@ -52,6 +53,20 @@ def norm(a: Params, lead: int = 0) -> Tensor:
     return torch.stack(squares).sum(0).sqrt() if squares else torch.zeros(())
 
 
+def dot(a: Params, b: Params, lead: int = 0) -> Tensor:
+    """The dot product of all tensors together: one number, or one per client if a leading axis counts clients."""
+    products = [(v * b[name]).flatten(lead).sum(-1) if v.dim() > lead else v * b[name] for name, v in a.items()]
+    return torch.stack(products).sum(0) if products else torch.zeros(())
+
+
+def distance(a: Params, b: Params) -> float:
+    """The norm of `a` minus `b` over the floating-point tensors of `a`."""
+    flat, other = flat_params(a), flat_params(b)
+    if flat is not None and other is not None and flat.layout is other.layout:
+        return float(torch.linalg.vector_norm(flat.flat - other.flat))
+    return float(norm(sub({name: value for name, value in a.items() if value.is_floating_point()}, b)))
+
+
 def clip(a: Params, limit: float, lead: int = 0) -> dict[str, Tensor]:
     """`a` scaled, per client, so that its norm is at most `limit`."""
     factor = (limit / (norm(a, lead) + 1e-6)).clamp(max=1.0)
@@ -60,8 +75,11 @@ def clip(a: Params, limit: float, lead: int = 0) -> dict[str, Tensor]:
     return {name: value * factor.reshape(factor.shape + (1,) * (value.dim() - lead)) for name, value in a.items()}
 
 
-def average(trees: Sequence[Params], weights: Sequence[float]) -> dict[str, Tensor]:
+def average(trees: Sequence[Params], weights: Sequence[float]) -> Params:
     """The weighted mean of floating-point tensors; integer tensors (counters) are taken from the first tree."""
+    flats = [flat_params(tree) for tree in trees]
+    if flats[0] is not None and all(flat is not None and flat.layout is flats[0].layout for flat in flats):
+        return _flat_average(flats, weights)  # type: ignore[arg-type]
     names = [name for name, value in trees[0].items() if value.is_floating_point()]
     total = scale({name: trees[0][name] for name in names}, weights[0])
     for tree, share in zip(trees[1:], weights[1:], strict=True):
@@ -69,9 +87,21 @@ def average(trees: Sequence[Params], weights: Sequence[float]) -> dict[str, Tens
     return {name: total.get(name, value) for name, value in trees[0].items()}
 
 
+def _flat_average(trees: Sequence[FlatParams], weights: Sequence[float]) -> FlatParams:
+    total = trees[0].flat * weights[0]
+    for tree, share in zip(trees[1:], weights[1:], strict=True):
+        total.add_(tree.flat, alpha=share)
+    return FlatParams(trees[0].layout, total)
+
+
 def leaves(value: Any, at: str = "", opaque: tuple[type, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Every leaf of a message with its place: tensors, numbers, texts, and values of the types in `opaque`."""
-    if isinstance(value, opaque):
+    if isinstance(value, (str, int, float, *opaque)):  # in the order in which tests are fast
+        yield at, value
+    elif is_message(value):
+        for name in type(value).__dataclass_fields__:
+            yield from leaves(getattr(value, name), f"{at}.{name}" if at else name, opaque)
+    elif isinstance(value, Tensor):
         yield at, value
     elif isinstance(value, Mapping):
         for name, item in value.items():
@@ -79,11 +109,13 @@ def leaves(value: Any, at: str = "", opaque: tuple[type, ...] = ()) -> Iterator[
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
             yield from leaves(item, f"{at}[{i}]", opaque)
-    elif dataclasses.is_dataclass(value) and not hasattr(value, "__wire__"):
-        for field in dataclasses.fields(value):
-            yield from leaves(getattr(value, field.name), f"{at}.{field.name}" if at else field.name, opaque)
     else:
         yield at, value
+
+
+def is_message(value: Any) -> bool:
+    """Whether a value has fields that travel. An architecture has fields, but travels as its name."""
+    return hasattr(value, "__dataclass_fields__") and not hasattr(value, "__wire__") and not isinstance(value, type)
 
 
 def not_finite(value: Any) -> Iterator[str]:
@@ -96,6 +128,12 @@ def not_finite(value: Any) -> Iterator[str]:
             yield at
 
 
+def is_finite(params: Params) -> bool:
+    """Whether no weight is NaN or infinite."""
+    flat = flat_params(params)
+    return _is_finite(flat.flat) if flat is not None else next(not_finite(params), None) is None
+
+
 def _is_finite(x: Tensor) -> bool:
     """Whether all values are finite. A finite sum proves it and is faster; a sum of large values may overflow."""
     return math.isfinite(x.sum().item()) or bool(x.isfinite().all())
@@ -103,22 +141,26 @@ def _is_finite(x: Tensor) -> bool:
 
 def nbytes(value: Any) -> int:
     """The size of a message in bytes: its tensors, 8 bytes per number, and its texts and names."""
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
+    if isinstance(value, FlatParams):  # in the order in which tests are fast
+        return value.layout.nbytes
     if isinstance(value, str):
         return len(value.encode())
-    if isinstance(value, bytes):
-        return len(value)
     if value is None or isinstance(value, bool):
         return 1
-    if isinstance(value, int | float):
+    if isinstance(value, (int, float)):
         return 8
-    if isinstance(value, Mapping):
-        return sum(nbytes(k) + nbytes(v) for k, v in value.items())
-    if isinstance(value, Sequence | Set):
-        return sum(nbytes(item) for item in value)
     if hasattr(value, "__wire__"):  # an architecture travels as its name
         return nbytes(value.__wire__())
-    if dataclasses.is_dataclass(value):
-        return sum(nbytes(getattr(value, field.name)) for field in dataclasses.fields(value))
+    if is_message(value):
+        known: int | None = getattr(value, "nbytes", None)  # of a model
+        return known if known is not None else sum([nbytes(getattr(value, name)) for name in type(value).__dataclass_fields__])
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, Mapping):
+        flat = flat_params(value)
+        return flat.layout.nbytes if flat is not None else sum(nbytes(k) + nbytes(v) for k, v in value.items())
+    if isinstance(value, Sequence | Set):
+        return sum(nbytes(item) for item in value)
     raise TypeError(f"a message cannot hold a {type(value).__name__}")

@@ -12,6 +12,8 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
+from fedme.core.foreign_text import one_line
+
 Leaf = Callable[[Any, Any, str], Any]  # (annotation, value, place) -> a value, or NotImplemented
 
 
@@ -21,16 +23,6 @@ class TypedError(ValueError):
     def __init__(self, at: str, message: str) -> None:
         super().__init__(one_line(f"{at}: {message}" if at else message))
         self.at = at
-
-
-MAX_LENGTH = 1000  # characters of an error message, which may quote untrusted data
-
-
-def one_line(text: str) -> str:
-    """Make untrusted text safe to print: one line, printable characters only, at most `MAX_LENGTH` characters."""
-    flat = " ".join(text.split())
-    plain = flat if flat.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in flat)
-    return plain if len(plain) <= MAX_LENGTH else f"{plain[: MAX_LENGTH - 204]} ... {plain[-200:]}"
 
 
 def nearest(word: str, known: typing.Iterable[str]) -> str:

@@ -4,37 +4,34 @@
 // so results depend neither on the number of threads nor on other clients. Dimensions that vectors run along are padded with
 // zeros to full vectors, so that no loop has a remainder.
 
+#include "compiled_batches.hpp"
 #include "compiled_convolutions.hpp"
 #include "compiled_dense.hpp"
 #include "compiled_elementwise.hpp"
+#include "compiled_gru.hpp"
 #include "compiled_normalisation.hpp"
 #include "compiled_pooling.hpp"
 #include "compiled_sequences.hpp"
 
 // These structures are those of execution/compiled.py, field by field.
-struct Batches {
-    const int64_t *rows, *targets;  // steps x width: rows of the table, and classes
-    const int64_t *sizes;           // of every batch
-    const double *divisors;         // of the sum of the losses of every batch
-    int64_t steps, width;
-
-    int64_t largest() const { return steps ? *std::max_element(sizes, sizes + steps) : 0; }
-};
-
 // The inputs of all samples; `symbols` are 64-bit integers.
 struct Table {
     const void *values;
     int64_t features, symbols;
 };
 
+// What the targets are, as in core/task_types.py: a class, yes-or-no labels (1 or 0), or quantities.
+enum Task : int64_t { CLASSES, LABELS, QUANTITIES };
+
 struct NetworkSpec {
     const ValueSpec *values;
     const NodeSpec *nodes;
-    int64_t value_count, node_count, output, classes;
-    const ParameterSpec *parameters;
+    int64_t value_count, node_count, parameter_count, output, classes;
+    const ParameterPlaces *parameters;
+    Bases bases;
     const int64_t *seeds;  // of the dropout layers
-    double label_weight, peer_weight;
     int64_t steps;  // that Adam has taken before
+    double label_weight, peer_weight;
     double loss;  // a result: the sum over all samples
 };
 
@@ -51,10 +48,27 @@ struct OptimizerSpec {
     double beta2, eps, decoupled_decay;  // of Adam, whose beta1 is `momentum`
 };
 
+// One training, of `count` networks.
+struct TrainJob {
+    Batches batches;
+    Draw draw;
+    NetworkSpec *networks;
+    int64_t count;
+    const OptimizerSpec *optimizer;
+    int64_t samples, several;  // results: samples seen, and batches of more than one sample
+};
+
+struct PredictJob {
+    const int64_t *rows;
+    int64_t count, table_rows;
+    const NetworkSpec *network;
+    void *logits;
+};
+
 namespace {
 
 enum NodeType : int64_t { DENSE, CONVOLUTION, DEPTHWISE, POOL, ELEMENTWISE, BINARY, DROPOUT, GATHER, BROADCAST, CHANNEL_NORM,
-                          ROW_NORM, SOFTMAX, MATRIX_PRODUCT, EMBEDDING, LSTM };  // as in execution/compiled.py
+                          ROW_NORM, SOFTMAX, MATRIX_PRODUCT, EMBEDDING, LSTM, GRU };  // as in execution/compiled.py
 
 template <typename real>
 std::unique_ptr<Node<real>> make_node(const NodeContext<real> &context, const Value<real> &input) {
@@ -73,7 +87,8 @@ std::unique_ptr<Node<real>> make_node(const NodeContext<real> &context, const Va
         case SOFTMAX: return std::make_unique<Softmax<real>>(context, input);
         case MATRIX_PRODUCT: return std::make_unique<MatrixProduct<real>>(context, input);
         case EMBEDDING: return std::make_unique<Embedding<real>>(context, input);
-        default: return std::make_unique<LongShortTermMemory<real>>(context, input);
+        case LSTM: return std::make_unique<LongShortTermMemory<real>>(context, input);
+        default: return std::make_unique<GatedRecurrentUnit<real>>(context, input);
     }
 }
 
@@ -86,25 +101,77 @@ struct Network {
     real label_weight, peer_weight;  // in the loss, of the labels and of the other network
     int64_t steps;                   // that were taken before
     double loss = 0;                 // the sum over all samples
-    AlignedVector<real> p, log_p;    // batch x classes
+    AlignedVector<real> p, log_p;    // batch x classes: means, and what the losses need (the logarithms of chances, or logits)
+    std::vector<ParameterSpec> specs;  // where the parameters are in memory
+    const ValueSpec *value_specs;
+    const NodeSpec *node_specs;
+    int64_t batch;
+    bool reusable = true;  // for the weights of another client
+    std::vector<std::vector<Parameter<real> *>> shared;  // parameters that are parts of one tensor, or the whole several times
+    std::vector<AlignedVector<real>> shared_gradients;   // of these tensors
 
     Network(const NetworkSpec &network, int64_t batch, bool trains = true)
         : values(network.value_count), output(network.output), classes(network.classes), label_weight(real(network.label_weight)),
-          peer_weight(real(network.peer_weight)), steps(network.steps) {
+          peer_weight(real(network.peer_weight)), steps(network.steps), value_specs(network.values), node_specs(network.nodes),
+          batch(batch) {
         for (int64_t i = 0; i < network.value_count; i++) {
             const ValueSpec &spec = network.values[i];
             values[i].size = spec.size, values[i].sums = spec.sums, values[i].needs_gradient = trains && spec.gradient;
             if (i) values[i].data.resize(batch * spec.size);
             if (values[i].needs_gradient) values[i].gradient.resize(batch * spec.size);
         }
+        for (int64_t i = 0; i < network.parameter_count; i++) specs.push_back(network.bases.of(network.parameters[i]));
         for (int64_t i = 0; i < network.node_count; i++) {
             const NodeSpec &spec = network.nodes[i];
             const int64_t first = spec.inputs[0] < 0 ? 0 : spec.inputs[0];
-            nodes.push_back(make_node<real>({spec, network.parameters, network.seeds, batch}, values[first]));
+            nodes.push_back(make_node<real>({spec, specs.data(), network.seeds, batch}, values[first]));
             for (int k = 0; k < 3; k++) nodes.back()->inputs[k] = spec.inputs[k] < 0 ? nullptr : &values[spec.inputs[k]];
             nodes.back()->output = &values[spec.output];
+            if (spec.seed >= 0) reusable = false;  // dropout has the seeds of one client
         }
         p.resize(batch * classes), log_p.resize(batch * classes);
+        if (trains) find_shared();
+    }
+
+    // Whether this network with other weights is the one that is wanted.
+    bool fits(const NetworkSpec &network, int64_t samples) const {
+        bool same = reusable && value_specs == network.values && node_specs == network.nodes && samples <= batch;
+        for (size_t i = 0; same && i < specs.size(); i++) same = specs[i].trained == network.parameters[i].trained;
+        return same;
+    }
+
+    void reload(const NetworkSpec &network, bool trains) {
+        bool same = !trains;  // many clients may evaluate one model
+        for (size_t i = 0; i < specs.size(); i++) {
+            const ParameterSpec wanted = network.bases.of(network.parameters[i]);
+            same = same && specs[i].value == wanted.value;
+            specs[i] = wanted;
+        }
+        if (same) return;
+        for (Parameter<real> *parameter : parameters()) parameter->reload(specs.data());
+        label_weight = real(network.label_weight), peer_weight = real(network.peer_weight);
+        steps = network.steps, loss = 0;
+    }
+
+    void find_shared() {
+        std::map<int64_t, std::vector<Parameter<real> *>> by_tensor;
+        for (Parameter<real> *parameter : parameters()) by_tensor[parameter->index].push_back(parameter);
+        for (auto &[index, users] : by_tensor) {
+            if (users.size() < 2 || !users[0]->trained) continue;
+            int64_t size = 0;
+            for (Parameter<real> *user : users) user->shared = true, size = std::max(size, user->first + user->layout.count());
+            shared.push_back(users), shared_gradients.emplace_back(size);
+        }
+    }
+
+    // All users of a tensor get the sum of their gradients, and so take the same step.
+    void add_shared() {
+        for (size_t i = 0; i < shared.size(); i++) {
+            AlignedVector<real> &sum = shared_gradients[i];
+            std::fill(sum.begin(), sum.end(), real(0));
+            for (Parameter<real> *user : shared[i]) user->layout.add_to(&sum[user->first], user->gradient);
+            for (Parameter<real> *user : shared[i]) user->gradient = user->layout.template load<real>(&sum[user->first]);
+        }
     }
 
     std::vector<Parameter<real> *> parameters() {
@@ -115,9 +182,17 @@ struct Network {
         return parameters;
     }
 
-    void store(NetworkSpec &network) {
-        for (Parameter<real> *parameter : parameters()) parameter->store(network.parameters);
+    void store() {
+        vector<real> sum = {};
+        for (Parameter<real> *parameter : parameters()) {
+            parameter->store(specs.data());
+            for (size_t i = 0; i < parameter->value.size(); i += LANES<real>) sum += at(&parameter->value[i]);
+        }
+        for (int64_t i = 0; i < LANES<real>; i++) keep_if_finite(sum[i]);
     }
+
+    // A NaN may be in the padding too, and no client must see that of another.
+    void keep_if_finite(real number) { reusable = reusable && std::isfinite(number); }
 
     void forward(const std::vector<const real *> &x, const Pass &pass) {
         values[0].rows = x.data();
@@ -126,10 +201,16 @@ struct Network {
 
     const real *logits(int64_t b) const { return values[output].of(b); }
 
-    void softmax(int64_t samples) {
+    // Means of the outputs, and what the losses need.
+    void expect(int64_t samples, int64_t task) {
         for (int64_t b = 0; b < samples; b++) {
             const real *z = logits(b);
             real *q = &p[b * classes], *log_q = &log_p[b * classes];
+            if (task != CLASSES) {
+                for (int64_t c = 0; c < classes; c++)
+                    log_q[c] = z[c], q[c] = task == LABELS ? 1 / (1 + std::exp(-z[c])) : z[c];
+                continue;
+            }
             const real top = *std::max_element(z, z + classes);
             real sum = 0;
             for (int64_t c = 0; c < classes; c++) sum += q[c] = std::exp(z[c] - top);
@@ -138,19 +219,36 @@ struct Network {
         }
     }
 
+    static real softplus(real z) { return std::max(z, real(0)) + std::log1p(std::exp(-std::abs(z))); }
+
+    // The loss of one output, of the labels and of the other network.
+    real label_loss(int64_t task, int64_t i, real y) const {
+        if (task == CLASSES) return y ? -log_p[i] : real(0);
+        return task == LABELS ? softplus(log_p[i]) - y * log_p[i] : (p[i] - y) * (p[i] - y) / 2;
+    }
+    real divergence(int64_t task, int64_t i, const Network &peer) const {
+        if (task == QUANTITIES) return (peer.p[i] - p[i]) * (peer.p[i] - p[i]) / 2;
+        const real difference = peer.p[i] * (peer.log_p[i] - log_p[i]);
+        return task == CLASSES ? difference : difference - softplus(peer.log_p[i]) + softplus(log_p[i]);
+    }
+
     // The gradient of the mean loss by the logits: (labels + peer) p - peer q - labels y. The loss is added up if it `counts`.
-    void backward_loss(const Network *peer, const int64_t *y, int64_t samples, double divisor, bool counts) {
-        const real scale = real(1 / divisor);
+    void backward_loss(const Network *peer, const Batches &batches, int64_t step, int64_t samples, bool counts) {
+        const real scale = real(1 / batches.divisors[step]);
+        const int64_t task = batches.task, begin = step * batches.width;
         for (int64_t b = 0; b < samples; b++) {
             const int64_t first = b * classes;
+            const int64_t *label = static_cast<const int64_t *>(batches.targets) + begin + b;
+            const real *numbers = static_cast<const real *>(batches.targets) + (begin + b) * classes;
             real *gradients = values[output].gradient_of(b);
-            if (counts) loss -= label_weight * log_p[first + y[b]];
+            const auto target = [&](int64_t c) { return task == CLASSES ? real(c == *label) : numbers[c]; };
+            for (int64_t c = 0; counts && c < classes; c++) loss += label_weight * label_loss(task, first + c, target(c));
             for (int64_t c = 0; c < classes; c++) {
                 const int64_t i = first + c;
-                real gradient = label_weight * (p[i] - (c == y[b]));
+                real gradient = label_weight * (p[i] - target(c));
                 if (peer) {
                     gradient += peer_weight * (p[i] - peer->p[i]);
-                    if (counts) loss += peer_weight * peer->p[i] * (peer->log_p[i] - log_p[i]);
+                    if (counts) loss += peer_weight * divergence(task, i, *peer);
                 }
                 gradients[c] = gradient * scale;
             }
@@ -163,6 +261,7 @@ struct Network {
             if (value.sums && value.needs_gradient) std::fill_n(value.gradient.begin(), pass.samples * value.size, real(0));
         for (size_t i = nodes.size(); i-- > 0;)
             if (nodes[i]->output->needs_gradient) nodes[i]->backward(pass, rule);
+        add_shared();
         if (rule.clips()) clip(rule);
         for (Parameter<real> *parameter : parameters()) parameter->update(rule);  // those whose gradients were stored
     }
@@ -174,8 +273,12 @@ struct Network {
             for (size_t i = 0; parameter->trained && i < parameter->gradient.size(); i++) {
                 real &gradient = parameter->gradient[i];
                 if (rule.clipped_prox) gradient += rule.clipped_prox * (parameter->value[i] - parameter->anchor[i]);
-                squares += double(gradient) * double(gradient);
+                if (!parameter->shared) squares += double(gradient) * double(gradient);
             }
+        for (size_t i = 0; i < shared.size(); i++) {  // a number counts once, however many use it
+            for (Parameter<real> *user : shared[i]) user->layout.store(user->gradient, &shared_gradients[i][user->first]);
+            for (const real gradient : shared_gradients[i]) squares += double(gradient) * double(gradient);
+        }
         const double factor = rule.clip / (std::sqrt(squares) + 1e-6);
         if (factor >= 1) return;
         for (Parameter<real> *parameter : parameters())
@@ -229,13 +332,13 @@ struct Trainer {
 
     // `draw` counts the gradients on one batch; the loss is that of the first.
     void descend(std::vector<Network<real>> &networks, int64_t draw, const UpdateRule<real> &rule) {
-        const int64_t *y = batches.targets + step * batches.width, number = step * optimizer.draws_per_step + draw;
+        const int64_t number = step * optimizer.draws_per_step + draw;
         for (auto &network : networks) {
             network.forward(*x, {samples, number});
-            network.softmax(samples);
+            network.expect(samples, batches.task);
         }
         for (size_t i = 0; i < networks.size(); i++)
-            networks[i].backward_loss(optimizer.mutual ? &networks[1 - i] : nullptr, y, samples, batches.divisors[step], draw == 0);
+            networks[i].backward_loss(optimizer.mutual ? &networks[1 - i] : nullptr, batches, step, samples, draw == 0);
         for (auto &network : networks) {
             UpdateRule<real> own = rule;
             if (rule.type == ADAM) {
@@ -248,8 +351,22 @@ struct Trainer {
     }
 };
 
+// Networks of the last job: if the next one has the same architecture, they only get other weights.
 template <typename real>
-void train(const Table &table, const Batches &batches, NetworkSpec *specs, int64_t count, const OptimizerSpec &optimizer) {
+using Networks = std::vector<Network<real>>;
+
+template <typename real>
+void prepare(Networks<real> &networks, const NetworkSpec *specs, int64_t count, int64_t batch, bool trains) {
+    bool fit = int64_t(networks.size()) == count;
+    for (int64_t i = 0; fit && i < count; i++) fit = networks[i].fits(specs[i], batch);
+    if (!fit) networks.clear(), networks.reserve(count);
+    for (int64_t i = 0; i < count; i++)
+        fit ? networks[i].reload(specs[i], trains) : void(networks.emplace_back(specs[i], batch, trains));
+}
+
+template <typename real>
+void train(const Table &table, const Batches &batches, NetworkSpec *specs, int64_t count, const OptimizerSpec &optimizer,
+           Networks<real> &networks) {
     UpdateRule<real> rule{real(optimizer.lr), real(optimizer.momentum), real(optimizer.weight_decay + optimizer.prox),
                           real(optimizer.prox), real(optimizer.clip)};
     if (rule.clips()) rule.weight_decay = real(optimizer.weight_decay), rule.prox = 0, rule.clipped_prox = real(optimizer.prox);
@@ -260,10 +377,9 @@ void train(const Table &table, const Batches &batches, NetworkSpec *specs, int64
         rule.type = ADAM, rule.beta2 = real(optimizer.beta2), rule.eps = real(optimizer.eps);
         rule.decoupled_decay = real(optimizer.decoupled_decay);
     }
-    std::vector<Network<real>> networks, copies;
-    networks.reserve(count), copies.reserve(count);
-    for (int64_t i = 0; i < count; i++) networks.emplace_back(specs[i], batches.largest());
-    for (int64_t i = 0; i < count && optimizer.optimizer == MUTUAL_MOREAU; i++) copies.emplace_back(specs[i], batches.largest());
+    Networks<real> copies;
+    prepare(networks, specs, count, batches.largest(), true);
+    if (optimizer.optimizer == MUTUAL_MOREAU) prepare(copies, specs, count, batches.largest(), true);
     Trainer<real> trainer(table, batches, optimizer);
     while (trainer.next_batch()) {
         if (optimizer.optimizer == SGD || optimizer.optimizer == ADAM_OPTIMIZER) trainer.descend(networks, 0, rule);
@@ -290,57 +406,88 @@ void train(const Table &table, const Batches &batches, NetworkSpec *specs, int64
     }
     for (int64_t i = 0; i < count; i++) {
         specs[i].loss = networks[i].loss + (copies.empty() ? 0 : copies[i].loss);
-        networks[i].store(specs[i]);
+        networks[i].store();
     }
 }
 
 template <typename real>
-void predict(const Table &table, const int64_t *rows, int64_t count, const NetworkSpec &spec, real *logits) {
+void predict(const Table &table, const int64_t *rows, int64_t count, const NetworkSpec &spec, real *logits,
+             Networks<real> &networks) {
     const int64_t batch = std::min<int64_t>(count, 100);
-    Network<real> network(spec, batch, false);
+    prepare(networks, &spec, 1, batch, false);
+    Network<real> &network = networks[0];
     Inputs<real> inputs(table, batch);
     for (int64_t first = 0; first < count; first += batch) {
         const int64_t samples = std::min(batch, count - first);
         network.forward(inputs.of(rows + first, samples), {samples, EVALUATION});
         for (int64_t b = 0; b < samples; b++) std::copy_n(network.logits(b), spec.classes, logits + (first + b) * spec.classes);
     }
+    network.keep_if_finite(std::accumulate(logits, logits + count * spec.classes, real(0)));
 }
 
-template <typename Work>
-int status_of(const Work &work) {
+template <typename real>
+void run(const Table &table, TrainJob &job, Networks<real> &networks) {
+    std::unique_ptr<DrawnBatches> drawn;
+    if (job.draw.seeds) {
+        int64_t classes = std::numeric_limits<int64_t>::max();
+        for (int64_t i = 0; i < job.count; i++) classes = std::min(classes, job.networks[i].classes);
+        if (!in_range(job.draw, classes)) throw std::out_of_range("");
+        drawn = std::make_unique<DrawnBatches>(job.draw);
+        job.batches = drawn->batches(job.draw);
+    }
+    train<real>(table, job.batches, job.networks, job.count, *job.optimizer, networks);
+    for (int64_t step = 0; step < job.batches.steps; step++) {
+        job.samples += job.batches.sizes[step];
+        job.several += job.batches.sizes[step] > 1;
+    }
+}
+
+template <typename real>
+void run(const Table &table, PredictJob &job, Networks<real> &networks) {
+    for (int64_t i = 0; i < job.count; i++)
+        if (job.rows[i] < 0 || job.rows[i] >= job.table_rows) throw std::out_of_range("");
+    predict<real>(table, job.rows, job.count, *job.network, static_cast<real *>(job.logits), networks);
+}
+
+template <typename real, typename Job>
+void run_each(const Table &table, Job *jobs, int64_t count) {
+    Networks<real> networks;
+    for (int64_t i = 0; i < count; i++) run<real>(table, jobs[i], networks);
+}
+
+template <typename Job>
+int run_all(const Table &table, int64_t bytes, Job *jobs, int64_t count) {
     try {
-        work();
+        bytes == sizeof(float) ? run_each<float>(table, jobs, count) : run_each<double>(table, jobs, count);
         return 0;
     } catch (const std::bad_alloc &) {
         return 1;
+    } catch (const std::out_of_range &) {
+        return 2;
     }
 }
 
 }  // namespace
 
-// Both return 0, or 1 if there is not enough memory. `bytes` is the size of one number.
-extern "C" int fedme_train(const Table *table, int64_t bytes, const Batches *batches, NetworkSpec *specs, int64_t count,
-                           const OptimizerSpec *optimizer) {
-    return status_of([&] {
-        if (bytes == sizeof(float))
-            train<float>(*table, *batches, specs, count, *optimizer);
-        else
-            train<double>(*table, *batches, specs, count, *optimizer);
-    });
+// Both run one job after another. They return 0, or 1 if there is not enough memory, or 2 if a row is not in the table or a
+// target is no class. `bytes` is the size of one number.
+extern "C" int fedme_train(const Table *table, int64_t bytes, TrainJob *jobs, int64_t count) {
+    return run_all(*table, bytes, jobs, count);
 }
 
-extern "C" int fedme_predict(const Table *table, int64_t bytes, const int64_t *rows, int64_t count, const NetworkSpec *spec,
-                             void *logits) {
-    return status_of([&] {
-        if (bytes == sizeof(float))
-            predict<float>(*table, rows, count, *spec, static_cast<float *>(logits));
-        else
-            predict<double>(*table, rows, count, *spec, static_cast<double *>(logits));
-    });
+extern "C" int fedme_predict(const Table *table, int64_t bytes, PredictJob *jobs, int64_t count) {
+    return run_all(*table, bytes, jobs, count);
+}
+
+// The order of so many samples, for a check that it is that of torch.
+extern "C" void fedme_order(int64_t seed, int64_t count, int64_t *order) {
+    std::vector<int64_t> drawn(count);
+    shuffle(drawn, seed);
+    std::copy(drawn.begin(), drawn.end(), order);
 }
 
 // The number of this interface, as in execution/compiled.py.
-extern "C" int fedme_interface() { return 2; }
+extern "C" int fedme_interface() { return 5; }
 
 // Whether this processor has the instructions of the code above.
 extern "C" int fedme_runs_here() {

@@ -1,37 +1,57 @@
 """The compiled backend (`compiled.cpp`): programs made of traced networks, one client after another on every thread.
 
-The weights of a client stay in the processor's cache for all its steps, and no Python runs between them. The structures below
-have the names and the order of those in the C++ code.
+The weights of a client stay in the processor's cache for all its steps, and no Python runs between them. Small operations share
+a call (`compiled_calls.py`). The structures below have the names and the order of those in the C++ code.
 """
 
 import ctypes
 import functools
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedme.core.data import Arrays, Split
+from fedme.core.flat_params import FlatLayout, flat_copy, flat_params
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
-from fedme.core.operations import BatchSchedule, Models, Objective, Op, Predict, Role, Train, Trained
+from fedme.core.operations import (
+    BatchSchedule,
+    EstimateStatistics,
+    Evaluate,
+    Models,
+    Objective,
+    Op,
+    Predict,
+    Role,
+    Train,
+    Trained,
+)
+from fedme.core.task_types import TaskType, task_type_of
 from fedme.core.tree import Params
 from fedme.execution import reference
+from fedme.execution.compiled_calls import NOT_DRAWN, NOT_GIVEN, OPTIMIZER, PREDICT_JOB, TRAIN_JOB, Call, address
 from fedme.execution.input_tables import InputTable, InputTables
-from fedme.execution.lowering import NODE_TYPES, Program, lowered
-from fedme.execution.reference import DRAWS_PER_STEP, result_of
-from fedme.execution.routing import Tick, models_of, no_tick
-from fedme.execution.threads import Computing, on_threads
+from fedme.execution.lowering import lowered
+from fedme.execution.program import NODE_TYPES, Program
+from fedme.execution.reference import DRAWS_PER_STEP, scores
+from fedme.execution.routing import Tick, effort, models_of, no_tick, pieces
+from fedme.execution.threads import Computing, on_threads, result_of
 from fedme.learning.objectives import CrossEntropy, Mutual
 from fedme.learning.optimizers import SGD, Adam, Moreau, MutualMoreau
 
+T = TypeVar("T")
 DERIVED_ROLES = {Moreau: ("w",), MutualMoreau: ("theta",)}  # roles whose weights follow from those of another
+TASKS: tuple[TaskType, ...] = ("classification", "multi-label", "regression")  # as in the C++ code
 VECTOR_BYTES = 32
-INTERFACE = 2  # of the structures below and the functions of the C++ code; change both together
+PIECES = 2  # calls per thread: fewer cost less, more are divided more evenly
+LARGE = 2e7  # effort of a call that is worth itself, about 2 ms
+INTERFACE = 5  # of the structures below and the functions of the C++ code; change both together
 
 
 def _fields(c_type: Any, *names: str) -> list[tuple[str, Any]]:
@@ -42,18 +62,6 @@ class Table(ctypes.Structure):
     """The inputs of all samples: numbers or symbols."""
 
     _fields_ = [("values", ctypes.c_void_p), *_fields(ctypes.c_int64, "features", "symbols")]
-
-
-class Batches(ctypes.Structure):
-    """The batches of one training."""
-
-    _fields_ = [*_fields(ctypes.c_void_p, "rows", "targets", "sizes", "divisors"), *_fields(ctypes.c_int64, "steps", "width")]
-
-
-class ParameterSpec(ctypes.Structure):
-    """A parameter, its optimizer state and its anchor."""
-
-    _fields_ = [*_fields(ctypes.c_void_p, "value", "momentum", "second", "anchor"), ("trained", ctypes.c_int64)]
 
 
 class ValueSpec(ctypes.Structure):
@@ -74,32 +82,11 @@ class NodeSpec(ctypes.Structure):
         ("reals", ctypes.POINTER(ctypes.c_double)),
         ("table", ctypes.POINTER(ctypes.c_int64)),
         *_fields(ctypes.c_int64, "table_size", "seed"),
+        ("starts", ctypes.c_int64 * 4),
     ]
 
 
-class NetworkSpec(ctypes.Structure):
-    """A network, the weights of its loss terms, and the sum of its losses, a result."""
-
-    _fields_ = [
-        ("values", ctypes.POINTER(ValueSpec)),
-        ("nodes", ctypes.POINTER(NodeSpec)),
-        *_fields(ctypes.c_int64, "value_count", "node_count", "output", "classes"),
-        ("parameters", ctypes.POINTER(ParameterSpec)),
-        ("seeds", ctypes.POINTER(ctypes.c_int64)),
-        *_fields(ctypes.c_double, "label_weight", "peer_weight"),
-        ("steps", ctypes.c_int64),
-        ("loss", ctypes.c_double),
-    ]
-
-
-class OptimizerSpec(ctypes.Structure):
-    """A local optimizer."""
-
-    _fields_ = [
-        *_fields(ctypes.c_int64, "optimizer", "mutual", "inner_steps", "draws_per_step", "nesterov"),
-        *_fields(ctypes.c_double, "lr", "momentum", "weight_decay", "prox", "outer_lr", "clip"),
-        *_fields(ctypes.c_double, "beta2", "eps", "decoupled_decay"),
-    ]
+Preparing = Generator[None, None, T]  # adds a job to a call, and after it was done returns the result
 
 
 @functools.lru_cache(maxsize=1)
@@ -118,6 +105,13 @@ def library() -> ctypes.CDLL | str:
     return code if code.fedme_runs_here() else "this processor lacks AVX2"
 
 
+def active() -> str:
+    """Which compiled code is active, or why none is."""
+    code = library()
+    return f"no compiled code: {code}" if isinstance(code, str) else f"compiled code: {Path(code._name).name}"
+
+
+@functools.lru_cache(maxsize=256)
 def program_of(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype) -> Program | str:
     """The program of a network for inputs of this shape, if its results agree with the network; else why there is none."""
     # In float64 a small difference is not a rounding error; in the type of the model the layout of its vectors is checked too.
@@ -135,27 +129,35 @@ def disagreement(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch
     """How the program of a network differs from the network itself; empty if it does not.
 
     A trace does not see everything: a network may have its own backward pass, or change tensors behind another name. So both
-    are trained for a few steps on random inputs, with batches of several samples and of one.
+    are trained for a few steps on random inputs, with batches of several samples and of one, on yes-or-no labels: they give
+    every output a gradient, also a single one.
     """
     key, program, samples = Key(0).at("check"), _program(arch, shape, symbols, dtype), torch.arange(9)
     x = torch.randn((len(samples), *shape), generator=key.torch()).to(dtype)
     if symbols:
         x = torch.randint(program.symbols, x.shape, generator=key.torch())
-    data = Split(Arrays(x, samples % program.classes), samples)
+    labels = torch.rand((len(samples), program.classes), generator=key.at("labels").torch()) > 0.5
+    data = Split(Arrays(x, labels), samples)
     model = Model.init(arch, key, dtype)
     # A second step in float32 would show how fast rounding errors grow.
     schedule = BatchSchedule(epochs=2, batch=4, steps=None if dtype == torch.float64 else 1, shuffle=False)
     op = Train({"net": model}, SGD(CrossEntropy(), 0.05, 0.5), data, schedule, key)
     if names := sorted(model.params.keys() - set(program.parameters)):
         return f"the weight {names[0]} is not used"
+    # A network may make constants in its forward pass; kernels of torch read those of another type wrongly (attention masks).
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
     try:
         wanted = reference.train(op).models["net"]
+        target = reference.predict(Predict(wanted, data))
     except Exception as error:  # a user's network may raise anything
         return f"its training fails on random inputs ({type(error).__name__}: {error})"
+    finally:
+        torch.set_default_dtype(default)
     tables = InputTables(torch.device("cpu"))
 
     def run(op: Op) -> Any:
-        return on_threads([op], functools.partial(_compute, table=tables.table(op)), 1, no_tick)[0]
+        return Compiled(tables).run([op], no_tick)[0]
 
     tolerance = 1e-7 if dtype == torch.float64 else 1e-2
     trained = run(op).models["net"]
@@ -164,7 +166,7 @@ def disagreement(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch
         change = (value - before[name]).to(torch.float64).norm() + 1e-3 * value.numel() ** 0.5
         if not bool((after[name] - value).to(torch.float64).norm() <= tolerance * change):
             return f"compiled training differs from the network in {name}"
-    logits, target = run(Predict(wanted, data)), reference.predict(Predict(wanted, data))
+    logits = run(Predict(wanted, data))
     agree = torch.allclose(logits, target, tolerance, tolerance * float(target.abs().max()))
     return "" if agree else "compiled predictions differ from those of the network"
 
@@ -189,10 +191,10 @@ class Compiled:
             return "no compiled code"
         if reason := self.tables.supports(op):
             return reason
+        table = self.tables.table(op)
         for model in models_of(op):
             if model.dtype not in (torch.float32, torch.float64):
                 return f"unsupported type {model.dtype}"
-            table = self.tables.table(op)
             program = program_of(model.arch, table.shape, table.symbols, model.dtype)
             if isinstance(program, str):
                 return program
@@ -206,8 +208,15 @@ class Compiled:
 
     def run(self, ops: Sequence[Op], tick: Tick) -> list[Any]:
         """Run operations on several threads; `tick` is called on this thread."""
-        compute = functools.partial(_compute, table=self.tables.table(ops[0]))
-        return on_threads(ops, compute, max(torch.get_num_threads(), self.threads), tick)
+        threads, efforts = max(torch.get_num_threads(), self.threads), [effort(op) for op in ops]
+        parts = pieces(efforts, min(sum(efforts) / (PIECES * threads), LARGE))
+        compute = functools.partial(_together, table=self.tables.table(ops[0]))
+        results = dict[int, Any]()
+        for part, done in zip(
+            parts, on_threads([[ops[i] for i in part] for part in parts], compute, threads, tick), strict=True
+        ):
+            results.update(zip(part, done, strict=True))
+        return [results[index] for index in range(len(ops))]
 
 
 def training_obstacle(op: Train) -> str:
@@ -221,145 +230,239 @@ def training_obstacle(op: Train) -> str:
             return "alternating steps"
         if optimizer.prox and not op.frozen.keys() >= op.models.keys():
             return "a proximal term, but not for every model"
+        if optimizer.shift and (optimizer.prox or optimizer.clip is not None):
+            return "a shifted gradient with a proximal term or clipping"
     elif type(optimizer) not in (Moreau, MutualMoreau):
         return f"unsupported optimizer {type(optimizer).__name__}"
-    labels = op.data.source.labels if op.data.targets is None else op.data.targets
-    if labels.dim() != 1 or labels.dtype != torch.int64:
-        return "the targets are not classes"
     loss, trained = optimizer.objective, op.models.keys() - set(DERIVED_ROLES.get(type(optimizer), ()))
     mutual = type(loss) is Mutual and {loss.first, loss.second} == trained
     supported = mutual or (type(loss) is CrossEntropy and type(optimizer) is not MutualMoreau)
     return "" if supported else f"unsupported loss {type(loss).__name__}"
 
 
-def _compute(op: Op, table: InputTable) -> Computing[Any]:
-    """Prepare an operation, yield its computation, and return its result."""
-    if not isinstance(op, Train):
-        return result_of(op, (yield from _predict(op.model, op.data.rows, table)))
+def _together(ops: Sequence[Op], table: InputTable) -> Computing[list[Any]]:
+    """Prepare operations, yield one call that computes all of them, and return their results."""
+    code, values, trains = library(), table.values, isinstance(ops[0], Train)
+    assert not isinstance(code, str)
+    call = Call(TRAIN_JOB if trains else PREDICT_JOB)
+    preparing: list[Preparing[Any]] = [
+        _train(op, table, call) if isinstance(op, Train) else _predict(op, table, call) for op in ops
+    ]
+    for preparation in preparing:
+        next(preparation)
+    call.make()
+    function, inputs = (
+        code.fedme_train if trains else code.fedme_predict,
+        Table(values.data_ptr(), values.shape[1], table.symbols),
+    )
+    itemsize = models_of(ops[0])[0].dtype.itemsize
+
+    def compute() -> None:
+        status = call.run(function, inputs, itemsize)
+        if status == 1:
+            raise MemoryError("not enough memory for the models of a client")
+        if status == 2:
+            for op in ops:
+                _require_in_range(op, table)
+
+    yield compute
+    results = [result_of(preparation) for preparation in preparing]
+    looks = [index for index, op in enumerate(ops) if isinstance(op, Evaluate)]
+    scored = scores([results[index] for index in looks], [ops[index].data for index in looks])
+    for index, score in zip(looks, scored, strict=True):
+        results[index] = score
+    return results
+
+
+def _train(op: Train, table: InputTable, call: Call) -> Preparing[Trained]:
+    """The training of an operation, by its optimizer."""
     optimizer = op.optimizer
     models = {role: Model(model.arch, _copy(model.params), _copy(model.buffers)) for role, model in op.models.items()}
     if isinstance(optimizer, SGD | Adam):
-        states = {role: _copy(op.opt.get(role) or optimizer.init_state(model.params)) for role, model in models.items()}
-        anchors = {role: _copy(op.frozen[role].params) for role in models} if optimizer.prox else {}
-        losses = yield from _train(op, table, models, states, anchors, _descent_spec(optimizer))
-        taken = op.batch_schedule.count(len(op.data))
-        for state in states.values():
-            for name in state if isinstance(optimizer, Adam) else ():
-                if name.endswith(".step"):
-                    state[name] += taken
-        return Trained(models, {role: state for role, state in states.items() if state}, losses)
+        states = {role: state for role, model in models.items() if (state := _state(op, role, model))}
+        anchors = {role: _copy(op.frozen[role].params) for role in models} if optimizer.prox or optimizer.shift else {}
+        _, losses = yield from _descend(op, table, call, models, states, anchors, _descent_spec(optimizer))
+        if isinstance(optimizer, Adam):
+            taken = op.batch_schedule.count(len(op.data))
+            for state in states.values():
+                for name in state:
+                    if name.endswith(".step"):
+                        state[name] += taken
+        return Trained(models, states, losses)
     assert isinstance(optimizer, Moreau | MutualMoreau)
     mutual = isinstance(optimizer, MutualMoreau)
     outer_lr = optimizer.lr if mutual else optimizer.lr * optimizer.lam
     settings = optimizer.inner_lr, 0.0, optimizer.l2, optimizer.lam, outer_lr, math.inf
-    spec = OptimizerSpec(2 if mutual else 1, mutual, optimizer.inner, DRAWS_PER_STEP, 0, *settings)
+    spec = np.array([(2 if mutual else 1, mutual, optimizer.inner, DRAWS_PER_STEP, 0, *settings, 0.0, 0.0, 0.0)], OPTIMIZER)
     if not mutual:
-        losses = yield from _train(op, table, {"theta": models["theta"]}, {}, {"theta": models["w"].params}, spec)
+        _, losses = yield from _descend(op, table, call, {"theta": models["theta"]}, {}, {"theta": models["w"].params}, spec)
         w = models["w"].with_buffers(models["theta"].buffers)
         return Trained({"theta": models["theta"], "w": w}, {}, losses)
     trained = {role: models[role] for role in ("aux", "local")}
     # The anchor of the outer step is the last inner copy; it has its own running statistics.
     anchors = {role: _copy({**op.frozen[role].params, **models[role].buffers}) for role in trained}
-    losses = yield from _train(op, table, trained, {}, anchors, spec)
+    several, losses = yield from _descend(op, table, call, trained, {}, anchors, spec)
     aux = trained["aux"]
     theta = Model(aux.arch, *({name: anchors["aux"][name] for name in names} for names in (aux.params, aux.buffers)))
-    sizes = op.batch_schedule.positions(len(op.data), op.key.at("batches"))[1] > 1
-    if len(sizes):  # before the last batch one per batch, then one per inner step
-        _count_batches(theta, table, int(sizes[:-1].sum()) + optimizer.inner * int(sizes[-1]))
+    if several:  # before the last batch one per batch, then one per inner step
+        last = int(op.batch_schedule.positions(len(op.data), op.key.at("batches"))[1][-1] > 1)
+        _count_batches(theta, table, several + (optimizer.inner - 1) * last)
     return Trained({**trained, "theta": theta}, {}, losses)
 
 
-def _descent_spec(optimizer: SGD | Adam) -> OptimizerSpec:
+def _state(op: Train, role: Role, model: Model) -> Params:
+    """A copy of the optimizer state of a role, or a new one."""
+    if state := op.opt.get(role):
+        return _copy(state)
+    flat = flat_params(model.params)
+    if isinstance(op.optimizer, SGD) and flat is not None:
+        return flat.zeros() if op.optimizer.momentum else {}
+    assert isinstance(op.optimizer, SGD | Adam)
+    return op.optimizer.init_state(model.params)
+
+
+@functools.lru_cache(maxsize=256)
+def _descent_spec(optimizer: SGD | Adam) -> "np.ndarray[Any, Any]":
     clip = math.inf if optimizer.clip is None else optimizer.clip
     mutual = isinstance(optimizer.objective, Mutual)
+    prox, decay = optimizer.prox, optimizer.weight_decay
+    if optimizer.shift:  # the compiled step has g + decay w + prox (w - anchor); this is g + weight_decay w + anchor
+        prox, decay = -1.0, decay + 1.0
     if isinstance(optimizer, SGD):
-        settings = optimizer.lr, optimizer.momentum, optimizer.weight_decay, optimizer.prox, 0.0, clip
-        return OptimizerSpec(0, mutual, 1, DRAWS_PER_STEP, optimizer.nesterov, *settings)
+        settings = optimizer.lr, optimizer.momentum, decay, prox, 0.0, clip, 0.0, 0.0, 0.0
+        return np.array([(0, mutual, 1, DRAWS_PER_STEP, optimizer.nesterov, *settings)], OPTIMIZER)
     decoupled = optimizer.weight_decay if optimizer.decoupled_weight_decay else 0.0
-    settings = optimizer.lr, optimizer.betas[0], optimizer.weight_decay - decoupled, optimizer.prox, 0.0, clip
-    return OptimizerSpec(3, mutual, 1, DRAWS_PER_STEP, 0, *settings, optimizer.betas[1], optimizer.eps, decoupled)
+    first = optimizer.lr, optimizer.betas[0], decay - decoupled, prox, 0.0, clip
+    return np.array([(3, mutual, 1, DRAWS_PER_STEP, 0, *first, optimizer.betas[1], optimizer.eps, decoupled)], OPTIMIZER)
 
 
-def _train(
+def _descend(
     op: Train,
     table: InputTable,
+    call: Call,
     models: Models,
     states: Mapping[Role, Params],
     anchors: Mapping[Role, Params],
-    spec: OptimizerSpec,
-) -> Computing[dict[Role, float]]:
-    """Train the models in place, with their optimizer states and anchors; the mean loss of every model."""
-    positions, sizes = op.batch_schedule.positions(len(op.data), op.key.at("batches"))
-    rows, targets = op.data.rows[positions].contiguous(), op.data.y[positions].contiguous()
-    networks = [
-        _network_spec(model, table, states.get(role), anchors.get(role), op.key.at("dropout", role))
-        for role, model in models.items()
-    ]
-    for role, network in zip(models, networks, strict=True):
-        network.label_weight, network.peer_weight = _loss_weights(op.optimizer.objective, role)
-        network.steps = next((int(value) for name, value in states.get(role, {}).items() if name.endswith(".step")), 0)
-    _require_below(rows, len(table.values), "row")
-    classes = {network.classes for network in networks}
-    if spec.mutual and len(classes) > 1:
+    spec: "np.ndarray[Any, Any]",
+) -> Preparing[tuple[int, dict[Role, float]]]:
+    """Train models in place, with their states and anchors; the number of batches of several samples, and the mean losses."""
+    objective, networks, classes = op.optimizer.objective, [], set()
+    for role, model in models.items():
+        state = states.get(role)
+        network, outputs = _network(call, model, table, state, anchors.get(role), op.key, role)
+        steps = _steps(state) if state and isinstance(op.optimizer, Adam) else 0
+        networks.append(call.add_network((*network, steps), _loss_weights(objective, role)))
+        classes.add(outputs)
+    if len(classes) > 1 and isinstance(objective, Mutual):
         raise ValueError(f"models that learn from each other must have the same classes, got {sorted(classes)} outputs")
-    _require_below(targets, min(classes), "class")
-    divisors = op.batch_schedule.divisors(len(op.data), sizes).to(torch.float64)
-    batches = Batches(rows.data_ptr(), targets.data_ptr(), sizes.data_ptr(), divisors.data_ptr(), *rows.shape)
-    specs = (NetworkSpec * len(networks))(*networks)
-    dtype = next(iter(models.values())).dtype
-    yield _call("fedme_train", table, dtype, ctypes.byref(batches), specs, ctypes.c_int64(len(networks)), ctypes.byref(spec))
-    batches_with_statistics = int((sizes > 1).sum()) * (1 if spec.optimizer != 1 else spec.inner_steps)
+    number = call.add_job(
+        (*_batches(op, table, call, min(classes)), networks[0], len(networks), call.add_optimizer(spec), 0, 0)
+    )
+    yield
+    seen, several = call.seen[number]
     for model in models.values():
-        _count_batches(model, table, batches_with_statistics)
-    samples = int(sizes.sum())
-    return {role: network.loss / samples for role, network in zip(models, specs, strict=True)}
+        if model.buffers:
+            inner = int(spec["inner_steps"][0]) if isinstance(op.optimizer, Moreau) else 1
+            _count_batches(model, table, several * inner)
+    return several, {role: call.losses[network] / seen for role, network in zip(models, networks, strict=True)}
+
+
+def _steps(state: Params) -> int:
+    """The steps that Adam has taken."""
+    return next((int(value) for name, value in state.items() if name.endswith(".step")), 0)
+
+
+def _batches(op: Train, table: InputTable, call: Call, classes: int) -> tuple[int, ...]:
+    """The batches of a training, as the first fields of its job; shuffled ones are drawn by the compiled code."""
+    schedule, data, samples = op.batch_schedule, op.data, len(op.data)
+    rows, own = data.rows.contiguous(), data.targets is not None or not data.source.labels.is_contiguous()
+    labels = data.y.contiguous() if own else data.source.labels
+    if schedule.shuffle and not schedule.poisson and labels.dtype == torch.int64 and _draws_as_torch():
+        steps, per_epoch = schedule.count(samples), schedule.per_epoch(samples)
+        seeds = call.add_numbers(op.key.at("batches", "epoch").integers(-(-steps // per_epoch)))
+        call.keep(rows, labels)
+        place = labels.data_ptr()
+        used, divisor = min(samples, per_epoch * schedule.batch), schedule.batch if schedule.scales(samples) else 0
+        places = seeds, rows.data_ptr(), 0 if own else place, place if own else 0
+        return (*NOT_GIVEN, *places, samples, len(table), used, schedule.batch, per_epoch, steps, divisor)
+    positions, sizes = schedule.positions(samples, op.key.at("batches"))
+    chosen, targets = rows[positions].contiguous(), data.y[positions].contiguous()
+    _require_below(chosen, len(table), "row")
+    task = TASKS.index(task_type_of(targets))
+    if task == 0:
+        _require_below(targets, classes, "class")
+    elif targets.shape[-1] != classes:
+        raise ValueError(f"the targets have {targets.shape[-1]} numbers, but the model has {classes} outputs")
+    else:
+        targets = targets.to(models_of(op)[0].dtype)
+    given = chosen, targets, sizes.contiguous(), schedule.divisors(samples, sizes).to(torch.float64)
+    call.keep(*given)
+    return (*(tensor.data_ptr() for tensor in given), *chosen.shape, task, *NOT_DRAWN)
+
+
+@functools.lru_cache(maxsize=1)
+def _draws_as_torch() -> bool:
+    """Whether the compiled code shuffles as this version of torch does."""
+    code, key, count = library(), Key(0).at("order"), 1000
+    assert not isinstance(code, str)
+    order = torch.empty(count, dtype=torch.int64)
+    code.fedme_order(ctypes.c_int64(key.integer()), ctypes.c_int64(count), ctypes.c_void_p(order.data_ptr()))
+    return torch.equal(order, torch.randperm(count, generator=key.torch()))
+
+
+def _require_in_range(op: Op, table: InputTable) -> None:
+    """Raise an error if a row is not in the table, or a target is no class."""
+    _require_below(op.data.rows, len(table), "row")
+    if isinstance(op, Train):
+        models = op.models.values()
+        classes = min(_program(m.arch, table.shape, table.symbols, m.dtype).classes for m in models)
+        if task_type_of(op.data.y) == "classification":
+            _require_below(op.data.y, classes, "class")
 
 
 def _count_batches(model: Model, table: InputTable, count: int) -> None:
-    for name in _program(model.arch, table.shape, table.symbols, model.dtype).counters:
-        model.buffers[name].add_(count)
+    if model.buffers:
+        for name in _program(model.arch, table.shape, table.symbols, model.dtype).counters:
+            model.buffers[name].add_(count)
 
 
-def _predict(model: Model, rows: Tensor, table: InputTable) -> Computing[Tensor]:
-    rows = rows.contiguous()
-    _require_below(rows, len(table.values), "row")
-    contiguous = Model(
-        model.arch, *({name: value.contiguous() for name, value in values.items()} for values in (model.params, model.buffers))
-    )
-    spec = _network_spec(contiguous, table)
-    logits = torch.empty((len(rows), spec.classes), dtype=model.dtype)
-    arguments = ctypes.c_void_p(rows.data_ptr()), ctypes.c_int64(len(rows)), ctypes.byref(spec)
-    yield _call("fedme_predict", table, model.dtype, *arguments, ctypes.c_void_p(logits.data_ptr()))
+def _predict(op: Predict | Evaluate | EstimateStatistics, table: InputTable, call: Call) -> Preparing[Tensor]:
+    """The logits of an operation."""
+    rows, model = op.data.rows.contiguous(), op.model
+    if flat_params(model.params) is None or model.buffers:
+        parts = ({name: value.contiguous() for name, value in values.items()} for values in (model.params, model.buffers))
+        model = Model(model.arch, *parts)
+    network, classes = _network(call, model, table)
+    logits, samples = torch.empty((len(op.data), classes), dtype=model.dtype), len(op.data)
+    index = call.add_network((*network, 0))
+    call.keep(rows, model)
+    call.add_job((rows.data_ptr(), samples, len(table), index, logits.data_ptr()))
+    yield
     return logits
 
 
-def _call(name: str, table: InputTable, dtype: torch.dtype, *arguments: object) -> Callable[[], None]:
-    code, values = library(), table.values
-    assert not isinstance(code, str)
-    inputs = Table(values.data_ptr(), values.shape[1], table.symbols)
-
-    def call() -> None:
-        if getattr(code, name)(ctypes.byref(inputs), ctypes.c_int64(dtype.itemsize), *arguments):
-            raise MemoryError("not enough memory for the models of a client")
-
-    return call
-
-
-def _copy(params: Params) -> dict[str, Tensor]:
+def _copy(params: Params) -> Params:
     """Contiguous copies: the compiled code gets their pointers and writes to them."""
-    return {name: value.clone(memory_format=torch.contiguous_format) for name, value in params.items()}
+    if not params:
+        return {}
+    flat = flat_copy(params)
+    return flat or {name: value.clone(memory_format=torch.contiguous_format) for name, value in params.items()}
 
 
 class CompiledProgram:
     """The nodes and values of a program as the C++ code reads them; they do not change."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, dtype: torch.dtype = torch.float32) -> None:
         self.program = program
+        self.constants = {name: value.to(dtype).contiguous() for name, value in program.constants}
         self.values = (ValueSpec * len(program.values))(
             *(ValueSpec(value.size, value.sums, value.gradient) for value in program.values)
         )
         self.arrays: list[Any] = []  # what the nodes point to
         self.nodes = (NodeSpec * len(program.nodes))(*map(self._node, program.nodes))
+        places = ctypes.addressof(self.values), ctypes.addressof(self.nodes)
+        counts = len(program.values), len(program.nodes), len(program.parameters)
+        self.head = *places, *counts, program.output, program.classes  # the first fields of a network
 
     def _node(self, node: Any) -> NodeSpec:
         names = {name: index for index, name in enumerate(self.program.parameters)}
@@ -376,6 +479,7 @@ class CompiledProgram:
             table,
             len(node.table),
             self.program.layers.index(node.layer) if node.layer else -1,
+            (ctypes.c_int64 * 4)(*node.starts),
         )
 
     def _array(self, c_type: Any, numbers: Sequence[float]) -> Any:
@@ -390,35 +494,104 @@ def _filled(numbers: Sequence[int], count: int) -> list[int]:
 
 @functools.lru_cache(maxsize=256)
 def _compiled_program(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype) -> CompiledProgram:
-    return CompiledProgram(_program(arch, shape, symbols, dtype))
+    return CompiledProgram(_program(arch, shape, symbols, dtype), dtype)
 
 
-def _network_spec(
-    model: Model, table: InputTable, state: Params | None = None, anchor: Params | None = None, key: Key | None = None
-) -> NetworkSpec:
-    """A network, after a check that its weights are those of its program: the compiled code does not check.
+def _network(
+    call: Call,
+    model: Model,
+    table: InputTable,
+    state: Params | None = None,
+    anchor: Params | None = None,
+    key: Key | None = None,
+    role: Role = "",
+) -> tuple[tuple[int, ...], int]:
+    """The first fields of a network, after a check that its weights are those of its program, and its number of outputs.
 
-    `key` seeds its dropout layers.
+    The compiled code does not check. The `key` of a training seeds the dropout layers of a role.
     """
-    compiled = _compiled_program(model.arch, table.shape, table.symbols, model.dtype)
-    program = compiled.program
-    template = _shapes(model.arch)
-    parameters = (ParameterSpec * max(len(program.parameters), 1))()
-    for index, name in enumerate(program.parameters):
-        trained = name in model.params
-        value = model.params[name] if trained else model.buffers[name]
-        state, anchor = state or {}, anchor or {}
-        others = [state.get(name, state.get(f"{name}.exp_avg")), state.get(f"{name}.exp_avg_sq"), anchor.get(name)]
-        for tensor in (value, *others):
-            if tensor is not None and (tuple(tensor.shape), tensor.dtype) != (template[name], model.dtype):
-                raise ValueError(
-                    f"{model.arch.name}: {name} must be {template[name]}, got {tuple(tensor.shape)} {tensor.dtype}"
-                )
-        pointers = [tensor.data_ptr() if tensor is not None else None for tensor in (value, *others)]
-        parameters[index] = ParameterSpec(*pointers, trained)
-    seeds = [key.at(layer).integer() for layer in program.layers] if key else [0] * len(program.layers)
-    counts = len(program.values), len(program.nodes), program.output, program.classes
-    return NetworkSpec(compiled.values, compiled.nodes, *counts, parameters, (ctypes.c_int64 * max(len(seeds), 1))(*seeds))
+    flats = [flat_params(params) if params else None for params in (model.params, state, anchor)]
+    layouts = [flat.layout if flat is not None else None for flat in flats]
+    same = id(model.arch), *map(id, layouts)  # as long as the call: it keeps the models
+    head = call.heads.get(same)
+    if head is None:
+        head = call.heads[same] = Head(_compiled_program(model.arch, table.shape, table.symbols, model.dtype), model, layouts)
+    if head.fields and not model.buffers and (flats[1] is not None or not state) and (flats[2] is not None or not anchor):
+        value, momentum, anchored = (flat.flat.data_ptr() if flat is not None else 0 for flat in flats)
+        places = *head.fields, value, momentum, 0, anchored
+    else:
+        places = *head.program.head, call.add_array(_addresses_of(head.program, model, state, anchor)), 0, 0, 0, 0
+    layers, seeds = head.program.program.layers, 0
+    if layers:
+        seeds = call.add_numbers([key.at("dropout", role, layer).integer() if key else 0 for layer in layers])
+    return (*places, seeds), head.program.program.classes
+
+
+class Head:
+    """What the networks of a call have in common that have one architecture and equal layouts of weights, state and anchor."""
+
+    fields: tuple[int, ...] = ()  # the first ones, if all weights are in one tensor
+
+    def __init__(self, program: CompiledProgram, model: Model, layouts: Sequence[FlatLayout | None]) -> None:
+        self.program, names = program, program.program.parameters
+        missing = [-1] * len(names)
+        starts = [missing if layout is None else _starts(layout, names, model.arch, model.dtype) for layout in layouts]
+        if -1 not in starts[0]:
+            value, momentum, anchor = starts
+            self.places = np.array([value, momentum, missing, anchor, [1] * len(names)], np.int64).T.copy()
+            self.fields = *program.head, address(self.places)
+
+
+def _addresses_of(
+    compiled: CompiledProgram, model: Model, state: Params | None, anchor: Params | None
+) -> list[tuple[int, ...]]:
+    """Of every parameter, where its value, state and anchor are in memory, and whether it is trained."""
+    names, params, constants = compiled.program.parameters, model.params, compiled.constants
+    value = _addresses(params, names, model)
+    if model.buffers:
+        value = [a if a >= 0 else b for a, b in zip(value, _addresses(model.buffers, names, model), strict=True)]
+    value = [constants[name].data_ptr() if name in constants else a for name, a in zip(names, value, strict=True)]
+    if -1 in value:
+        raise ValueError(f"{model.arch.name}: {names[value.index(-1)]} is missing")
+    momentum = second = none = [-1] * len(names)
+    if state and (flat_params(state) is not None or names[0] in state):
+        momentum = _addresses(state, names, model)
+    elif state:
+        momentum, second = (_addresses(state, names, model, suffix) for suffix in (".exp_avg", ".exp_avg_sq"))
+    anchored = _addresses(anchor, names, model) if anchor else none
+    trained = [-1 if name in constants else int(name in params) for name in names]
+    return list(zip(value, momentum, second, anchored, trained, strict=True))
+
+
+def _addresses(params: Params, names: tuple[str, ...], model: Model, suffix: str = "") -> list[int]:
+    """Where the weights of these names are in memory, after a check of their shapes; -1 where there is none."""
+    if not suffix and (flat := flat_params(params)) is not None:
+        base = flat.flat.data_ptr()
+        return [-1 if start < 0 else base + start for start in _starts(flat.layout, names, model.arch, model.dtype)]
+    shapes, addresses = _shapes(model.arch), []
+    for name in names:
+        tensor = params.get(name + suffix)
+        if tensor is not None:
+            _require_shape(model.arch, name, tuple(tensor.shape), tensor.dtype, shapes[name], model.dtype)
+        addresses.append(-1 if tensor is None else tensor.data_ptr())
+    return addresses
+
+
+@functools.lru_cache(maxsize=1024)
+def _starts(layout: FlatLayout, names: tuple[str, ...], arch: Arch, dtype: torch.dtype) -> list[int]:
+    """Where the weights of these names begin, in bytes; -1 where there is none."""
+    shapes = _shapes(arch)
+    for name in names:
+        if name in layout.shapes:
+            _require_shape(arch, name, layout.shapes[name], layout.dtype, shapes[name], dtype)
+    return [layout.starts[name] * dtype.itemsize if name in layout.starts else -1 for name in names]
+
+
+def _require_shape(
+    arch: Arch, name: str, shape: tuple[int, ...], dtype: torch.dtype, wanted: tuple[int, ...], wanted_dtype: torch.dtype
+) -> None:
+    if (shape, dtype) != (wanted, wanted_dtype):
+        raise ValueError(f"{arch.name}: {name} must be {wanted}, got {shape} {dtype}")
 
 
 @functools.lru_cache(maxsize=256)

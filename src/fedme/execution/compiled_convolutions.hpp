@@ -136,6 +136,7 @@ struct Convolution final : Windowed<real> {
     FeatureMap gradient_map;
     AlignedVector<real> gradients;  // of one sample
     PackedPanel<real> packed;
+    Accumulator<real> accumulator;  // of a window of one, where all positions are alike
 
     Convolution(const NodeContext<real> &context, const Value<real> &input) : Base(context, context.spec.numbers[0]) {
         const int64_t taps = window.rows * window.columns;
@@ -227,41 +228,52 @@ struct Convolution final : Windowed<real> {
                 for (size_t i = 0; i < phase.from.size(); i++)
                     if (phase.from[i] >= 0) phase.flipped[i] = weight.value[phase.from[i]];
         if (leaves_gaps && !input.sums) std::fill_n(input.gradient.begin(), pass.samples * input.size, real(0));
+        const bool in_place = !gradient_map.border_rows && !gradient_map.border_columns;
         for (int64_t b = 0; b < pass.samples; b++) {
-            this->gradient_before_relu(b, gradients.data(), gradient_map);
-            accumulate_gradient(this->input_of(b));
+            real *own = in_place ? this->output->gradient_of(b) : gradients.data();
+            if (relu || !in_place) this->gradient_before_relu(b, own, gradient_map);
+            accumulate_gradient(this->input_of(b), own);
             if (input.needs_gradient)
                 for (const Phase &phase : phases)
-                    correlate<real>(gradients.data(), input.gradient_of(b), phase.flipped.data(), phase.panels, phase.windows,
+                    correlate<real>(own, input.gradient_of(b), phase.flipped.data(), phase.panels, phase.windows,
                                     phase.row, nullptr, input.sums ? ADD_TO : ASSIGN);
         }
     }
 
-    void accumulate_gradient(const real *x) {
+    void accumulate_gradient(const real *x, const real *gradients) {
         constexpr int64_t lanes = LANES<real>;
         const FeatureMap &in = this->in;
+        const bool single = window.rows * window.columns == 1 && in.size() / in.padded_channels == out.rows * out.columns &&
+                            gradient_map.size() == out.size();
+        if (single)
+            accumulator.add(x, in.padded_channels, gradients, out.padded_channels, out.rows * out.columns, panels,
+                            weight.gradient.data());
         const int64_t some = std::max<int64_t>(1, POSITIONS / out.columns);
-        for (int64_t r = 0; r < out.rows; r += some) {
+        for (int64_t r = 0; !single && r < out.rows; r += some) {
             const int64_t rows = std::min(some, out.rows - r);
             for (int64_t v = 0; v < panels.vectors(); v += 2) {
                 const Rectangle<real> inputs{x + r * stride.rows * in.line(), stride.rows * in.line(),
                                              stride.columns * in.padded_channels};
                 const int64_t vectors = std::min<int64_t>(2, panels.vectors() - v);
-                const Rectangle<real> own = packed.pack({&gradients[gradient_map.place(r, 0) + v * lanes], gradient_map.line(),
+                const Rectangle<real> own = packed.pack({gradients + gradient_map.place(r, 0) + v * lanes, gradient_map.line(),
                                                          gradient_map.padded_channels},
                                                         rows, out.columns, vectors);
-                real *gradient = &weight.gradient[panels.start(v / 2)];
-                if (vectors == 2)
-                    accumulate_panel<real, 6, 2>(inputs, offsets, own, rows, out.columns, gradient);
-                else
-                    accumulate_panel<real, 8, 1>(inputs, offsets, own, rows, out.columns, gradient);
+                accumulate(inputs, offsets.data(), offsets.size(), own, rows, out.columns, vectors,
+                           &weight.gradient[panels.start(v / 2)]);
             }
         }
-        for (int64_t i = 0; i < int64_t(bias.gradient.size()); i += lanes) {
-            vector<real> sum = at(&bias.gradient[i]);
+        for (int64_t i = 0; i < int64_t(bias.gradient.size()); i += 4 * lanes) {
+            const int64_t some = std::min<int64_t>(4, (int64_t(bias.gradient.size()) - i) / lanes);
+            vector<real> sums[4] = {};  // that do not wait for each other
             for (int64_t r = 0; r < out.rows; r++)
-                for (int64_t c = 0; c < out.columns; c++) sum += at(&gradients[gradient_map.place(r, c) + i]);
-            at(&bias.gradient[i]) = sum;
+                for (int64_t c = 0; c < out.columns; c++) {
+                    const real *own = gradients + gradient_map.place(r, c) + i;
+                    if (some == 4)
+                        for (int64_t v = 0; v < 4; v++) sums[v] += at(own + v * lanes);
+                    else
+                        for (int64_t v = 0; v < some; v++) sums[v] += at(own + v * lanes);
+                }
+            for (int64_t v = 0; v < some; v++) at(&bias.gradient[i + v * lanes]) += sums[v];
         }
     }
 };

@@ -25,18 +25,27 @@ struct Exponent<double> {
     static constexpr double LN2_HIGH = 6.93145751953125e-1, LN2_LOW = 1.42860682030941723212e-6;
 };
 
+// 1 / k! for every power k.
+template <typename real, int COUNT>
+struct ExponentialSeries {
+    real terms[COUNT];
+    constexpr ExponentialSeries() : terms{} {
+        double factorial = 1;
+        for (int k = 0; k < COUNT; factorial *= ++k) terms[k] = real(1 / factorial);
+    }
+};
+
 template <typename real>
-inline vector<real> exp_of(vector<real> x) {
+inline __attribute__((always_inline)) vector<real> exp_of(vector<real> x) {
     typedef Exponent<real> E;
     typedef typename E::integer integers __attribute__((vector_size(BYTES)));
     const vector<real> low = vector<real>{} + E::LOW, high = vector<real>{} + E::HIGH;
     x = x < low ? low : x > high ? high : x;  // NaN stays NaN
     const vector<real> shifted = x * real(1.4426950408889634074) + E::ROUND, n = shifted - E::ROUND;
     const vector<real> r = x - n * E::LN2_HIGH - n * E::LN2_LOW;
-    vector<real> sum = vector<real>{} + real(1);
-    const vector<real> one = sum;
-    // 1 + r (1 + r/2 (1 + r/3 (...)))
-    for (int k = E::TERMS - 1; k > 0; k--) sum = one + r * sum * (real(1) / k);
+    constexpr ExponentialSeries<real, E::TERMS> series;
+    vector<real> sum = vector<real>{} + series.terms[E::TERMS - 1];
+    for (int k = E::TERMS - 2; k >= 0; k--) sum = series.terms[k] + r * sum;
     integers bits, base;
     const vector<real> round = vector<real>{} + E::ROUND;
     std::memcpy(&bits, &shifted, sizeof bits), std::memcpy(&base, &round, sizeof base);
@@ -56,22 +65,60 @@ inline vector<real> tanh_of(vector<real> x) {
     return 1 - 2 / (1 + exp_of<real>(x + x));
 }
 
-inline vector<double> erf_of(vector<double> x) {
-    for (int i = 0; i < LANES<double>; i++) x[i] = std::erf(x[i]);
+// The normal distribution at x: the share below it, and the density.
+template <typename real>
+struct Normal {
+    vector<real> below, density;
+};
+
+inline Normal<double> normal(vector<double> x) {
+    vector<double> below;
+    for (int i = 0; i < LANES<double>; i++) below[i] = 0.5 + 0.5 * std::erf(x[i] * 0.70710678118654752440);
+    return {below, 0.39894228040143267794 * exp_of<double>(-0.5 * x * x)};
+}
+
+// The error function as in Abramowitz and Stegun 7.1.26: the error is below 1.5e-7, that of a float near 1.
+inline Normal<float> normal(vector<float> x) {
+    const vector<float> zero = {}, size = x < zero ? -x : x, t = 1 / (1 + 0.3275911f * 0.70710678f * size);
+    const vector<float> sum =
+        t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+    const vector<float> exponential = exp_of<float>(-0.5f * x * x), tail = 0.5f * sum * exponential;
+    return {x < zero ? tail : 1 - tail, 0.39894228f * exponential};
+}
+
+// A function of every number by itself, of the standard library.
+template <typename real, real function(real)>
+inline vector<real> each(vector<real> x) {
+    for (int i = 0; i < LANES<real>; i++) x[i] = function(x[i]);
     return x;
 }
 
-// Abramowitz and Stegun 7.1.26: the error is below 1.5e-7, that of a float near 1.
-inline vector<float> erf_of(vector<float> x) {
-    const vector<float> zero = {}, size = x < zero ? -x : x, t = 1 / (1 + 0.3275911f * size);
-    const vector<float> sum =
-        t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
-    const vector<float> y = 1 - sum * exp_of<float>(-size * size);
-    return x < zero ? -y : y;
+template <typename real>
+inline vector<real> log_of(vector<real> x) {
+    return each<real, std::log>(x);
 }
 
-// As in execution/compiled.py. AFFINE is a x + b; LEAKY_RELU and ELU have the slope or scale a.
-enum Function : int64_t { AFFINE, RELU, TANH, SIGMOID, GELU, GELU_TANH, SILU, RELU6, LEAKY_RELU, ELU, HARDSWISH, HARDSIGMOID };
+// As in execution/program.py. AFFINE is a x + b, LEAKY_RELU has the slope a. ELU: b x, or a (exp(c x) - 1). CLAMP: between a and
+// b; there the slope is c. SOFTPLUS: log(1 + exp(a x)) / a, or x where a x > b.
+enum Function : int64_t { AFFINE, RELU, TANH, SIGMOID, GELU, GELU_TANH, SILU, LEAKY_RELU, ELU, HARDSWISH, HARDSIGMOID, CLAMP, SOFTPLUS,
+                          MISH, EXP, LOG, SQUARE_ROOT, ABSOLUTE, SQUARE, RECIPROCAL };
+
+// Whether the function of zero is something else.
+inline bool moves_zero(int64_t function, double a, double b) {
+    switch (function) {
+        case AFFINE: return b != 0;
+        case CLAMP: return a > 0 || b < 0;
+        case SIGMOID: case HARDSIGMOID: case SOFTPLUS: case EXP: case LOG: case RECIPROCAL: return true;
+        default: return false;
+    }
+}
+
+// log(1 + exp(x)); exp(-|x|) is at most 1.
+template <typename real>
+inline vector<real> softplus(vector<real> x) {
+    const vector<real> zero = {};
+    return rectified<real>(x) + each<real, std::log1p>(exp_of<real>(x < zero ? x : -x));
+}
 
 template <typename real>
 inline vector<real> clamped(vector<real> x, real low, real high) {
@@ -84,20 +131,37 @@ inline vector<real> gelu_argument(vector<real> x) {
     return real(0.79788456080286535588) * (x + real(0.044715) * x * x * x);
 }
 
+// work(constant) with the function as a constant: a loop inside is compiled for every function by itself.
+template <int64_t FUNCTION = 0, typename Work>
+inline void for_function(int64_t function, const Work &work) {
+    if (function == FUNCTION)
+        work(std::integral_constant<int64_t, FUNCTION>());
+    else if constexpr (FUNCTION < RECIPROCAL)
+        for_function<FUNCTION + 1>(function, work);
+}
+
 template <typename real>
-inline vector<real> apply(int64_t function, vector<real> x, real a, real b) {
+inline vector<real> apply(int64_t function, vector<real> x, real a, real b, real c) {
     const vector<real> zero = {};
     switch (function) {
         case AFFINE: return a * x + b;
         case RELU: return rectified<real>(x);
         case TANH: return tanh_of<real>(x);
         case SIGMOID: return sigmoid<real>(x);
-        case GELU: return real(0.5) * x * (1 + erf_of(x * real(0.70710678118654752440)));
+        case GELU: return x * normal(x).below;
         case GELU_TANH: return real(0.5) * x * (1 + tanh_of<real>(gelu_argument<real>(x)));
         case SILU: return x * sigmoid<real>(x);
-        case RELU6: return clamped<real>(x, 0, 6);
         case LEAKY_RELU: return x > zero ? x : a * x;
-        case ELU: return x > zero ? x : a * (exp_of<real>(x) - 1);
+        case ELU: return x > zero ? b * x : a * (exp_of<real>(c * x) - 1);
+        case CLAMP: return clamped<real>(x, a, b);
+        case SOFTPLUS: return a * x > zero + b ? x : softplus<real>(a * x) / a;
+        case MISH: return x * tanh_of<real>(softplus<real>(x));
+        case EXP: return exp_of<real>(x);
+        case LOG: return log_of<real>(x);
+        case SQUARE_ROOT: return each<real, std::sqrt>(x);
+        case ABSOLUTE: return x < zero ? -x : x;
+        case SQUARE: return x * x;
+        case RECIPROCAL: return 1 / x;
         case HARDSWISH: return x * clamped<real>(x + 3, 0, 6) / 6;
         default: return clamped<real>(x + 3, 0, 6) / 6;
     }
@@ -105,7 +169,7 @@ inline vector<real> apply(int64_t function, vector<real> x, real a, real b) {
 
 // The derivative at x, where y is the result.
 template <typename real>
-inline vector<real> slope(int64_t function, vector<real> x, vector<real> y, real a) {
+inline vector<real> slope(int64_t function, vector<real> x, vector<real> y, real a, real b, real c) {
     const vector<real> zero = {}, one = zero + real(1);
     switch (function) {
         case AFFINE: return zero + a;
@@ -113,8 +177,8 @@ inline vector<real> slope(int64_t function, vector<real> x, vector<real> y, real
         case TANH: return 1 - y * y;
         case SIGMOID: return y * (1 - y);
         case GELU: {
-            const vector<real> density = real(0.39894228040143267794) * exp_of<real>(real(-0.5) * x * x);
-            return real(0.5) * (1 + erf_of(x * real(0.70710678118654752440))) + x * density;
+            const Normal<real> at_x = normal(x);
+            return at_x.below + x * at_x.density;
         }
         case GELU_TANH: {
             const vector<real> t = tanh_of<real>(gelu_argument<real>(x));
@@ -125,33 +189,50 @@ inline vector<real> slope(int64_t function, vector<real> x, vector<real> y, real
             const vector<real> s = sigmoid<real>(x);
             return s * (1 + x * (1 - s));
         }
-        case RELU6: return ((x > zero) & (x < 6 * one)) ? one : zero;
         case LEAKY_RELU: return x > zero ? one : zero + a;
-        case ELU: return x > zero ? one : y + a;
+        case ELU: return x > zero ? zero + b : c * (y + a);
+        case CLAMP: return ((x > zero + a) & (x < zero + b)) ? one : ((x < zero + a) | (x > zero + b)) ? zero : zero + c;
+        case SOFTPLUS: return a * x > zero + b ? one : sigmoid<real>(a * x);
+        case MISH: {
+            const vector<real> t = tanh_of<real>(softplus<real>(x));
+            return t + x * sigmoid<real>(x) * (1 - t * t);
+        }
+        case EXP: return y;
+        case LOG: return 1 / x;
+        case SQUARE_ROOT: return real(0.5) / y;
+        case ABSOLUTE: return x < zero ? -one : x > zero ? one : zero;
+        case SQUARE: return 2 * x;
+        case RECIPROCAL: return -y * y;
         case HARDSWISH: return x < -3 * one ? zero : x > 3 * one ? one : x / 3 + real(0.5);
         default: return ((x > -3 * one) & (x < 3 * one)) ? zero + real(1.0f / 6) : zero;  // in single precision, as in torch
     }
 }
 
-// numbers: function, width of a row without and with padding. reals: a, b.
+// numbers: function, width of a row without and with padding. reals: a, b, c.
 template <typename real>
 struct Elementwise final : Node<real> {
     int64_t function, width, padded_width;
-    real a, b;
+    real a, b, c;
+    bool clears;  // the padding is computed with, and must become zero again
 
     Elementwise(const NodeContext<real> &context, const Value<real> &)
         : function(context.spec.numbers[0]), width(context.spec.numbers[1]), padded_width(context.spec.numbers[2]),
-          a(real(context.spec.reals[0])), b(real(context.spec.reals[1])) {}
+          a(real(context.spec.reals[0])), b(real(context.spec.reals[1])), c(real(context.spec.reals[2])),
+          clears(width < padded_width && moves_zero(function, a, b)) {}
+
+    void clear_padding(real *rows) const {
+        for (int64_t i = 0; i < this->output->size; i += padded_width) std::fill_n(rows + i + width, padded_width - width, real(0));
+    }
 
     void forward(const Pass &pass) override {
         const int64_t size = this->output->size;
         for (int64_t s = 0; s < pass.samples; s++) {
             const real *x = this->in().of(s);
             real *y = &this->output->data[s * size];
-            for (int64_t i = 0; i < size; i += LANES<real>) at(y + i) = apply<real>(function, at(x + i), a, b);
-            const bool moves_zero = function == SIGMOID || function == HARDSIGMOID || (function == AFFINE && b);
-            for (int64_t i = 0; moves_zero && width < padded_width && i < size; i += padded_width)
-                std::fill_n(y + i + width, padded_width - width, real(0));
+            for_function(function, [&](auto known) {
+                for (int64_t i = 0; i < size; i += LANES<real>) at(y + i) = apply<real>(known, at(x + i), a, b, c);
+            });
+            if (clears) clear_padding(y);
         }
     }
 
@@ -161,8 +242,12 @@ struct Elementwise final : Node<real> {
         for (int64_t s = 0; s < pass.samples; s++) {
             const real *x = input.of(s), *y = this->output->of(s), *gradient = this->output->gradient_of(s);
             real *to = input.gradient_of(s);
-            for (int64_t i = 0; i < this->output->size; i += LANES<real>)
-                this->give(input, to + i, at(gradient + i) * slope<real>(function, at(x + i), at(y + i), a));
+            for_function(function, [&](auto known) {
+                for (int64_t i = 0; i < this->output->size; i += LANES<real>)
+                    this->give(input, to + i, at(gradient + i) * slope<real>(known, at(x + i), at(y + i), a, b, c));
+            });
+            // Zero times infinity is not zero.
+            if (width < padded_width && (function == LOG || function == SQUARE_ROOT || function == RECIPROCAL)) clear_padding(to);
         }
     }
 };

@@ -22,7 +22,8 @@ struct NodeSpec {
     const double *reals;
     const int64_t *table;
     int64_t table_size;
-    int64_t seed;  // position among the seeds of the network, of dropout
+    int64_t seed;       // position among the seeds of the network, of dropout
+    int64_t starts[4];  // where the used part of every parameter begins
 };
 
 namespace {
@@ -76,7 +77,7 @@ struct NodeContext {
     int64_t batch;
 
     void load(Parameter<real> &parameter, int slot, const ParameterLayout &layout) const {
-        parameter.load(spec.parameters[slot], layout, parameters);
+        parameter.load(spec.parameters[slot], spec.starts[slot], layout, parameters);
     }
     // A vector of numbers, padded.
     void load(Parameter<real> &parameter, int slot, int64_t count) const {

@@ -37,38 +37,58 @@ struct WeightPanels {
         return start(panel) + input * width(output) + output % (2 * LANES<real>);
     }
 
-    // work(place, input, first output, count) for every input and panel: `count` outputs stand next to each other.
-    template <typename Work>
-    void for_each(const Work &work) const {
-        for (int64_t v = 0, place = 0; v < vectors(); v += 2) {
-            const int64_t first = v * LANES<real>, step = std::min<int64_t>(2, vectors() - v) * LANES<real>;
-            const int64_t count = std::min(step, outputs - first);
-            for (int64_t k = 0; k < inputs; k++, place += step) work(place, k, first, count);
-        }
+    // square(place, step, input, output) for squares as wide as a vector, whose inputs are `step` apart; single(place, input,
+    // output) for all other weights.
+    template <typename Square, typename Single>
+    void for_each(const Square &square, const Single &single, bool squares = true) const {
+        constexpr int64_t lanes = LANES<real>;
+        for (int64_t o = 0; o < outputs; o += lanes)
+            for (int64_t k = 0, step = width(o); k < inputs; k += lanes) {
+                const int64_t first = place(k, o), rows = std::min(lanes, inputs - k), columns = std::min(lanes, outputs - o);
+                if (squares && rows == lanes && columns == lanes) {
+                    square(first, step, k, o);
+                    continue;
+                }
+                for (int64_t i = 0; i < rows; i++)
+                    for (int64_t j = 0; j < columns; j++) single(first + i * step + j, k + i, o + j);
+            }
     }
 
     // From a matrix whose inputs and outputs are at these distances.
     void pack(const real *from, int64_t input_step, int64_t output_step, real *to) const {
-        for_each([&](int64_t place, int64_t k, int64_t first, int64_t count) {
-            const real *row = from + k * input_step + first * output_step;
-            for (int64_t i = 0; i < count; i++) to[place + i] = row[i * output_step];
-        });
+        for_each(
+            [&](int64_t place, int64_t step, int64_t k, int64_t o) {
+                const real *corner = from + k * input_step + o * output_step;
+                if (output_step == 1)
+                    for (int64_t i = 0; i < LANES<real>; i++) at(to + place + i * step) = at(corner + i * input_step);
+                else
+                    copy_transposed<real>(corner, output_step, to + place, step);
+            },
+            [&](int64_t place, int64_t k, int64_t o) { to[place] = from[k * input_step + o * output_step]; },
+            input_step == 1 || output_step == 1);
     }
 
     void add_to(real *to, int64_t input_step, int64_t output_step, const real *from) const {
-        for_each([&](int64_t place, int64_t k, int64_t first, int64_t count) {
-            real *row = to + k * input_step + first * output_step;
-            for (int64_t i = 0; i < count; i++) row[i * output_step] += from[place + i];
-        });
+        for_each(
+            [&](int64_t place, int64_t step, int64_t k, int64_t o) {
+                real *corner = to + k * input_step + o * output_step;
+                vector<real> rows[LANES<real>];
+                for (int64_t i = 0; i < LANES<real>; i++) rows[i] = at(from + place + i * step);
+                if (output_step != 1) transpose(rows);
+                const int64_t distance = output_step == 1 ? input_step : output_step;
+                for (int64_t i = 0; i < LANES<real>; i++) at(corner + i * distance) += rows[i];
+            },
+            [&](int64_t place, int64_t k, int64_t o) { to[k * input_step + o * output_step] += from[place]; },
+            input_step == 1 || output_step == 1);
     }
 
     // The same weights in the panels of the transposed matrix.
-    void transpose(const WeightPanels &other, const real *from, real *to) const {
-        for_each([&](int64_t place, int64_t k, int64_t first, int64_t count) {
-            real *column = to + other.place(first, k);
-            const int64_t step = other.width(k);
-            for (int64_t i = 0; i < count; i++) column[i * step] = from[place + i];
-        });
+    void transpose_to(const WeightPanels &other, const real *from, real *to) const {
+        for_each(
+            [&](int64_t place, int64_t step, int64_t k, int64_t o) {
+                copy_transposed<real>(from + place, step, to + other.place(o, k), other.width(k));
+            },
+            [&](int64_t place, int64_t k, int64_t o) { to[other.place(o, k)] = from[place]; });
     }
 };
 
@@ -140,15 +160,17 @@ struct Rectangle {
     int64_t line, padded_channels;
 };
 
-// gradient[k] += the sum over a rectangle of x[offsets[k]] * output_gradients, for K inputs and V vectors of outputs.
+// gradient[k] += the sum over a rectangle of x[offsets[k]] * output_gradients, for K inputs and V vectors of outputs; a `fresh`
+// gradient is written only.
 template <typename real, int K, int V>
 __attribute__((noinline)) void accumulate_block(const Rectangle<real> &x, const int64_t *offsets,
                                                 const Rectangle<real> &output_gradients, int64_t rows, int64_t columns,
-                                                real *gradient) {
+                                                real *gradient, bool fresh) {
     constexpr int64_t lanes = LANES<real>;
+    const vector<real> zero = {};
     vector<real> sums[K][V];
     for (int k = 0; k < K; k++)
-        for (int v = 0; v < V; v++) sums[k][v] = at(gradient + (k * V + v) * lanes);
+        for (int v = 0; v < V; v++) sums[k][v] = fresh ? zero : at(gradient + (k * V + v) * lanes);
     for (int64_t r = 0; r < rows; r++) {
         const real *inputs[K], *gradients = output_gradients.first + r * output_gradients.line;
         for (int k = 0; k < K; k++) inputs[k] = x.first + r * x.line + offsets[k];
@@ -163,24 +185,36 @@ __attribute__((noinline)) void accumulate_block(const Rectangle<real> &x, const 
 
 template <typename real, int K, int V>
 inline void accumulate_rest(int64_t count, const Rectangle<real> &x, const int64_t *offsets,
-                            const Rectangle<real> &output_gradients, int64_t rows, int64_t columns, real *gradient) {
+                            const Rectangle<real> &output_gradients, int64_t rows, int64_t columns, real *gradient,
+                            bool fresh) {
     if constexpr (K > 0) {
         if (count == K)
-            accumulate_block<real, K, V>(x, offsets, output_gradients, rows, columns, gradient);
+            accumulate_block<real, K, V>(x, offsets, output_gradients, rows, columns, gradient, fresh);
         else
-            accumulate_rest<real, K - 1, V>(count, x, offsets, output_gradients, rows, columns, gradient);
+            accumulate_rest<real, K - 1, V>(count, x, offsets, output_gradients, rows, columns, gradient, fresh);
     }
 }
 
 // All inputs of a panel, in blocks of nearly the same size.
 template <typename real, int K, int V>
-inline void accumulate_panel(const Rectangle<real> &x, const std::vector<int64_t> &offsets,
-                             const Rectangle<real> &output_gradients, int64_t rows, int64_t columns, real *gradient) {
-    const int64_t inputs = offsets.size(), blocks = (inputs + K - 1) / K;
+inline void accumulate_blocks(const Rectangle<real> &x, const int64_t *offsets, int64_t inputs,
+                              const Rectangle<real> &output_gradients, int64_t rows, int64_t columns, real *gradient,
+                              bool fresh) {
+    const int64_t blocks = (inputs + K - 1) / K;
     for (int64_t block = 0; block < blocks; block++) {
         const int64_t k = inputs * block / blocks, next = inputs * (block + 1) / blocks;
-        accumulate_rest<real, K, V>(next - k, x, &offsets[k], output_gradients, rows, columns, gradient + k * V * LANES<real>);
+        accumulate_rest<real, K, V>(next - k, x, offsets + k, output_gradients, rows, columns, gradient + k * V * LANES<real>,
+                                    fresh);
     }
+}
+
+template <typename real>
+void accumulate(const Rectangle<real> &x, const int64_t *offsets, int64_t inputs, const Rectangle<real> &output_gradients,
+                int64_t rows, int64_t columns, int64_t vectors, real *gradient, bool fresh = false) {
+    if (vectors == 2)
+        accumulate_blocks<real, 6, 2>(x, offsets, inputs, output_gradients, rows, columns, gradient, fresh);
+    else
+        accumulate_blocks<real, 8, 1>(x, offsets, inputs, output_gradients, rows, columns, gradient, fresh);
 }
 
 // The same values with one panel of outputs next to each other: rows far apart may compete for the same lines of the cache.
@@ -199,6 +233,53 @@ struct PackedPanel {
         return {values.data(), columns * width, width};
     }
 };
+
+// Gradients of the weights of a product: gradient[input][output] += the sum over rows of x[input] * output_gradients[output].
+template <typename real>
+struct Accumulator {
+    static constexpr int64_t SOME = 256;  // rows whose gradients, one panel wide, stay in the nearest cache
+    static constexpr int64_t LINE = 64 / sizeof(real);
+    PackedPanel<real> packed;
+    AlignedVector<real> lines;  // a line of the cache of every row, then the next line of every row, and so on
+    std::vector<int64_t> offsets;
+
+    void pack(const real *x, int64_t x_step, int64_t rows, int64_t inputs) {
+        lines.resize((inputs + LINE - 1) / LINE * LINE * rows);
+        offsets.resize(inputs);
+        for (int64_t k = 0; k < inputs; k++) offsets[k] = k / LINE * LINE * rows + k % LINE;
+        for (int64_t k = 0; k < inputs; k += LINE)
+            for (int64_t r = 0; r < rows; r++) {
+                const real *from = x + r * x_step + k;
+                real *to = &lines[k * rows + r * LINE];
+                if (k + LINE <= inputs)
+                    for (int64_t i = 0; i < LINE; i += LANES<real>) at(to + i) = at(from + i);
+                else
+                    std::copy_n(from, inputs - k, to);
+            }
+    }
+
+    void add(const real *x, int64_t x_step, const real *output_gradients, int64_t gradient_step, int64_t rows,
+             const WeightPanels<real> &panels, real *gradient, bool fresh = false) {
+        constexpr int64_t lanes = LANES<real>;
+        for (int64_t r = 0; r < rows; r += SOME) {
+            const int64_t some = std::min(SOME, rows - r);
+            pack(x + r * x_step, x_step, some, panels.inputs);
+            for (int64_t v = 0; v < panels.vectors(); v += 2) {
+                const int64_t vectors = std::min<int64_t>(2, panels.vectors() - v);
+                const Rectangle<real> own =
+                    packed.pack({output_gradients + r * gradient_step + v * lanes, 0, gradient_step}, 1, some, vectors);
+                accumulate<real>({lines.data(), 0, LINE}, offsets.data(), panels.inputs, own, 1, some, vectors,
+                                 gradient + panels.start(v / 2), fresh && !r);
+            }
+        }
+    }
+};
+
+inline std::vector<int64_t> counted(int64_t count) {
+    std::vector<int64_t> numbers(count);
+    for (int64_t i = 0; i < count; i++) numbers[i] = i;
+    return numbers;
+}
 
 // Rows of `inputs` values at a distance, one result per row: y = x w.
 inline WindowGroup rows_group(int64_t rows, int64_t inputs, int64_t from_step, int64_t to_step) {

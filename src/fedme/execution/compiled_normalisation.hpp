@@ -36,22 +36,47 @@ struct ChannelNormalisation final : Node<real> {
     int64_t units(const Pass &pass) const { return groups ? pass.samples : 1; }
     int64_t unit_samples(const Pass &pass) const { return groups ? 1 : pass.samples; }
 
-    // For every channel the sum of term(sample, place) over the samples of a unit and all positions.
-    template <typename Term>
-    void sum_over(AlignedVector<real> &result, int64_t unit, const Pass &pass, const Term &term) const {
-        constexpr int64_t lanes = LANES<real>;
-        const int64_t first = groups ? unit : 0, last = first + unit_samples(pass);
-        for (int64_t i = 0; i < width; i += lanes) {
-            vector<real> total[4] = {};
-            for (int64_t s = first; s < last; s++) {
-                int64_t p = 0;
-                for (; p + 4 <= positions; p += 4)
-                    for (int k = 0; k < 4; k++) total[k] += term(s, (p + k) * width + i, i);
-                for (; p < positions; p++) total[0] += term(s, p * width + i, i);
-            }
-            at(&result[i]) = (total[0] + total[1]) + (total[2] + total[3]);
-        }
+    // For every channel the sums of term(sample, place, channel) over the samples of a unit and all positions. Two vectors of
+    // channels are taken together, as they stand in one line of the cache.
+    template <int COUNT, typename Term>
+    void sum_over(real *const (&results)[COUNT], int64_t unit, const Pass &pass, const Term &term) const {
+        for (int64_t i = 0; i < width; i += 2 * LANES<real>)
+            if (i + LANES<real> < width)
+                sum_channels<2, COUNT>(results, unit, pass, i, term);
+            else
+                sum_channels<1, COUNT>(results, unit, pass, i, term);
     }
+
+    template <int V, int COUNT, typename Term>
+    void sum_channels(real *const (&results)[COUNT], int64_t unit, const Pass &pass, int64_t i, const Term &term) const {
+        constexpr int64_t lanes = LANES<real>;
+        constexpr int CHAINS = 4 / COUNT;  // sums that do not wait for each other
+        vector<real> total[CHAINS][V][COUNT] = {};
+        const int64_t first = groups ? unit : 0, last = first + unit_samples(pass);
+        const auto add = [&](int64_t s, int64_t p, vector<real> (&sums)[V][COUNT]) {
+            for (int v = 0; v < V; v++) {
+                const Sums<COUNT> terms = term(s, p * width + i + v * lanes, i + v * lanes);
+                for (int k = 0; k < COUNT; k++) sums[v][k] += terms.values[k];
+            }
+        };
+        for (int64_t s = first; s < last; s++) {
+            int64_t p = 0;
+            for (; p + CHAINS <= positions; p += CHAINS)
+                for (int chain = 0; chain < CHAINS; chain++) add(s, p + chain, total[chain]);
+            for (; p < positions; p++) add(s, p, total[0]);
+        }
+        for (int v = 0; v < V; v++)
+            for (int k = 0; k < COUNT; k++) {
+                vector<real> sum = total[0][v][k];
+                for (int chain = 1; chain < CHAINS; chain++) sum += total[chain][v][k];
+                at(results[k] + i + v * lanes) = sum;
+            }
+    }
+
+    template <int COUNT>
+    struct Sums {
+        vector<real> values[COUNT];
+    };
 
     // Replace the sums of channels by those of their groups.
     void add_groups(AlignedVector<real> &values) const {
@@ -75,12 +100,13 @@ struct ChannelNormalisation final : Node<real> {
             return;
         }
         const real n = count(pass);
-        sum_over(sums, unit, pass, [&](int64_t s, int64_t place, int64_t) { return at(x.of(s) + place); });
+        sum_over<1>({sums.data()}, unit, pass,
+                    [&](int64_t s, int64_t place, int64_t) { return Sums<1>{{at(x.of(s) + place)}}; });
         add_groups(sums);
         for (int64_t c = 0; c < channels; c++) own_mean[c] = sums[c] / n;
-        sum_over(products, unit, pass, [&](int64_t s, int64_t place, int64_t i) {
+        sum_over<1>({products.data()}, unit, pass, [&](int64_t s, int64_t place, int64_t i) {
             const vector<real> centred = at(x.of(s) + place) - at(own_mean + i);
-            return centred * centred;
+            return Sums<1>{{centred * centred}};
         });
         add_groups(products);
         for (int64_t c = 0; c < channels; c++) own_deviation[c] = 1 / std::sqrt(products[c] / n + eps);
@@ -118,14 +144,13 @@ struct ChannelNormalisation final : Node<real> {
         constexpr int64_t lanes = LANES<real>;
         Value<real> &input = *this->inputs[0], &output = *this->output;
         const vector<real> zero = {};
-        for (int64_t i = 0; relu && i < pass.samples * output.size; i += lanes)
-            at(&output.gradient[i]) = at(&output.data[i]) > zero ? at(&output.gradient[i]) : zero;
         weight.begin_gradient(), bias.begin_gradient();
         for (int64_t unit = 0; unit < units(pass); unit++) {
             const real *own_mean = &mean[unit * width], *own_deviation = &deviation[unit * width];
-            sum_over(sums, unit, pass, [&](int64_t s, int64_t place, int64_t) { return at(output.gradient_of(s) + place); });
-            sum_over(products, unit, pass, [&](int64_t s, int64_t place, int64_t i) {
-                return at(output.gradient_of(s) + place) * (at(input.of(s) + place) - at(own_mean + i));
+            sum_over<2>({sums.data(), products.data()}, unit, pass, [&](int64_t s, int64_t place, int64_t i) {
+                vector<real> &gradient = at(output.gradient_of(s) + place);
+                if (relu) gradient = at(output.of(s) + place) > zero ? gradient : zero;
+                return Sums<2>{{gradient, gradient * (at(input.of(s) + place) - at(own_mean + i))}};
             });
             for (int64_t c = 0; c < channels; c++) {
                 if (weight.exists()) weight.gradient[c] += products[c] * own_deviation[c];
@@ -241,20 +266,37 @@ struct Softmax final : Node<real> {
 
     int64_t count(int64_t row) const { return causal ? std::min(width, row % causal + 1) : width; }
 
+    static real largest(const real *x, int64_t count) {
+        real top = x[0];
+        int64_t i = 0;
+        if (count >= LANES<real>) {
+            vector<real> tops = at(x);
+            for (i = LANES<real>; i + LANES<real> <= count; i += LANES<real>) tops = at(x + i) > tops ? at(x + i) : tops;
+            for (int64_t k = 0; k < LANES<real>; k++) top = tops[k] > top ? tops[k] : top;
+        }
+        for (; i < count; i++) top = x[i] > top ? x[i] : top;
+        return top;
+    }
+
     void forward(const Pass &pass) override {
         for (int64_t s = 0; s < pass.samples; s++)
             for (int64_t r = 0; r < rows; r++) {
                 const real *x = this->in().of(s) + r * padded_width;
                 real *y = &this->output->data[s * this->output->size + r * padded_width];
                 const int64_t n = count(r);  // numbers behind them are zero
-                real top = x[0];
-                for (int64_t i = 1; i < n; i++) top = x[i] > top ? x[i] : top;
+                const real top = largest(x, n);
                 for (int64_t i = 0; i < n; i += LANES<real>) at(y + i) = exp_of<real>(at(x + i) - top);
                 std::fill(y + n, y + padded_width, real(0));
                 vector<real> sums = {};
                 for (int64_t i = 0; i < padded_width; i += LANES<real>) sums += at(y + i);
-                const real sum = sum_of(sums), log_sum = std::log(sum), scale = 1 / sum;
-                for (int64_t i = 0; i < n; i++) y[i] = logarithm ? x[i] - top - log_sum : y[i] * scale;
+                const real sum = sum_of(sums), scale = 1 / sum;
+                if (!logarithm) {
+                    for (int64_t i = 0; i < n; i += LANES<real>) at(y + i) *= scale;
+                    continue;
+                }
+                const real log_sum = std::log(sum);
+                for (int64_t i = 0; i < n; i += LANES<real>) at(y + i) = at(x + i) - top - log_sum;
+                std::fill(y + n, y + padded_width, real(0));
             }
     }
 
@@ -266,13 +308,17 @@ struct Softmax final : Node<real> {
                 const real *y = this->output->of(s) + r * padded_width;
                 const real *gradient = this->output->gradient_of(s) + r * padded_width;
                 const int64_t n = count(r);
-                real *to = input.gradient_of(s) + r * padded_width, sum = 0;
-                for (int64_t i = n; i < width && !input.sums; i++) to[i] = 0;
-                for (int64_t i = 0; i < n; i++) sum += logarithm ? gradient[i] : gradient[i] * y[i];
-                for (int64_t i = 0; i < n; i++) {
-                    const real own = logarithm ? gradient[i] - std::exp(y[i]) * sum : y[i] * (gradient[i] - sum);
-                    to[i] = input.sums ? to[i] + own : own;
+                real *to = input.gradient_of(s) + r * padded_width;
+                vector<real> sums = {};
+                for (int64_t i = 0; i < padded_width; i += LANES<real>)  // behind the numbers of a row, y is zero
+                    sums += logarithm ? at(gradient + i) : at(gradient + i) * at(y + i);
+                const real sum = sum_of(sums);
+                for (int64_t i = 0; i < padded_width; i += LANES<real>) {
+                    const vector<real> own = logarithm ? at(gradient + i) - exp_of<real>(at(y + i)) * sum
+                                                       : at(y + i) * (at(gradient + i) - sum);
+                    this->give(input, to + i, own);
                 }
+                if (logarithm) std::fill(to + n, to + padded_width, real(0));
             }
     }
 };

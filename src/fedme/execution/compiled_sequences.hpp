@@ -7,60 +7,6 @@
 
 namespace {
 
-// Gradients of the weights of a product: gradient[input][output] += the sum over rows of x[input] * output_gradients[output].
-template <typename real>
-struct Accumulator {
-    static constexpr int64_t SOME = 256;  // rows whose gradients, one panel wide, stay in the nearest cache
-    PackedPanel<real> packed;
-    AlignedVector<real> blocks;  // rows of x in blocks of a few inputs
-    std::vector<int64_t> offsets;
-
-    template <int K, int V>
-    void panel(const real *x, int64_t rows, int64_t inputs, const Rectangle<real> &own, real *to) {
-        const int64_t count = (inputs + K - 1) / K;
-        for (int64_t block = 0; block < count; block++, to += K * V * LANES<real>) {
-            const int64_t size = std::min<int64_t>(K, inputs - block * K);
-            const Rectangle<real> block_inputs{x + block * rows * K, 0, K};
-            accumulate_rest<real, K, V>(size, block_inputs, offsets.data(), own, 1, rows, to);
-        }
-    }
-
-    template <int K>
-    void pack(const real *x, int64_t x_step, int64_t rows, int64_t inputs) {
-        const int64_t count = (inputs + K - 1) / K;
-        blocks.resize(count * rows * K);
-        for (int64_t block = 0; block < count; block++)
-            for (int64_t r = 0; r < rows; r++)
-                for (int64_t k = 0; k < K && block * K + k < inputs; k++)
-                    blocks[(block * rows + r) * K + k] = x[r * x_step + block * K + k];
-    }
-
-    void add(const real *x, int64_t x_step, const real *output_gradients, int64_t gradient_step, int64_t rows,
-             const WeightPanels<real> &panels, real *gradient) {
-        constexpr int64_t lanes = LANES<real>;
-        offsets = {0, 1, 2, 3, 4, 5, 6, 7};
-        for (int64_t r = 0; r < rows; r += SOME) {
-            const int64_t some = std::min(SOME, rows - r), vectors = panels.vectors();
-            const auto own = [&](int64_t v, int64_t width) {
-                return packed.pack({output_gradients + r * gradient_step + v * lanes, 0, gradient_step}, 1, some, width);
-            };
-            if (vectors > 1) pack<6>(x + r * x_step, x_step, some, panels.inputs);
-            for (int64_t v = 0; v + 1 < vectors; v += 2)
-                panel<6, 2>(blocks.data(), some, panels.inputs, own(v, 2), gradient + panels.start(v / 2));
-            if (vectors % 2) {
-                pack<8>(x + r * x_step, x_step, some, panels.inputs);
-                panel<8, 1>(blocks.data(), some, panels.inputs, own(vectors - 1, 1), gradient + panels.start(vectors / 2));
-            }
-        }
-    }
-};
-
-inline std::vector<int64_t> counted(int64_t count) {
-    std::vector<int64_t> numbers(count);
-    for (int64_t i = 0; i < count; i++) numbers[i] = i;
-    return numbers;
-}
-
 // Products of the matrices of two values: M x K times K x N, `groups` per sample.
 // numbers: groups, M, N, K; of the first value the place of the first matrix, the distance of matrices and of rows; of the second
 // value the same, and the distance of columns. reals: a factor.
@@ -68,9 +14,10 @@ template <typename real>
 struct MatrixProduct final : Node<real> {
     int64_t groups, rows, columns, inner, a[3], b[4];
     real factor;
+    bool whole;  // rows of the first matrix are full vectors
     WeightPanels<real> panels, transposed_panels;      // of the second matrix, and of its transpose
     AlignedVector<real> packed, transposed, gradient;  // in panels
-    AlignedVector<real> product, output_gradients, a_gradients;
+    AlignedVector<real> a_gradients;
     std::vector<WindowGroup> forward_rows, backward_rows;
     Accumulator<real> accumulator;
 
@@ -80,10 +27,14 @@ struct MatrixProduct final : Node<real> {
         std::copy_n(n + 4, 3, a), std::copy_n(n + 7, 4, b);
         panels = {inner, columns}, transposed_panels = {columns, inner};
         packed.resize(panels.size()), transposed.resize(transposed_panels.size()), gradient.resize(panels.size());
-        product.resize(rows * padded<real>(columns)), output_gradients.resize(product.size());
-        a_gradients.resize(rows * padded<real>(inner));
+        whole = inner == padded<real>(inner);
+        a_gradients.resize(whole ? 0 : rows * padded<real>(inner));
         forward_rows = {rows_group(rows, inner, a[2], padded<real>(columns))};
-        backward_rows = {rows_group(rows, columns, padded<real>(columns), padded<real>(inner))};
+        backward_rows = {rows_group(rows, columns, padded<real>(columns), whole ? a[2] : padded<real>(inner))};
+    }
+
+    void scale(AlignedVector<real> &values) const {
+        for (size_t i = 0; factor != 1 && i < values.size(); i += LANES<real>) at(&values[i]) *= factor;
     }
 
     const real *second(int64_t s, int64_t g) const { return this->in(1).of(s) + b[0] + g * b[1]; }
@@ -93,9 +44,9 @@ struct MatrixProduct final : Node<real> {
         for (int64_t s = 0; s < pass.samples; s++)
             for (int64_t g = 0; g < groups; g++) {
                 panels.pack(second(s, g), b[2], b[3], packed.data());
+                scale(packed);
                 real *y = &this->output->data[s * this->output->size + g * rows * width];
                 correlate<real>(this->in(0).of(s) + a[0] + g * a[1], y, packed.data(), panels, forward_rows, inner, nullptr, ASSIGN);
-                for (int64_t i = 0; factor != 1 && i < rows * width; i += LANES<real>) at(y + i) *= factor;
             }
     }
 
@@ -106,18 +57,18 @@ struct MatrixProduct final : Node<real> {
             for (int64_t g = 0; g < groups; g++) {
                 const real *x = first.of(s) + a[0] + g * a[1];
                 const real *own = this->output->gradient_of(s) + g * rows * width;
-                for (int64_t i = 0; i < rows * width; i += LANES<real>) at(&output_gradients[i]) = factor * at(own + i);
                 if (first.needs_gradient) {
                     transposed_panels.pack(second(s, g), b[3], b[2], transposed.data());
-                    correlate<real>(output_gradients.data(), a_gradients.data(), transposed.data(), transposed_panels,
-                                    backward_rows, columns, nullptr, ASSIGN);
+                    scale(transposed);
                     real *to = first.gradient_of(s) + a[0] + g * a[1];
-                    for (int64_t m = 0; m < rows; m++)
+                    correlate<real>(own, whole ? to : a_gradients.data(), transposed.data(), transposed_panels, backward_rows,
+                                    columns, nullptr, whole ? ADD_TO : ASSIGN);
+                    for (int64_t m = 0; !whole && m < rows; m++)
                         for (int64_t k = 0; k < inner; k++) to[m * a[2] + k] += a_gradients[m * inner_width + k];
                 }
                 if (other.needs_gradient) {
-                    std::fill(gradient.begin(), gradient.end(), real(0));
-                    accumulator.add(x, a[2], output_gradients.data(), width, rows, panels, gradient.data());
+                    accumulator.add(x, a[2], own, width, rows, panels, gradient.data(), true);
+                    scale(gradient);
                     panels.add_to(other.gradient_of(s) + b[0] + g * b[1], b[2], b[3], gradient.data());
                 }
             }
@@ -237,7 +188,7 @@ struct LongShortTermMemory final : Node<real> {
         constexpr int64_t lanes = LANES<real>;
         Value<real> &input = *this->inputs[0];
         for (Parameter<real> *parameter : parameters()) parameter->begin_gradient();
-        recurrent_panels.transpose(recurrent_transposed, recurrent_weight.value.data(), flipped_recurrent.data());
+        recurrent_panels.transpose_to(recurrent_transposed, recurrent_weight.value.data(), flipped_recurrent.data());
         std::fill(state_gradient.begin(), state_gradient.end(), real(0));
         std::fill(cell_gradient.begin(), cell_gradient.end(), real(0));
         const std::vector<WindowGroup> samples = {rows_group(pass.samples, gates_width, length * gates_width, width)};
@@ -262,7 +213,7 @@ struct LongShortTermMemory final : Node<real> {
                 correlate<real>(gates_of(0, t), state_gradient.data(), flipped_recurrent.data(), recurrent_transposed, samples,
                                 gates_width, nullptr, ASSIGN);
         }
-        if (input.needs_gradient) input_panels.transpose(input_transposed, input_weight.value.data(), flipped_input.data());
+        if (input.needs_gradient) input_panels.transpose_to(input_transposed, input_weight.value.data(), flipped_input.data());
         const std::vector<WindowGroup> steps = {rows_group(length, gates_width, gates_width, x_step)};
         for (int64_t s = 0; s < pass.samples; s++) {
             const real *gradients = gates_of(s, 0);

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <memory>
 #include <new>
 #include <type_traits>
@@ -56,6 +57,47 @@ inline double sum_of(vector<double> sum) {
     sum += __builtin_shufflevector(sum, sum, 2, 3, 0, 1);
     sum += __builtin_shufflevector(sum, sum, 1, 0, 3, 2);
     return sum[0];
+}
+
+inline void transpose(vector<float> (&rows)[8]) {  // exchange blocks off the diagonal, of 1, 2 and 4 columns
+    for (int i = 0; i < 8; i += 2) {
+        const vector<float> a = rows[i], b = rows[i + 1];
+        rows[i] = __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14);
+        rows[i + 1] = __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15);
+    }
+    for (int i = 0; i < 6; i += i % 4 ? 3 : 1) {
+        const vector<float> a = rows[i], b = rows[i + 2];
+        rows[i] = __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13);
+        rows[i + 2] = __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+    for (int i = 0; i < 4; i++) {
+        const vector<float> a = rows[i], b = rows[i + 4];
+        rows[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11);
+        rows[i + 4] = __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+}
+
+inline void transpose(vector<double> (&rows)[4]) {
+    for (int i = 0; i < 4; i += 2) {
+        const vector<double> a = rows[i], b = rows[i + 1];
+        rows[i] = __builtin_shufflevector(a, b, 0, 4, 2, 6);
+        rows[i + 1] = __builtin_shufflevector(a, b, 1, 5, 3, 7);
+    }
+    for (int i = 0; i < 2; i++) {
+        const vector<double> a = rows[i], b = rows[i + 2];
+        rows[i] = __builtin_shufflevector(a, b, 0, 1, 4, 5);
+        rows[i + 2] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
+    }
+}
+
+// A square as wide as a vector, from rows at a distance to columns at a distance. They may begin anywhere, as weights in the
+// middle of a tensor do: Clang takes what `at` refers to for aligned.
+template <typename real>
+inline void copy_transposed(const real *from, int64_t from_step, real *to, int64_t to_step) {
+    vector<real> rows[LANES<real>];
+    for (int64_t i = 0; i < LANES<real>; i++) std::memcpy(&rows[i], from + i * from_step, BYTES);
+    transpose(rows);
+    for (int64_t i = 0; i < LANES<real>; i++) std::memcpy(to + i * to_step, &rows[i], BYTES);
 }
 
 template <typename real>
@@ -128,21 +170,59 @@ struct ParameterLayout {
 
     template <typename real>
     AlignedVector<real> load(const void *tensor) const {
-        AlignedVector<real> values(tensor ? size : 0);
-        const real *from = static_cast<const real *>(tensor);
-        if (tensor)
-            for (size_t r = 0; r < start.size(); r++)
-                for (size_t c = 0; c < column.size(); c++) values[start[r] + stride[r] * column[c]] = *from++;
+        AlignedVector<real> values;
+        load_to(values, tensor);
         return values;
     }
 
     template <typename real>
-    void store(const AlignedVector<real> &values, void *tensor) const {
-        real *to = static_cast<real *>(tensor);
+    void load_to(AlignedVector<real> &values, const void *tensor) const {
+        values.assign(tensor ? size : 0, real(0));
         if (tensor)
-            for (size_t r = 0; r < start.size(); r++)
-                for (size_t c = 0; c < column.size(); c++) *to++ = values[start[r] + stride[r] * column[c]];
+            for_each_block<real>([&](int64_t place, int64_t step, int64_t index) {
+                copy_transposed<real>(static_cast<const real *>(tensor) + index, column.size(), &values[place], step);
+            }, [&](int64_t place, int64_t index) { values[place] = static_cast<const real *>(tensor)[index]; });
     }
+
+    template <typename real>
+    void store(const AlignedVector<real> &values, void *tensor) const {
+        if (tensor)
+            for_each_block<real>([&](int64_t place, int64_t step, int64_t index) {
+                copy_transposed<real>(&values[place], step, static_cast<real *>(tensor) + index, column.size());
+            }, [&](int64_t place, int64_t index) { static_cast<real *>(tensor)[index] = values[place]; });
+    }
+
+    // block(place, step, index) for squares whose columns stand side by side at `place`, one row after `step` numbers;
+    // single(place, index) for all other numbers. `index` is the place in the tensor.
+    template <typename real, typename Block, typename Single>
+    void for_each_block(const Block &block, const Single &single) const {
+        const int64_t rows = start.size(), columns = column.size(), lanes = LANES<real>;
+        for (int64_t r = 0; r < rows; r += lanes) {
+            const int64_t some = std::min(lanes, rows - r);
+            bool together = some == lanes;
+            for (int64_t i = 1; together && i < lanes; i++)
+                together = start[r + i] == start[r] + i && stride[r + i] == stride[r];
+            for (int64_t c = 0; c < columns; c += lanes) {
+                const int64_t count = std::min(lanes, columns - c);
+                bool square = together && count == lanes;
+                for (int64_t i = 1; square && i < lanes; i++) square = column[c + i] == column[c] + i;
+                if (square)
+                    block(start[r] + stride[r] * column[c], stride[r], r * columns + c);
+                else
+                    for (int64_t i = 0; i < some; i++)
+                        for (int64_t j = 0; j < count; j++)
+                            single(start[r + i] + stride[r + i] * column[c + j], (r + i) * columns + c + j);
+            }
+        }
+    }
+
+    template <typename real>
+    void add_to(real *to, const AlignedVector<real> &values) const {
+        for (size_t r = 0; r < start.size(); r++)
+            for (size_t c = 0; c < column.size(); c++) *to++ += values[start[r] + stride[r] * column[c]];
+    }
+
+    int64_t count() const { return int64_t(start.size() * column.size()); }
 };
 
 // Rows one after another, each padded.
@@ -172,9 +252,24 @@ struct UpdateRule {
     bool is_plain() const { return type == MOMENTUM && !momentum && !weight_decay; }
 };
 
-struct ParameterSpec {  // as in execution/compiled.py; null where there is none, and all are written to
+// Where a parameter is in memory; null where there is none, and all are written to.
+struct ParameterSpec {
     void *value, *momentum, *second, *anchor;
-    int64_t trained;
+    int64_t trained;  // 1; 0: a buffer; -1: a constant, which is not written to
+};
+
+// The same as execution/compiled.py gives it: bytes after the bases of the network, or -1. Clients of one architecture share it.
+struct ParameterPlaces {
+    int64_t value, momentum, second, anchor, trained;
+};
+
+struct Bases {  // null if all places are addresses
+    char *value, *momentum, *second, *anchor;
+
+    static void *at(char *base, int64_t place) { return place < 0 ? nullptr : reinterpret_cast<void *>(intptr_t(base) + place); }
+    ParameterSpec of(const ParameterPlaces &p) const {
+        return {at(value, p.value), at(momentum, p.momentum), at(second, p.second), at(anchor, p.anchor), p.trained};
+    }
 };
 
 // A parameter of a network with its optimizer state and anchor, which are empty if the rule does not use them.
@@ -182,26 +277,35 @@ template <typename real>
 struct Parameter {
     ParameterLayout layout;
     int64_t index = -1;  // among the parameters of the network; -1: there is none
+    int64_t first = 0;   // where the part of the tensor begins that is used
+    bool shared = false; // several nodes use the tensor
     AlignedVector<real> value, momentum, second, anchor;
     AlignedVector<real> gradient;  // summed here before the step
     bool trained = false;
 
     bool exists() const { return index >= 0; }
 
-    void load(int64_t number, const ParameterLayout &places, const ParameterSpec *specs) {
+    void *part(void *tensor) const { return tensor ? static_cast<real *>(tensor) + first : nullptr; }
+
+    void load(int64_t number, int64_t start, const ParameterLayout &places, const ParameterSpec *specs) {
         if ((index = number) < 0) return;
-        layout = places;
+        layout = places, first = start;
+        reload(specs);
+    }
+
+    // The numbers of another network.
+    void reload(const ParameterSpec *specs) {
         const ParameterSpec &spec = specs[index];
-        value = layout.load<real>(spec.value), momentum = layout.load<real>(spec.momentum);
-        second = layout.load<real>(spec.second), anchor = layout.load<real>(spec.anchor);
-        trained = spec.trained;
+        layout.load_to(value, part(spec.value)), layout.load_to(momentum, part(spec.momentum));
+        layout.load_to(second, part(spec.second)), layout.load_to(anchor, part(spec.anchor));
+        trained = spec.trained > 0;
     }
 
     void store(const ParameterSpec *specs) const {
-        if (index < 0) return;
+        if (index < 0 || specs[index].trained < 0) return;
         const ParameterSpec &spec = specs[index];
-        layout.store(value, spec.value), layout.store(momentum, spec.momentum);
-        layout.store(second, spec.second), layout.store(anchor, spec.anchor);
+        layout.store(value, part(spec.value)), layout.store(momentum, part(spec.momentum));
+        layout.store(second, part(spec.second)), layout.store(anchor, part(spec.anchor));
     }
 
     // The step for the gradient of the vector at a place; updates the optimizer state.
@@ -230,9 +334,21 @@ struct Parameter {
         std::fill(gradient.begin(), gradient.end(), real(0));
     }
 
+    // A step for `count` values from a place on, with these gradients.
+    void descend(const UpdateRule<real> &rule, int64_t place, int64_t count, const real *gradients) {
+        constexpr int64_t lanes = LANES<real>;
+        const bool momentum_only = rule.type == MOMENTUM && rule.momentum && !rule.nesterov && !rule.weight_decay && !rule.prox;
+        if (momentum_only) {  // the usual case: no question in the loop
+            real *w = &value[place], *v = &momentum[place];
+            for (int64_t i = 0; i < count; i += lanes)
+                at(w + i) -= rule.lr * (at(v + i) = at(gradients + i) + rule.momentum * at(v + i));
+        } else {
+            for (int64_t i = 0; i < count; i += lanes) at(&value[place + i]) -= rule.lr * step(rule, place + i, at(gradients + i));
+        }
+    }
+
     void update(const UpdateRule<real> &rule) {
-        for (size_t i = 0; trained && i < gradient.size(); i += LANES<real>)
-            at(&value[i]) -= rule.lr * step(rule, i, at(&gradient[i]));
+        if (trained) descend(rule, 0, gradient.size(), gradient.data());
     }
 };
 

@@ -15,8 +15,9 @@ from fedme.execution.compiled import Compiled
 from fedme.execution.device import from_device, to_device
 from fedme.execution.eager import Eager
 from fedme.execution.input_tables import InputTables
+from fedme.execution.private_batches import PrivateBatches
 from fedme.execution.reference import Reference
-from fedme.execution.routing import Backend, Route, Tick, effort, effort_alone, no_tick, run_timed
+from fedme.execution.routing import Backend, Route, Tick, effort, effort_alone, no_tick, pieces, run_timed
 from fedme.execution.stacked import Stacked, StackedByVmap
 from fedme.execution.worker_processes import Workers
 
@@ -45,14 +46,14 @@ class Dispatcher:
         on_cpu = device == "cpu"  # neither compiled code nor a forked process can use another device
         workers = workers if path in ("auto", "workers") and on_cpu else 1
         tables = InputTables(self.device)
-        self.eager, self.reference = Eager(tables), Reference()
+        self.eager, self.private, self.reference = Eager(tables), PrivateBatches(), Reference()
         stacked = [Stacked(tables), StackedByVmap(tables, self.eager if path == "auto" else None)]
         native = [Compiled(tables, workers)] if on_cpu else []
         paths: dict[str, list[Backend]] = {
-            "auto": [*native, *stacked, self.eager],
+            "auto": [*native, *stacked, self.eager, self.private],
             "compiled": [*native],
-            "stacked": [*stacked],
-            "workers": [self.eager],
+            "stacked": [*stacked, self.private],
+            "workers": [self.eager, self.private],
         }
         self.backends: list[Backend] = [*paths.get(path, []), self.reference]
         self.workers = Workers(workers, self.backends, tick, before_fork) if workers > 1 else None
@@ -72,8 +73,8 @@ class Dispatcher:
         for piece in here:
             timed = run_timed(routes[piece[0]].backend, [operations[index] for index in piece], self.tick)
             results.update(zip(piece, timed, strict=True))
-        for pieces, where in ((here, ""), (in_workers, " in workers")):
-            for index in (index for piece in pieces for index in piece):
+        for placed, where in ((here, ""), (in_workers, " in workers")):
+            for index in (index for piece in placed for index in piece):
                 name, route = type(operations[index]).__name__.lower(), routes[index]
                 self.paths[name, f"{route.backend.name}{where}", route.reason] += 1
         done = [results[index] for index in range(len(operations))]
@@ -110,7 +111,7 @@ class Dispatcher:
                 here.append(members)
             elif isinstance(op, Evaluate) and op.timed:
                 here.append(members)  # the time of inference is measured while nothing else is computed
-            elif backend in (self.eager, self.reference):
+            elif backend in (self.eager, self.private, self.reference):
                 by_backend.setdefault(backend.name, []).extend(members)
             else:
                 parts = self._divide(members, [operations[index] for index in members])
@@ -126,16 +127,11 @@ class Dispatcher:
     def _pieces(self, members: Sequence[int], operations: Sequence[Op], total: float) -> list[list[int]]:
         """Operations that run alone, in messages: small ones share one."""
         assert self.workers is not None
-        pieces: list[list[int]] = []
-        size, most = 0.0, min(total / (PIECES * self.workers.count), LARGE)
-        for index in sorted(members, key=lambda index: -effort_alone(operations[index])):
-            own = effort_alone(operations[index])
-            if not pieces or size + own > most:
-                pieces.append([])
-                size = 0.0
-            pieces[-1].append(index)
-            size += own
-        return pieces
+        efforts, most = (
+            [effort_alone(operations[index]) for index in members],
+            min(total / (PIECES * self.workers.count), LARGE),
+        )
+        return [[members[place] for place in piece] for piece in pieces(efforts, most)]
 
     def _divide(self, members: list[int], ops: Sequence[Op]) -> list[list[int]]:
         """A group in one part, or in one part per worker if that is worth their while."""
@@ -148,9 +144,8 @@ class Dispatcher:
 
     def explain(self) -> list[str]:
         """One line per path that operations took, with the reason; before them, why there is no compiled code."""
-        code = compiled.library()
         uses_compiled = any(isinstance(backend, Compiled) for backend in self.backends)
-        lines = [f"no compiled code: {code}"] if uses_compiled and isinstance(code, str) else []
+        lines = [compiled.active()] if uses_compiled and isinstance(compiled.library(), str) else []
         for (name, path, reason), count in sorted(self.paths.items()):
             lines.append(f"{name}: {count} operations {path}{f' ({reason})' if reason else ''}")
         return lines

@@ -27,7 +27,7 @@ from fedme.execution.routing import Tick, models_of
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.optimizers import SGD
 
-KNOWN = frozenset({"objective", "lr", "momentum", "weight_decay", "clip", "prox", "alternating"})  # settings of SGD
+KNOWN = frozenset({"objective", "lr", "momentum", "weight_decay", "clip", "prox", "alternating", "shift"})  # settings of SGD
 GATHERED = 1 << 18  # input values that are gathered at once, for several steps: they stay in the cache
 MASKS = 1 << 16  # values of dropout masks that are computed at once, for several steps
 _CLIP = Autograd(CrossEntropy(), {})  # its method `clip` is that of one client
@@ -276,13 +276,15 @@ class TrainedModule:
     def step(self, grads: list[Tensor]) -> None:
         """A step of SGD. Gradients are only read: two of them may share memory."""
         rule = self.rule
-        if rule.prox or rule.clip is not None or rule.weight_decay:
+        if rule.prox or rule.shift or rule.clip is not None or rule.weight_decay:
             weights = self.given.with_params(
                 {name: p.detach() for name, p in zip(self.given.params, self.trained, strict=True)}
             )
             named: Params = dict(zip(self.given.params, grads, strict=True))
             if rule.prox and self.anchor is not None:
                 named = tree.add(named, tree.sub(weights.params, self.anchor.params), rule.prox)
+            if rule.shift and self.anchor is not None:
+                named = tree.add(named, self.anchor.params)
             if rule.clip is not None:
                 named = _CLIP.clip(named, rule.clip)
             if rule.weight_decay:

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from fedme.core.data import Arrays
-from fedme.core.model import Arch
 from fedme.core.operations import Op
-from fedme.execution.network_layers import Convolution, Flatten, Linear, network_layers
 from fedme.execution.routing import models_of
 
 LARGEST = 2 << 30  # bytes that the table of one source may take
@@ -23,19 +21,14 @@ class InputTable:
     values: Tensor
     shape: tuple[int, ...]  # of one input
 
+    def __len__(self) -> int:
+        return self.values.shape[0]
+
     def flat(self, rows: Tensor) -> Tensor:
         """The flat inputs of row numbers of any shape."""
         return self.values.index_select(0, rows.reshape(-1)).view(*rows.shape, self.values.shape[1])
 
-    def obstacle(self, arch: Arch) -> str:
-        """Why a recognised network cannot run on the inputs; empty if it can."""
-        if not self.values.is_floating_point():
-            return "the inputs are not floating-point numbers"
-        first = next(layer for layer in network_layers(arch) if isinstance(layer, Flatten | Linear | Convolution))
-        vectors = len(self.shape) == 1 or not isinstance(first, Linear)
-        return "" if vectors else f"{arch.name} does not flatten its inputs"
-
-    @property
+    @functools.cached_property
     def symbols(self) -> bool:
         """Whether the inputs are whole numbers, each of which stands for something."""
         return not self.values.is_floating_point()
@@ -69,9 +62,10 @@ class InputTables:
     def table(self, op: Op) -> InputTable:
         """The table of a supported operation; floating-point inputs are of the type of its first model."""
         source, dtype = op.data.source, models_of(op)[0].dtype
-        if id(source) not in self._tables:
+        tables = self._tables.get(id(source))
+        if tables is None:
             weakref.finalize(source, self._tables.pop, id(source), None)
-        tables = self._tables.setdefault(id(source), {})
+            tables = self._tables.setdefault(id(source), {})
         if dtype not in tables:
             x = source.inputs(torch.arange(len(source.labels)))
             assert isinstance(x, Tensor)

@@ -4,9 +4,10 @@ Modules that draw from the global generator (``F.dropout`` in a forward, `nn.LST
 operation; the roles of the operation share it.
 """
 
+import itertools
 import statistics
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +36,7 @@ from fedme.core.operations import (
     Trained,
 )
 from fedme.core.running_statistics import estimated, running_statistics
-from fedme.core.task_types import task_loss
+from fedme.core.task_types import TASK_LOSSES, right_answers, task_loss
 from fedme.core.tree import Params
 from fedme.execution.memory_format import formatted, formatted_inputs, sample_shape
 from fedme.execution.routing import Tick, no_tick, run_timed
@@ -59,7 +60,7 @@ class Reference:
     def run(self, ops: Sequence[Op], tick: Tick = no_tick) -> list[Any]:
         results: list[Any] = []
         for op in ops:
-            results.append(_result(op))
+            results.append(COMPUTATIONS[type(op)](op))
             tick()
         return results
 
@@ -69,28 +70,20 @@ def run(op: Op) -> Any:
     return Reference().run([op])[0]
 
 
-def _result(op: Op) -> Any:
-    if isinstance(op, Train):
-        return train(op)
-    if isinstance(op, Evaluate):
-        return evaluate(op)
-    return predict(op) if isinstance(op, Predict) else estimate_statistics(op)
-
-
 def one_by_one(operations: Sequence[Op], tick: Tick = no_tick) -> list[tuple[Any, float]]:
     """An executor without any grouping: the result of every operation and its seconds."""
     return [timed for op in operations for timed in run_timed(Reference(), [op], tick)]
 
 
-def train(op: Train) -> Trained:
-    """Let the optimizer take a step on every batch."""
+def train(op: Train, private_gradient: "type[PerExample] | None" = None) -> Trained:
+    """Let the optimizer take a step on every batch; private gradients may be computed in another way."""
     shape = sample_shape(op.data)
     models: Models = {role: formatted(model, shape) for role, model in op.models.items()}
     opt: OptState = {role: op.opt.get(role, state) for role, state in op.optimizer.init(models).items()}
     device = next((m.device for m in models.values()), torch.device("cpu"))
     gradient = Autograd(op.optimizer.objective, mask_seeds(models, op.key))
     if op.mechanism is not None:
-        gradient = PerExample(gradient.objective, gradient.seeds, op=op, mechanism=op.mechanism)
+        gradient = (private_gradient or PerExample)(gradient.objective, gradient.seeds, op=op, mechanism=op.mechanism)
     y = op.data.y.to(device)
     schedule = op.batch_schedule
     batches, sizes = schedule.positions(len(op.data), op.key.at("batches"))
@@ -125,6 +118,20 @@ def score(logits: Tensor, y: Tensor, seconds: float = 0.0) -> Score:
     return Score(len(y), task.loss(task.ready(logits), y).mean().item(), task.accuracy(logits, y), seconds)
 
 
+def scores(logits: Sequence[Tensor], data: Sequence[Split]) -> list[Score]:
+    """The scores of several models: the same numbers as one after another; classes of one source in few operations."""
+    source = data[0].source if data else None
+    shared = all(split.source is source and split.targets is None for split in data)
+    if source is None or not shared or source.labels.dtype != torch.int64 or len({z.shape[1] for z in logits}) > 1:
+        return [score(z, split.y) for z, split in zip(logits, data, strict=True)]
+    z, y = torch.cat(list(logits)), source.labels[torch.cat([split.rows for split in data])]
+    sizes, task = [len(part) for part in logits], TASK_LOSSES["classification"]
+    losses = [part.mean().item() for part in task.loss(task.ready(z), y).split(sizes)]
+    ends = right_answers(z, y).cumsum(0)[torch.tensor(sizes).cumsum(0) - 1].tolist()
+    right = [end - start for start, end in itertools.pairwise([0, *ends])]
+    return [Score(n, loss, count / n) for n, loss, count in zip(sizes, losses, right, strict=True)]
+
+
 def seconds_per_sample(model: Model, data: Split, times: int = 7) -> float:
     """The median time of inference, after one call to warm up."""
     x = cast(next(_chunks(data)), model)
@@ -142,7 +149,8 @@ def predict(op: Predict) -> Tensor:
     if not len(op.data):
         return torch.empty(0, 0)
     model = formatted(op.model, sample_shape(op.data))
-    with torch.inference_mode():
+    # A network that draws random numbers in evaluation mode too draws the same ones every time.
+    with torch.inference_mode(), seeded_generator(Key(0).at("predict")):
         parts = [model(cast(x, model)) for x in _chunks(op.data)]
     return torch.cat(parts).to("cpu", copy=True)
 
@@ -203,10 +211,14 @@ class Autograd:
     objective: Objective
     seeds: Mapping[Role, Mapping[str, Tensor]]
     sums: dict[Role, Tensor] = field(default_factory=dict)
-    samples: int = 0
+    samples: dict[Role, int] = field(default_factory=dict)
+    recorded: dict[Role, tuple[int, int]] = field(default_factory=dict)  # step and draw
 
     def clip(self, grads: Params, limit: float) -> Params:
         return tree.clip(grads, limit)
+
+    def dot(self, a: Params, b: Params) -> Params:
+        return dict.fromkeys(a, tree.dot(a, b))
 
     def __call__(
         self, models: Models, batch: Batch, draw: int = 0, first: int = 0
@@ -221,10 +233,7 @@ class Autograd:
         total = torch.stack([loss.mean() for loss in losses.values()]).sum() * batch.weight
         flat = [leaf for params in leaves.values() for leaf in params.values()]
         grads = iter(torch.autograd.grad(total, flat, allow_unused=True, materialize_grads=True))
-        if draw == 0:
-            self.samples += len(batch.y)
-            for role, loss in losses.items():
-                self.sums[role] = self.sums.get(role, loss.new_zeros(())) + loss.detach().sum()
+        self.record({role: loss.detach() for role, loss in losses.items()}, batch.step, draw)
         return {role: {name: next(grads) for name in params} for role, params in leaves.items()}, buffers  # type: ignore[return-value]
 
     def _forward(self, role: Role, model: Model, batch: Batch, draw: int, first: int) -> Tensor:
@@ -232,9 +241,18 @@ class Autograd:
         masks = {layer: at_draw(seed, number) for layer, seed in self.seeds.get(role, {}).items()}
         return model(cast(batch.x, model), training=True, masks=masks, first=first)
 
+    def record(self, losses: Mapping[Role, Tensor], step: int, draw: int) -> None:
+        """Note the losses of samples: those of the first gradient of a role in a step, whichever draw that is."""
+        for role, loss in losses.items():
+            if self.recorded.get(role, (-1, 0))[0] != step:
+                self.recorded[role] = step, draw
+            if self.recorded[role] == (step, draw):
+                self.samples[role] = self.samples.get(role, 0) + len(loss)
+                self.sums[role] = self.sums.get(role, loss.new_zeros(())) + loss.sum()
+
     def mean_losses(self) -> dict[Role, float]:
         """The mean loss of every role over the samples seen."""
-        return {role: (total / self.samples).item() for role, total in self.sums.items()}
+        return {role: (total / self.samples[role]).item() for role, total in self.sums.items()}
 
 
 @dataclass(kw_only=True)
@@ -247,15 +265,27 @@ class PerExample(Autograd):
     def __call__(
         self, models: Models, batch: Batch, draw: int = 0, first: int = 0
     ) -> tuple[dict[Role, Params], dict[Role, Params]]:
-        total = noise(self.op.key, self.mechanism, models, batch.step, draw)
+        total = self.add_clipped(noise(self.op.key, self.mechanism, models, batch.step, draw), models, batch, draw)
+        batch_size = min(self.op.batch_schedule.batch, len(self.op.data))
+        mean: dict[Role, Params] = {role: tree.scale(params, 1.0 / batch_size) for role, params in total.items()}
+        return mean, {role: m.buffers for role, m in models.items()}
+
+    def add_clipped(self, total: Mapping[Role, Params], models: Models, batch: Batch, draw: int) -> Mapping[Role, Params]:
+        """Add the clipped gradient of every sample, one after another."""
         for i in range(len(batch.y)):
             sample = slice(i, i + 1)
             x = {n: value[sample] for n, value in batch.x.items()} if isinstance(batch.x, Mapping) else batch.x[sample]
-            grads, _ = super().__call__(models, Batch(x, batch.y[sample], batch.step), draw, i)
+            grads, _ = Autograd.__call__(self, models, Batch(x, batch.y[sample], batch.step), draw, i)
             size = tree.norm({f"{role}:{name}": g for role, params in grads.items() for name, g in params.items()})
             if size.isfinite():  # a sample whose gradient is NaN or infinite adds nothing
                 factor = min(1.0, self.mechanism.clip / size.item()) if size else 1.0
                 total = {role: tree.add(total[role], params, factor) for role, params in grads.items()}
-        batch_size = min(self.op.batch_schedule.batch, len(self.op.data))
-        mean: dict[Role, Params] = {role: tree.scale(params, 1.0 / batch_size) for role, params in total.items()}
-        return mean, {role: m.buffers for role, m in models.items()}
+        return total
+
+
+COMPUTATIONS: dict[type, Callable[[Any], Any]] = {
+    Train: train,
+    Evaluate: evaluate,
+    Predict: predict,
+    EstimateStatistics: estimate_statistics,
+}

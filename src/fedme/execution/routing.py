@@ -53,19 +53,32 @@ def models_of(op: Op) -> list[Model]:
 
 def effort(op: Op) -> float:
     """An estimate of how long an operation takes: samples times passes times parameters."""
-    if isinstance(op, Train):
-        schedule, samples = op.batch_schedule, len(op.data)
-        visits = schedule.count(samples) * schedule.batch
-        if schedule.steps is None:  # the last batch of an epoch may be incomplete
-            visits = min(visits, schedule.epochs * samples)
-        return 3.0 * visits * sum(model.parameters for model in models_of(op))
-    return float(len(op.data) * op.model.parameters)
+    if not isinstance(op, Train):
+        return float(len(op.data) * op.model.parameters)
+    schedule, samples = op.batch_schedule, len(op.data)
+    visits = schedule.count(samples) * schedule.batch
+    if schedule.steps is None:  # the last batch of an epoch may be incomplete
+        visits = min(visits, schedule.epochs * samples)
+    return 3.0 * visits * sum([model.arch.parameters for model in op.models.values()])
 
 
 def effort_alone(op: Op) -> float:
     """The same of an operation that runs alone by autograd, where every step of every model takes some time of its own."""
     steps = op.batch_schedule.count(len(op.data)) if isinstance(op, Train) else 1
     return effort(op) + STEP * steps * len(models_of(op))
+
+
+def pieces(efforts: Sequence[float], most: float) -> list[list[int]]:
+    """Operations by index, the longest first; those that together have an effort of `most` at most share a piece."""
+    result: list[list[int]] = []
+    size = 0.0
+    for index in sorted(range(len(efforts)), key=lambda index: -efforts[index]):
+        if not result or size + efforts[index] > most:
+            result.append([])
+            size = 0.0
+        result[-1].append(index)
+        size += efforts[index]
+    return result
 
 
 def run_timed(backend: Backend, ops: Sequence[Op], tick: Tick = no_tick) -> list[tuple[Any, float]]:

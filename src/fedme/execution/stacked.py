@@ -6,15 +6,16 @@ from typing import Any
 
 import torch
 
+from fedme.core.key import Key
 from fedme.core.model import Arch, Model, template
 from fedme.core.operations import Evaluate, Op, Predict, Train
+from fedme.execution.dense_layers import dense_layers
 from fedme.execution.eager import Eager
 from fedme.execution.input_tables import InputTables
-from fedme.execution.network_layers import network_layers
 from fedme.execution.reference import result_of
 from fedme.execution.routing import Tick, models_of
 from fedme.execution.stacked_batches import StackedBatches
-from fedme.execution.stacked_dense import dense_layers
+from fedme.execution.stacked_dense import Linear
 from fedme.execution.stacked_inference import predict_stacked
 from fedme.execution.stacked_privacy import PrivateGradient
 from fedme.execution.stacked_training import StackedGradient, train_stacked
@@ -38,13 +39,19 @@ class Stacked:
             return reason
         if isinstance(op, Train) and not _hashable(op.optimizer):
             return f"the optimizer {type(op.optimizer).__name__} is not hashable"
+        if isinstance(op, Train) and len(op.data) and _sees_the_batch(op, self.tables):
+            return f"the loss {type(op.optimizer.objective).__name__} of a sample depends on its batch"
         return next((reason for model in models_of(op) if (reason := self._obstacle(model, op))), "")
 
     def _obstacle(self, model: Model, op: Op) -> str:
-        layers = dense_layers(model.arch)
+        table = self.tables.table(op)
+        if table.symbols:
+            return "the inputs are not floating-point numbers"
+        layers = dense_layers(model.arch, table.shape)
         if isinstance(layers, str):
             return layers
-        return f"{model.arch.name} has buffers" if model.buffers else self.tables.table(op).obstacle(model.arch)
+        weights = {name for layer in layers if isinstance(layer, Linear) for name in (layer.weight, layer.bias)}
+        return "" if model.buffers.keys() <= weights else f"{model.arch.name} has buffers"  # others than frozen weights
 
     def group(self, op: Op) -> Hashable:
         """What the operations of one program have in common."""
@@ -55,7 +62,8 @@ class Stacked:
         targets, table = op.data.targets, self.tables.table(op)
         outputs = _output_count(models_of(op)[0].arch, table.shape, table.values.dtype) if targets is not None else 0
         classes = (outputs, targets.shape[1:] if targets is not None else ())
-        roles = tuple((role, model.dtype) for role, model in op.models.items())
+        # Models of one architecture are stacked, so all of them must have the same frozen weights.
+        roles = tuple((role, model.dtype, tuple(model.buffers)) for role, model in op.models.items())
         return Train, op.optimizer, source, op.mechanism is None, classes, roles, tuple(op.frozen), tuple(op.opt) == ()
 
     def run(self, ops: Sequence[Op], tick: Tick) -> list[Any]:
@@ -91,10 +99,10 @@ class StackedByVmap(Stacked):
         self.eager = eager
 
     def _obstacle(self, model: Model, op: Op) -> str:
-        if not isinstance(network_layers(model.arch), str):
-            return super()._obstacle(model, op)
+        if not super()._obstacle(model, op):
+            return ""
         if model.buffers:
-            return f"{model.arch.name} has buffers"
+            return f"{model.arch.name} has buffers"  # or frozen weights
         if self.eager is not None:
             largest = LARGEST_BEFORE_REFERENCE if self.eager.supports(op) else LARGEST_BEFORE_EAGER
             if model.parameters > largest:
@@ -103,6 +111,22 @@ class StackedByVmap(Stacked):
             return f"{model.arch.name} has layers that gain nothing from stacking"
         table = self.tables.table(op)
         return vmap_obstacle(model.arch, table.shape, table.values.dtype)
+
+
+def _sees_the_batch(op: Train, tables: InputTables) -> bool:
+    """Whether the loss of a sample depends on other samples of its batch: in a stack it would see those of other clients."""
+    objective = op.optimizer.objective
+    if type(objective).__module__.startswith("fedme.learning."):
+        return False
+    table = tables.table(op)
+    sizes = {role: _output_count(model.arch, table.shape, table.values.dtype) for role, model in op.models.items()}
+    key, y = Key(0).at("check"), op.data.y[[0, len(op.data) - 1]]
+    logits = {role: torch.randn((2, size), generator=key.at(role).torch()) for role, size in sizes.items()}
+    try:
+        of_two, of_one = objective(logits, y), objective({role: z[:1] for role, z in logits.items()}, y[:1])
+        return any(not torch.allclose(of_two[role][:1], of_one[role]) for role in of_two)
+    except Exception:  # a user's loss may raise anything; by autograd it says what is wrong
+        return True
 
 
 def _hashable(value: object) -> bool:

@@ -3,17 +3,39 @@
 A stack holds the weights of many models of one architecture; its first axis counts models.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from fedme.core.dropout import uniform
-from fedme.core.model import Arch
 from fedme.core.tree import Params
-from fedme.execution.network_layers import Activation, Dropout, Flatten, Linear, network_layers
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer, by the names of its parameters."""
+
+    weight: str
+    bias: str | None
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An elementwise function."""
+
+    function: str
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """A dropout layer, by its name."""
+
+    name: str
+    p: float
+
 
 DenseLayer = Linear | Activation | Dropout
 FORWARD: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
@@ -24,37 +46,29 @@ BACKWARD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # (output, gradient
 }
 
 
-@functools.lru_cache(maxsize=256)
-def dense_layers(arch: Arch) -> tuple[DenseLayer, ...] | str:
-    """The layers of a network without convolutions, or why it is none."""
-    layers = network_layers(arch)
-    if isinstance(layers, str):
-        return layers
-    dense = tuple(layer for layer in layers if isinstance(layer, Linear | Activation | Dropout))
-    convolutions = len(dense) + sum(isinstance(layer, Flatten) for layer in layers) < len(layers)
-    return f"{arch.name} has convolutions" if convolutions else dense
-
-
 @dataclass(frozen=True)
 class DensePass:
     """A forward pass: the logits (models x batch x classes) and what its gradients need.
 
-    `saved` has the input of every linear layer, the output of every activation and the mask of every dropout.
+    `trained` names the weights that get gradients. `saved` has the input of every linear layer, the output of every activation
+    and the mask of every dropout.
     """
 
     layers: tuple[DenseLayer, ...]
     weights: Params
+    trained: tuple[str, ...]
     logits: Tensor
     saved: list[Tensor]
 
     def gradients(self, logit_gradients: Tensor) -> dict[str, Tensor]:
-        """The gradients of all weights, summed over the batch."""
+        """The gradients of the trained weights, summed over the batch."""
         gradients: dict[str, Tensor] = {}
         for layer, output_gradients, x in self._backward(logit_gradients):
-            gradients[layer.weight] = torch.bmm(output_gradients.transpose(1, 2), x)
-            if layer.bias:
+            if layer.weight in self.trained:
+                gradients[layer.weight] = torch.bmm(output_gradients.transpose(1, 2), x)
+            if layer.bias in self.trained:
                 gradients[layer.bias] = output_gradients.sum(1)
-        return {name: gradients[name] for name in self.weights}
+        return {name: gradients[name] for name in self.trained}
 
     def squared_norms(self, logit_gradients: Tensor) -> Tensor:
         """The squared norm of the gradient of every sample (models x batch).
@@ -63,8 +77,8 @@ class DensePass:
         """
         squares = logit_gradients.new_zeros(logit_gradients.shape[:2])
         for layer, output_gradients, x in self._backward(logit_gradients):
-            inputs = x.square().sum(-1)
-            squares += output_gradients.square().sum(-1) * (inputs + 1.0 if layer.bias else inputs)
+            inputs = x.square().sum(-1) if layer.weight in self.trained else 0.0
+            squares += output_gradients.square().sum(-1) * (inputs + 1.0 if layer.bias in self.trained else inputs)
         return squares
 
     def weighted_sum(self, logit_gradients: Tensor, factors: Tensor, finite: bool) -> dict[str, Tensor]:
@@ -80,9 +94,9 @@ class DensePass:
         return replace(self, saved=saved).gradients(weighted.masked_fill(left_out, 0.0))
 
     def _backward(self, gradients: Tensor) -> list[tuple[Linear, Tensor, Tensor]]:
-        """Every linear layer with the gradients of its outputs and its inputs, the last layer first."""
+        """The linear layers with the gradients of their outputs and their inputs, from the last to the first trained one."""
         passed = []
-        first = next(i for i, layer in enumerate(self.layers) if isinstance(layer, Linear))
+        first = next(i for i, layer in enumerate(self.layers) if isinstance(layer, Linear) and self._trains(layer))
         for i in range(len(self.layers) - 1, first - 1, -1):
             layer, saved = self.layers[i], self.saved[i]
             if isinstance(layer, Linear):
@@ -94,13 +108,22 @@ class DensePass:
                 gradients = gradients * saved
         return passed
 
+    def _trains(self, layer: Linear) -> bool:
+        return layer.weight in self.trained or layer.bias in self.trained
 
-def dense_pass(layers: tuple[DenseLayer, ...], weights: Params, x: Tensor, seeds: Mapping[str, Tensor] | None) -> DensePass:
-    """Run stacked `weights` on `x` (models x batch x features).
+
+def dense_pass(
+    layers: tuple[DenseLayer, ...],
+    trained: Params,
+    x: Tensor,
+    seeds: Mapping[str, Tensor] | None,
+    fixed: Params = MappingProxyType({}),
+) -> DensePass:
+    """Run stacked weights on `x` (models x batch x features); the `fixed` ones get no gradients.
 
     `seeds` has one seed per model for each dropout layer; None means evaluation.
     """
-    saved = []
+    weights, saved = {**trained, **fixed}, []
     for layer in layers:
         if isinstance(layer, Linear):
             saved.append(x)
@@ -116,4 +139,4 @@ def dense_pass(layers: tuple[DenseLayer, ...], weights: Params, x: Tensor, seeds
             x = x * mask
         else:
             saved.append(x.new_empty(0))
-    return DensePass(layers, weights, x, saved)
+    return DensePass(layers, weights, tuple(trained), x, saved)

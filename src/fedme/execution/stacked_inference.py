@@ -12,9 +12,10 @@ from torch import Tensor
 from fedme.core.model import Model
 from fedme.core.operations import Evaluate, Predict
 from fedme.execution import stacked_vmap
+from fedme.execution.dense_layers import dense_layers
 from fedme.execution.input_tables import InputTable
 from fedme.execution.reference import EVALUATION_BATCH
-from fedme.execution.stacked_dense import dense_layers, dense_pass
+from fedme.execution.stacked_dense import dense_pass
 
 CHUNK = 1 << 22  # input values that one pass takes
 
@@ -48,8 +49,9 @@ def predict_stacked(ops: Sequence[Evaluate | Predict], table: InputTable) -> lis
 
 def _logits(models: Sequence[Model], rows: Tensor, table: InputTable) -> Tensor:
     rows = rows.to(table.values.device)
-    weights = {name: torch.stack([model.params[name] for model in models]) for name in models[0].params}
-    layers = dense_layers(models[0].arch)
+    trees = [{**model.params, **model.buffers} for model in models]  # buffers are frozen weights
+    weights = {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
+    layers = dense_layers(models[0].arch, table.shape) if not table.symbols else ""
     if not isinstance(layers, str):
         return dense_pass(layers, weights, table.flat(rows), None).logits
     with torch.no_grad():

@@ -16,10 +16,11 @@ from fedme.core.dropout import at_draw
 from fedme.core.model import Arch, Model
 from fedme.core.operations import Batch, Models, Role, Train, Trained
 from fedme.core.tree import Params
+from fedme.execution.dense_layers import dense_layers
 from fedme.execution.input_tables import InputTable
 from fedme.execution.reference import DRAWS_PER_STEP, mask_seeds
 from fedme.execution.stacked_batches import Losses, StackedBatches
-from fedme.execution.stacked_dense import DensePass, dense_layers, dense_pass
+from fedme.execution.stacked_dense import DensePass, dense_pass
 from fedme.execution.stacked_vmap import VmapPass
 from fedme.learning.objectives import logit_gradients
 
@@ -83,7 +84,7 @@ def train_stacked(
     for step, still_active in enumerate([*batches.active, 0]):
         for rank in range(still_active, active):
             own = {role: layouts[role].client(m.params, rank) for role, m in models.items()}
-            trained = {role: Model(ops[rank].models[role].arch, params, {}) for role, params in own.items()}
+            trained = {role: ops[rank].models[role].with_params(params) for role, params in own.items()}
             results[rank] = trained, {role: layouts[role].client(state, rank) for role, state in opt.items()}
         if still_active == 0:
             break
@@ -94,7 +95,7 @@ def train_stacked(
             active = still_active
         batch = Batch(batches.rows[:active, step], batches.targets[:active, step], step)
         models, opt = optimizer(gradient, models, opt, frozen, batch)
-    return [Trained(*results[rank], means) for rank, means in enumerate(gradient.losses.means())]
+    return [Trained(*results[rank], means) for rank, means in enumerate(gradient.mean_losses())]
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,9 @@ class StackedGradient:
     ) -> None:
         self.ops, self.layouts, self.batches, self.table = ops, layouts, batches, table
         self.objective = ops[0].optimizer.objective
-        self.losses = Losses(batches, self.objective)
+        self.losses: dict[int, Losses] = {}  # by draw: of roles whose first gradient in a step has this draw
+        self.recorded: dict[Role, int] = {}  # the step
+        self.fixed = {role: layout.stack([op.models[role].buffers for op in ops]) for role, layout in layouts.items()}
         self.seeds = {
             (role, name): _stacked_seeds([mask_seeds({role: ops[r].models[role]}, ops[r].key)[role] for r in ranks.tolist()])
             for role, layout in layouts.items()
@@ -128,6 +131,14 @@ class StackedGradient:
             clipped |= tree.clip({key: g for key, g in grads.items() if key.rpartition(":")[0] == name}, limit, lead=1)
         return {key: clipped[key] for key in grads}
 
+    def dot(self, a: Params, b: Params) -> Params:
+        names: dict[str, list[str]] = {}
+        for key in a:
+            names.setdefault(key.rpartition(":")[0], []).append(key)
+        return {
+            key: total for keys in names.values() for total in [tree.dot({k: a[k] for k in keys}, b, lead=1)] for key in keys
+        }
+
     def __call__(self, models: Models, batch: Batch, draw: int = 0) -> tuple[dict[Role, Params], dict[Role, Params]]:
         passes = [forward for role, model in models.items() for forward in self._forward(role, model, batch, draw)]
         logits: dict[Role, Tensor] = {}
@@ -137,14 +148,22 @@ class StackedGradient:
                 logits[forward.role] = z
             else:
                 logits.setdefault(forward.role, z.new_empty((len(batch.y), *z.shape[1:]))).index_copy_(0, forward.ranks, z)
-        if draw == 0:
-            self.losses.add(logits, batch.y)
+        if any(self.recorded.get(role) != batch.step for role in models):
+            self.recorded |= dict.fromkeys(models, batch.step)
+            self.losses.setdefault(draw, Losses(self.batches, self.objective)).add(logits, batch.y)
         grads = self.gradients(passes, logit_gradients(self.objective, logits, batch.y), batch, draw)
         for role, model in models.items():  # architectures whose clients have all finished have empty stacks
             grads[role] = {
                 key: grads[role][key] if key in grads[role] else torch.zeros_like(w) for key, w in model.params.items()
             }
         return grads, {role: {} for role in models}  # type: ignore[return-value]
+
+    def mean_losses(self) -> list[dict[Role, float]]:
+        """The mean loss of every role over the samples seen, for every client."""
+        means: list[dict[Role, float]] = [{} for _ in self.ops]
+        for _, losses in sorted(self.losses.items()):
+            means = [{**new, **known} for known, new in zip(means, losses.means(), strict=True)]
+        return means
 
     def gradients(
         self, passes: Sequence[ForwardPass], logit_gradients: Mapping[Role, Tensor], batch: Batch, draw: int
@@ -166,12 +185,13 @@ class StackedGradient:
             weights, rows = select(model.params, name), batch.x[ranks]
             number = batch.step * DRAWS_PER_STEP + draw
             seeds = {layer: at_draw(seed[: len(ranks)], number) for layer, seed in self.seeds[role, name].items()}
-            layers = dense_layers(arch)
+            layers = dense_layers(arch, self.table.shape) if not self.table.symbols else ""
             run: DensePass | VmapPass
             if isinstance(layers, str):
                 run = VmapPass(arch, weights, self.table.shaped(rows), seeds)
             else:
-                run = dense_pass(layers, weights, self.table.flat(rows), seeds)
+                fixed = {key: value[: len(ranks)] for key, value in select(self.fixed[role], name).items()}
+                run = dense_pass(layers, weights, self.table.flat(rows), seeds, fixed)
             passes.append(ForwardPass(role, name, ranks, run))
         return passes
 

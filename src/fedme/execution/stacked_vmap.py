@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedme.core.key import Key
-from fedme.core.model import Arch, Model, begin, dropout_layers, output_of, template
+from fedme.core.model import Arch, Model, begin, dropout_layers, hooks_obstacle, output_of, template
 from fedme.core.tree import Params
 
 COMPUTE_BOUND = (nn.modules.conv._ConvNd, nn.RNNBase, nn.Transformer)
@@ -79,6 +79,8 @@ def is_compute_bound(arch: Arch) -> bool:
 @functools.lru_cache(maxsize=256)
 def vmap_obstacle(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> str:
     """Why a network without buffers cannot be stacked for inputs of this shape and type; empty if it can."""
+    if reason := hooks_obstacle(arch):
+        return reason
     dtype = torch.float64 if dtype.is_floating_point else dtype
     models = [Model.init(arch, Key(i), torch.float64) for i in range(2)]
     x = torch.rand((2, 3, *shape), generator=Key(0).torch(), dtype=torch.float64).to(dtype)

@@ -1,59 +1,77 @@
-"""Compute operations on several threads of this process, the longest first.
+"""Compute pieces of work on several threads of this process, in order. A piece is one operation or several small ones.
 
 Helper threads compute only what needs no Python; they would wait for each other otherwise. The calling thread prepares the
-operations while the helpers compute those that are ready, and then computes too.
+pieces while the helpers compute those that are ready, and then computes too.
 """
 
 import contextlib
+import functools
+import os
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from queue import SimpleQueue
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from fedme.core.operations import Op
-from fedme.execution.routing import Tick, effort, no_tick
+from fedme.execution.routing import Tick, no_tick
 
 T = TypeVar("T")
-AnyOp = TypeVar("AnyOp", bound=Op)
+Item = TypeVar("Item")
 Computing = Generator[Callable[[], None], None, T]  # prepares, yields what is to be computed, and returns the result
 
 
-def on_threads(ops: Sequence[AnyOp], start: Callable[[AnyOp], Computing[T]], threads: int, tick: Tick) -> list[T]:
-    """The results of all operations. `tick` is called on this thread, once per finished operation."""
-    computing: dict[int, Computing[T]] = {}
-    ready: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # None: nothing follows
-    finished: list[None] = []  # one entry per operation, until its tick
+def on_threads(
+    pieces: Sequence[Sequence[Item]], start: Callable[[Sequence[Item]], Computing[T]], threads: int, tick: Tick
+) -> list[T]:
+    """The results of all pieces. `tick` is called on this thread, once per item of a finished piece."""
+    computing: list[Computing[T]] = []
+    ready: SimpleQueue[tuple[int, Callable[[], None]] | None] = SimpleQueue()  # None: nothing follows
+    finished: list[int] = []  # the sizes of finished pieces, until their ticks
     failed: list[None] = []  # an exception on one thread stops the others
-    helpers = max(min(threads, len(ops)) - 1, 0)
+    helpers = max(min(threads, len(pieces)) - 1, 0)
 
     def compute(after_each: Tick = no_tick) -> None:
         with _noting(failed):
-            while not failed and (call := ready.get()) is not None:
+            while not failed and (item := ready.get()) is not None:
+                size, call = item
                 call()
-                finished.append(None)
+                finished.append(size)
                 after_each()
 
     def report() -> None:
         while finished:
-            finished.pop()
-            tick()
+            for _ in range(finished.pop()):
+                tick()
 
-    with ThreadPoolExecutor(max(helpers, 1)) as pool:
-        futures = [pool.submit(compute) for _ in range(helpers)]
+    futures = [_helpers(helpers).submit(compute) for _ in range(helpers)]
+    try:
         try:
             with _noting(failed):
-                for index in sorted(range(len(ops)), key=lambda index: -effort(ops[index])):
-                    computing[index] = start(ops[index])
-                    ready.put(next(computing[index]))
+                for piece in pieces:
+                    computing.append(start(piece))
+                    ready.put((len(piece), next(computing[-1])))
+                    if len(computing) <= 2 * helpers:
+                        time.sleep(0)  # let go of the interpreter, so that a helper can take the piece
                     report()
         finally:
             for _ in range(helpers + 1):
                 ready.put(None)
         compute(report)
-        for future in futures:
-            future.result()
+    finally:
+        wait(futures)  # what they compute is in the memory of this call
+    for future in futures:
+        future.result()
     report()
-    return [_result(computing[index]) for index in range(len(ops))]
+    return [result_of(computation) for computation in computing]
+
+
+@functools.lru_cache(maxsize=1)
+def _helpers(count: int) -> ThreadPoolExecutor:
+    """Threads that wait for work: it takes longer to start one than to train a small network."""
+    return ThreadPoolExecutor(count, "fedme-helper")
+
+
+os.register_at_fork(after_in_child=_helpers.cache_clear)  # threads do not survive a fork
 
 
 @contextlib.contextmanager
@@ -65,9 +83,10 @@ def _noting(failed: list[None]) -> Iterator[None]:
         raise
 
 
-def _result(computing: Computing[T]) -> T:
+def result_of(computing: Generator[Any, None, T]) -> T:
+    """What a generator returns that has yielded the only thing that it yields."""
     try:
         next(computing)
     except StopIteration as end:
         return cast(T, end.value)
-    raise AssertionError("an operation yields one computation")
+    raise AssertionError("one thing is yielded, not two")

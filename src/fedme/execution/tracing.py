@@ -4,6 +4,7 @@ The network runs once, and a dispatch mode sees what reaches torch's kernels. Fu
 same few operations. A network whose forward pass depends on the values of its inputs cannot be traced.
 """
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedme.core.dropout import KeyedDropout
 from fedme.core.key import Key
-from fedme.core.model import Arch, output_of
+from fedme.core.model import Arch, build_template, hooks_obstacle, output_of
 
 BATCH = 3  # samples of a trace
 
@@ -42,19 +44,6 @@ class Operation:
     function: Any = None
 
 
-class DropoutMark(nn.Module):
-    """Stands for a dropout layer in a traced network."""
-
-    def __init__(self, trace: "Trace", name: str, p: float) -> None:
-        super().__init__()
-        self.trace, self.name, self.p = trace, name, p
-
-    def forward(self, x: Tensor) -> Tensor:
-        result = x.clone()
-        self.trace.record("dropout", result, (x, self.name, self.p), {})
-        return result
-
-
 class Trace(TorchDispatchMode):
     """Records the operations that depend on the inputs or on weights."""
 
@@ -67,6 +56,7 @@ class Trace(TorchDispatchMode):
         self.operations: list[Operation] = []
         self.tensors: dict[int, Traced] = {}
         self.kept: list[Tensor] = []  # an identity may be used again once its tensor is gone
+        self.paused = False
 
     def know(self, tensor: Tensor, traced: Traced) -> None:
         """`tensor` is `traced` from now on."""
@@ -92,9 +82,11 @@ class Trace(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         options = options or {}
         results = function(*arguments, **options)
+        if self.paused:
+            return results
         # Attention has dropout of its own, which may be off.
         if torch.Tag.nondeterministic_seeded in function.tags and "scaled_dot_product" not in str(function):
-            raise TraceError("its forward pass draws random numbers")
+            raise TraceError(f"its forward pass draws random numbers ({function.overloadpacket.__name__})")
         if any(id(tensor) in self.tensors for tensor in _tensors((arguments, tuple(options.values())))):
             if function is torch.ops.aten._local_scalar_dense.default:
                 raise TraceError("its forward pass depends on the values of tensors")
@@ -110,6 +102,30 @@ def _tensors(value: Any) -> Iterable[Tensor]:
             yield from _tensors(item)
 
 
+def _record_dropout(trace: Trace, name: str, own_p: float, x: Tensor, p: float | None = None) -> Tensor:
+    """In place of a dropout layer: one operation of the trace."""
+    result = x.clone()
+    trace.record("dropout", result, (x, name, own_p if p is None else p), {})
+    return result
+
+
+def _record_gru(trace: Trace, layer: nn.GRU, forward: Any, x: Tensor, hidden: Tensor | None = None) -> Any:
+    """In place of a GRU, which torch computes step by step: one operation of the trace."""
+    if hidden is not None or x.dim() != 3 or (layer.dropout and layer.num_layers > 1):
+        return forward(x, hidden)
+    trace.paused = True
+    results = forward(x)
+    trace.paused = False
+    sizes = {"layers": layer.num_layers, "bidirectional": layer.bidirectional, "batch_first": layer.batch_first}
+    trace.record("gru", results, (x, tuple(layer._flat_weights), layer.hidden_size, layer.bias), sizes)
+    return results
+
+
+def _is_seed(module: nn.Module, name: str) -> bool:
+    owner, _, last = name.rpartition(".")
+    return last == "seed" and isinstance(module.get_submodule(owner), KeyedDropout)
+
+
 @dataclass(frozen=True, eq=False)
 class NetworkTrace:
     """The operations of a network, its input and its output, and the numbers of its weights by name."""
@@ -122,13 +138,15 @@ class NetworkTrace:
 
 def trace(arch: Arch, shape: tuple[int, ...], symbols: bool = False) -> NetworkTrace:
     """The operations of a network in training mode, for inputs of this shape: numbers or symbols."""
-    module = arch.build(Key(0)).train()
-    recorded = Trace()
-    for name, child in list(module.named_modules(remove_duplicate=False)):
-        if type(child) is nn.Dropout and name:
-            parent, _, last = name.rpartition(".")
-            setattr(module.get_submodule(parent), last, DropoutMark(recorded, name, child.p))
-    named = [*module.named_parameters(), *module.named_buffers()]
+    if reason := hooks_obstacle(arch):
+        raise TraceError(reason)  # one that only looks on leaves no operation
+    module, recorded = build_template(arch, training=True), Trace()
+    for name, child in module.named_modules():
+        if isinstance(child, KeyedDropout):
+            child.forward = functools.partial(_record_dropout, recorded, name, child.p)  # type: ignore[method-assign]
+        elif type(child) is nn.GRU:
+            child.forward = functools.partial(_record_gru, recorded, child, child.forward)  # type: ignore[method-assign]
+    named = [*module.named_parameters(), *((name, b) for name, b in module.named_buffers() if not _is_seed(module, name))]
     for name, weight in named:
         recorded.know(weight, Traced(tuple(weight.shape), weight=name))
     x = torch.zeros((BATCH, *shape), dtype=torch.int64) if symbols else torch.randn((BATCH, *shape), generator=Key(0).torch())

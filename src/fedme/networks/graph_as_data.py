@@ -251,6 +251,9 @@ def _constant(tensor: Tensor) -> list[Any]:
     return [_dtype_name(tensor.dtype), list(tensor.shape), base64.b64encode(data).decode()]
 
 
+STEPS = "the graph"  # not a name that an attribute of a network can have
+
+
 class GraphNetwork(nn.Module):
     """The network of a graph: it computes one node after another. Its weights have no values until they are loaded."""
 
@@ -263,8 +266,54 @@ class GraphNetwork(nn.Module):
                 raise ArchError(f"'{key}' of a graph must be a list, got {type(graph[key]).__name__}")
         if not all(isinstance(name, str) for name in graph["inputs"]):
             raise ArchError("the inputs of a graph must be names")
+        places = [self._add(weight) for weight in graph["weights"]]
+        # The network's own parts may have any name, so this is kept under one that no attribute has.
+        self.__dict__[STEPS] = Steps(graph, places)
+
+    def _add(self, weight: Any) -> tuple[nn.Module, str]:
+        """Register a weight without values; returns its owner and its last name."""
+        valid = isinstance(weight, list) and len(weight) == 4 and isinstance(weight[3], list)
+        valid = valid and all(isinstance(word, str) for word in weight[:3]) and all(type(n) is int for n in weight[3])
+        if not valid or weight[1] not in WEIGHT_TYPES or weight[2] not in DTYPES:
+            raise ArchError(f"a weight of a graph must be [name, kind, dtype, shape], got {str(weight)[:100]}")
+        *path, last = weight[0].split(".")
+        owner: nn.Module = self
+        try:
+            # Not by add_module, which refuses names of nn.Module's methods; as attributes of a network they are possible.
+            for part in path:
+                owner = owner._modules.setdefault(part, nn.Module())  # type: ignore[assignment]
+            values = torch.empty(weight[3], dtype=DTYPES[weight[2]])
+            if not all(weight[0].split(".")) or any(
+                last in names for names in (owner._parameters, owner._buffers, owner._modules)
+            ):
+                raise KeyError("its name is empty or used twice")
+            if weight[1] == "buffer":
+                owner._buffers[last] = values
+            else:
+                owner._parameters[last] = nn.Parameter(values, weight[1] == "parameter")
+        except (KeyError, RuntimeError, ValueError, OverflowError) as error:
+            raise ArchError(f"weight '{weight[0][:100]}' of a graph is invalid: {error}") from error
+        return owner, last
+
+    def forward(self, *tensors: Tensor, **named: Tensor) -> Tensor:
+        """Logits, or predicted values."""
+        steps: Steps = self.__dict__[STEPS]
+        given = [named[name] for name in steps.inputs] if named else list(tensors)
+        weights = [_weight(owner, name) for owner, name in steps.places]
+        values: list[Any] = [*given, *weights, *steps.constants]
+        for (function, args, kwargs), unused in zip(steps.nodes, steps.unused, strict=True):
+            values.append(function(*_filled(args, values), **_filled(kwargs, values)))
+            for place in unused:
+                values[place] = None
+        return values[steps.output]  # type: ignore[no-any-return]
+
+
+class Steps:
+    """What a graph computes: its nodes in order, and where their values come from."""
+
+    def __init__(self, graph: Mapping[str, Any], places: Sequence[tuple[nn.Module, str]]) -> None:
         self.inputs: list[str] = graph["inputs"]
-        self.places = [self._add(weight) for weight in graph["weights"]]
+        self.places = places
         self.constants = [_read_constant(constant) for constant in graph["constants"]]
         first = len(self.inputs or [""]) + len(self.places) + len(self.constants)
         self.nodes = [_read_node(node, first + number) for number, node in enumerate(graph["nodes"])]
@@ -277,38 +326,9 @@ class GraphNetwork(nn.Module):
             if place != self.output:
                 self.unused[number].append(place)
 
-    def _add(self, weight: Any) -> tuple[nn.Module, str]:
-        """Register a weight without values; returns its owner and its last name."""
-        valid = isinstance(weight, list) and len(weight) == 4 and isinstance(weight[3], list)
-        valid = valid and all(isinstance(word, str) for word in weight[:3]) and all(type(n) is int for n in weight[3])
-        if not valid or weight[1] not in WEIGHT_TYPES or weight[2] not in DTYPES:
-            raise ArchError(f"a weight of a graph must be [name, kind, dtype, shape], got {str(weight)[:100]}")
-        *path, last = weight[0].split(".")
-        owner: nn.Module = self
-        try:
-            for part in path:
-                if part not in owner._modules:
-                    owner.add_module(part, nn.Module())
-                owner = owner._modules[part]  # type: ignore[assignment]
-            values = torch.empty(weight[3], dtype=DTYPES[weight[2]])
-            if weight[1] == "buffer":
-                owner.register_buffer(last, values)
-            else:
-                owner.register_parameter(last, nn.Parameter(values, weight[1] == "parameter"))
-        except (KeyError, RuntimeError, ValueError, OverflowError) as error:
-            raise ArchError(f"weight '{weight[0][:100]}' of a graph is invalid: {error}") from error
-        return owner, last
 
-    def forward(self, *tensors: Tensor, **named: Tensor) -> Tensor:
-        """Logits, or predicted values."""
-        given = [named[name] for name in self.inputs] if named else list(tensors)
-        weights = [getattr(owner, name) for owner, name in self.places]
-        values: list[Any] = [*given, *weights, *self.constants]
-        for (function, args, kwargs), unused in zip(self.nodes, self.unused, strict=True):
-            values.append(function(*_filled(args, values), **_filled(kwargs, values)))
-            for place in unused:
-                values[place] = None
-        return values[self.output]  # type: ignore[no-any-return]
+def _weight(owner: nn.Module, name: str) -> Tensor:
+    return owner._parameters[name] if name in owner._parameters else owner._buffers[name]  # type: ignore[return-value]
 
 
 class _Value(int):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedme.core.model import HOOKS
 from fedme.networks.input_sizes import ArchError
 from fedme.networks.lookup import SkipNormalInit
 
@@ -34,7 +35,6 @@ SEQUENTIAL = "Sequential"
 WHOLE = ""  # the name of a layer that is a network by itself
 NOT_DATA = {"device", "dtype", "args", "kwargs", "_weight", "_freeze"}  # arguments that say nothing about the structure
 MAX_DEPTH = 50  # of nested Sequentials, in data that may come from an untrusted file
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 Layer = list[Any]  # [name, class, arguments], or [name, "Sequential", layers]
 

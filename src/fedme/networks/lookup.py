@@ -107,7 +107,10 @@ def resolve(
     entry = _find(table, name, imports)
     if entry.inputs == "numbers" and schema.vocabulary is not None:
         symbols = ", ".join(key for key, other in table.items() if other.inputs == "symbols")
-        raise ArchError(f"architecture '{name}' takes numbers, but the inputs are symbols; use one of {symbols}")
+        raise ArchError(
+            f"architecture '{name}' takes numbers, but the inputs are symbols (integers); use one of {symbols}, or, if they "
+            "are quantities, set data.scale = 'standard' or convert them to floats"
+        )
     options = _checked_options(name, entry, requested)
     filled_in = {"shape": schema.shape, "classes": outputs, "vocabulary": schema.vocabulary}
     filled_in = {key: value for key, value in filled_in.items() if key in entry.parameters and value is not None}

@@ -1,0 +1,259 @@
+"""Functions of single numbers, sums, products and dropout: their nodes in a program."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedme.execution.layout import PLACE, VALUE_BITS, Layout, sample_of
+from fedme.execution.program import FUNCTIONS, Node
+from fedme.execution.tracing import BATCH, Traced, TraceError
+
+RELU_AT = {"dense": 1, "convolution": 15, "depthwise": 15, "binary": 1, "channel_norm": 3}  # where `numbers` say ReLU follows
+
+
+def _function(layout: Layout, x: Traced, name: str, a: float = 0.0, b: float = 0.0, c: float = 0.0) -> Tensor:
+    return _apply(layout, layout.addresses_of(x), name, a, b, c)
+
+
+def _apply(layout: Layout, addresses: Tensor, name: str, a: float = 0.0, b: float = 0.0, c: float = 0.0) -> Tensor:
+    offset = layout.natural(addresses)
+    source = layout.value_of(offset)
+    shape = layout.values[source]
+    layout.values.append(replace(shape, gradient=False, sums=False))
+    result = len(layout.values) - 1
+    numbers = (FUNCTIONS.index(name), shape.width, shape.padded_width)
+    layout.add(Node("elementwise", (source,), result, numbers=numbers, reals=(float(a), float(b), float(c))))
+    return layout.like(offset, result)
+
+
+def _gelu(layout: Layout, x: Traced, approximate: str = "none") -> Tensor:
+    return _function(layout, x, "gelu_tanh" if approximate == "tanh" else "gelu")
+
+
+def _leaky_relu(layout: Layout, x: Traced, negative_slope: float = 0.01) -> Tensor:
+    return _function(layout, x, "leaky_relu", negative_slope)
+
+
+def _elu(layout: Layout, x: Traced, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
+    return _function(layout, x, "elu", alpha * scale, scale, input_scale)
+
+
+def _hardtanh(layout: Layout, x: Traced, low: float = -1.0, high: float = 1.0) -> Tensor:
+    return _function(layout, x, "clamp", low, high)
+
+
+def _clamp(layout: Layout, x: Traced, low: Any = None, high: Any = None) -> Tensor:
+    limits = [infinite if limit is None else _number(limit) for limit, infinite in ((low, -math.inf), (high, math.inf))]
+    if limits[0] is None or limits[1] is None:
+        raise TraceError("limits that are tensors")
+    return _function(layout, x, "clamp", limits[0], limits[1], 1.0)  # unlike hardtanh it has a derivative at its limits
+
+
+def _softplus(layout: Layout, x: Traced, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    return _function(layout, x, "softplus", beta, threshold)
+
+
+def _log_sigmoid(layout: Layout, x: Traced) -> list[Tensor]:
+    flipped = _apply(layout, layout.addresses_of(x), "affine", -1.0)
+    return [_apply(layout, _apply(layout, flipped, "softplus", 1.0, math.inf), "affine", -1.0)]
+
+
+def _glu(layout: Layout, x: Traced, dimension: int = -1) -> Tensor:
+    first, second = layout.addresses_of(x).chunk(2, dimension)
+    return _combined(layout, first, _apply(layout, second, "sigmoid"), 1, 1.0)
+
+
+def _prelu(layout: Layout, x: Traced, weight: Traced) -> Tensor:
+    negative = _combined(layout, _function(layout, x, "clamp", -math.inf, 0.0, 1.0), layout.addresses_of(weight), 1, 1.0)
+    return add(layout, _function(layout, x, "relu"), negative)
+
+
+def _softshrink(layout: Layout, x: Traced, limit: float = 0.5) -> Tensor:
+    inside = _function(layout, x, "clamp", -limit, limit, 1.0)
+    return _combined(layout, layout.addresses_of(x), inside, 0, -1.0)
+
+
+def _celu(layout: Layout, x: Traced, alpha: float = 1.0) -> Tensor:
+    return _elu(layout, x, alpha, 1.0, 1.0 / alpha)
+
+
+def _pow(layout: Layout, x: Traced, exponent: Any) -> Tensor:
+    known = {2.0: "square", 0.5: "sqrt", -1.0: "reciprocal"}
+    if not isinstance(x, Traced) or exponent not in known:
+        raise TraceError(f"a power with exponent {exponent}")
+    return _function(layout, x, known[exponent])
+
+
+def _rsqrt(layout: Layout, x: Traced) -> Tensor:
+    return _apply(layout, _function(layout, x, "sqrt"), "reciprocal")
+
+
+def _neg(layout: Layout, x: Traced) -> Tensor:
+    return _function(layout, x, "affine", -1.0)
+
+
+def _add(layout: Layout, x: Any, y: Any, alpha: float = 1) -> Tensor:
+    return _sum(layout, x, y, float(alpha))
+
+
+def _sub(layout: Layout, x: Any, y: Any, alpha: float = 1) -> Tensor:
+    return _sum(layout, x, y, -float(alpha))
+
+
+def _rsub(layout: Layout, x: Any, y: Any, alpha: float = 1) -> Tensor:
+    if (number := _number(y)) is None or alpha != 1:
+        raise TraceError("unsupported operation rsub")
+    return _function(layout, x, "affine", -1.0, number)
+
+
+def _div(layout: Layout, x: Any, y: Any) -> Tensor:
+    if (number := _number(y)) is not None:
+        return _function(layout, x, "affine", 1.0 / number)
+    inverse = _apply(layout, layout.addresses_of(y), "reciprocal")
+    if (number := _number(x)) is not None:
+        return _apply(layout, inverse, "affine", number)
+    return _combined(layout, layout.addresses_of(x), inverse, 1, 1.0)
+
+
+def _mul(layout: Layout, x: Any, y: Any) -> Tensor:
+    for tensor, other in ((x, y), (y, x)):
+        if (number := _number(other)) is not None:
+            return _function(layout, tensor, "affine", number)
+    return _binary(layout, x, y, 1, 1.0)
+
+
+def _sum(layout: Layout, x: Any, y: Any, factor: float) -> Tensor:
+    if (number := _number(y)) is not None:
+        return _function(layout, x, "affine", 1.0, factor * number)
+    if (number := _number(x)) is not None:
+        return _function(layout, y, "affine", factor, number)
+    return _binary(layout, x, y, 0, factor)
+
+
+def add(layout: Layout, x: Tensor, y: Tensor) -> Tensor:
+    """The sum of the numbers at two addresses."""
+    return _combined(layout, x, y, 0, 1.0)
+
+
+def _binary(layout: Layout, x: Traced, y: Traced, operation: int, factor: float) -> Tensor:
+    first, second = _broadcast(layout.addresses_of(x), layout.addresses_of(y))
+    if operation == 0 and factor == 1.0:
+        for numbers, weight in ((first, y), (second, x)):
+            if _gives_bias(layout, numbers, weight):
+                return numbers
+    return _combined(layout, first, second, operation, factor)
+
+
+def _broadcast(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    pair: tuple[Tensor, Tensor] = torch.broadcast_tensors(x, y)
+    return pair
+
+
+def _combined(layout: Layout, first: Tensor, second: Tensor, operation: int, factor: float) -> Tensor:
+    first, second = _broadcast(first, second)
+    if not layout.is_whole(first) and layout.is_whole(second) and (operation == 1 or factor == 1.0):
+        first, second = second, first
+    first = layout.natural(first)
+    source = layout.value_of(first)
+    shape = layout.values[source]
+    mask = (1 << VALUE_BITS) - 1
+    other = layout.value_of(second)
+    alike = other >= 0 and layout.values[other].size == shape.size and torch.equal(first & mask, second & mask)
+    if not (alike and layout.is_whole(second)):
+        layout.values.append(replace(shape, gradient=False, sums=False))
+        other = len(layout.values) - 1
+        layout.copy(second, first & mask, other)
+    layout.values.append(replace(shape, gradient=False, sums=False))
+    result = len(layout.values) - 1
+    layout.add(Node("binary", (source, other), result, numbers=(operation, 0), reals=(factor,)))
+    return layout.like(first, result)
+
+
+def _gives_bias(layout: Layout, addresses: Tensor, other: Traced) -> bool:
+    """Make a weight the bias of the linear layer that computes these numbers, if it is one without."""
+    value, name = layout.value_of(addresses), layout.weight_name(other)
+    writer = layout.writer(value) if value > 0 else None
+    if not name or writer is None or other.shape != addresses.shape[-1:] or layout.readers(value):
+        return False
+    node = layout.nodes[writer]
+    if node.type not in ("dense", "convolution") or node.parameters[1] or layout.values[value].width != other.shape[0]:
+        return False
+    column = (addresses & PLACE) % layout.values[value].padded_width
+    if not bool((column == torch.arange(addresses.shape[-1])).all()):
+        return False
+    layout.nodes[writer] = replace(node, parameters=(node.parameters[0], name))
+    layout.use(name, 0, other.shape[0])
+    return True
+
+
+def _dropout(layout: Layout, x: Traced, layer: str, p: float) -> Tensor:
+    offset = layout.addresses_of(x)
+    if not p:
+        return offset
+    offset = layout.natural(offset)
+    position = torch.arange(BATCH).view(-1, *[1] * (offset.dim() - 1))
+    if len(offset) != BATCH or not bool((sample_of(offset) == position).all()):
+        raise TraceError("dropout of a tensor whose first dimension is not the batch")
+    source = layout.value_of(offset)
+    shape = layout.values[source]
+    order = torch.zeros(shape.size, dtype=torch.int64)
+    order[offset[0].flatten() & PLACE] = torch.arange(offset[0].numel())
+    layout.values.append(replace(shape, gradient=False, sums=False))
+    result = len(layout.values) - 1
+    numbers = (layout.calls[layer], offset[0].numel())
+    layout.calls[layer] += 1
+    layout.add(Node("dropout", (source,), result, numbers=numbers, reals=(p,), table=tuple(order.tolist()), layer=layer))
+    return layout.like(offset, result)
+
+
+def fuse_relu(layout: Layout) -> None:
+    """Let the node before a ReLU compute it, if nothing else reads its result."""
+    for node in [node for node in layout.nodes if node.type == "elementwise" and node.numbers[0] == FUNCTIONS.index("relu")]:
+        source = node.inputs[0]
+        writer = layout.writer(source)
+        if writer is None or layout.readers(source) > 1 or source in layout.partly_read:
+            continue
+        before = layout.nodes[writer]
+        place = RELU_AT.get(before.type)
+        if place is None:
+            continue
+        numbers = tuple(1 if i == place else number for i, number in enumerate(before.numbers))
+        layout.nodes[writer] = replace(before, numbers=numbers, output=node.output)
+        layout.nodes.remove(node)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value)
+    return float(value) if isinstance(value, int | float) else None
+
+
+FUNCTIONS_OF_TORCH: dict[str, Callable[..., Any]] = {
+    **{name: partial(_function, name=name) for name in ("relu", "tanh", "sigmoid", "silu", "hardswish", "hardsigmoid")},
+    **{name: partial(_function, name=name) for name in ("mish", "exp", "log", "sqrt", "abs", "square", "reciprocal")},
+    "gelu": _gelu,
+    "leaky_relu": _leaky_relu,
+    "elu": _elu,
+    "hardtanh": _hardtanh,
+    "clamp": _clamp,
+    "softplus": _softplus,
+    "log_sigmoid_forward": _log_sigmoid,
+    "pow": _pow,
+    "glu": _glu,
+    "_prelu_kernel": _prelu,
+    "softshrink": _softshrink,
+    "celu": _celu,
+    "rsqrt": _rsqrt,
+    "neg": _neg,
+    "add": _add,
+    "sub": _sub,
+    "rsub": _rsub,
+    "div": _div,
+    "mul": _mul,
+    "dropout": _dropout,
+}

@@ -1,0 +1,227 @@
+"""Modules that do more than compute layers: they run somewhere, with the results of the reference, and the reason is said."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+from fedme.core.data import Arrays, Split
+from fedme.core.key import Key
+from fedme.core.model import Arch, Model
+from fedme.core.operations import BatchSchedule, Predict, Train
+from fedme.execution import compiled, reference
+from fedme.execution.dispatcher import Dispatcher
+from fedme.learning.objectives import CrossEntropy
+from fedme.learning.optimizers import SGD
+from fedme_test_support import same
+
+CLASSES = 3
+built = pytest.mark.skipif(
+    isinstance(compiled.library(), str), reason="needs compiled code (apt-get install g++ && make clean install)"
+)
+
+
+def layers():
+    return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, CLASSES))
+
+
+def operation(factory, dtype=torch.float64):
+    x = torch.randn(9, 6, generator=Key(0).torch(), dtype=torch.float64)
+    data = Split(Arrays(x, torch.arange(9) % CLASSES), torch.arange(9))
+    model = Model.init(Arch(factory), Key(1), dtype)
+    return Train({"own": model}, SGD(CrossEntropy(), 0.1, 0.9), data, BatchSchedule(2, 4), Key(2))
+
+
+class Wrapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = layers()
+
+    def forward(self, x):
+        return self.net(x)
+
+
+class Checkpointed(Wrapped):
+    def forward(self, x):
+        return checkpoint(self.net, x, use_reentrant=False)
+
+
+def weight_norm():
+    net = layers()
+    parametrizations.weight_norm(net[0])
+    return net
+
+
+def spectral_norm():
+    net = layers()
+    parametrizations.spectral_norm(net[0])
+    return net
+
+
+def scripted():
+    return torch.jit.script(layers())
+
+
+def lazy():
+    net = nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.Linear(4, CLASSES))
+    net(torch.zeros(1, 6))  # as a user must, before a federation averages its weights
+    return net
+
+
+class HalfBuffer(Wrapped):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.full((6,), 0.5, dtype=torch.float16))
+
+    def forward(self, x):
+        return self.net(x * self.scale.to(x.dtype))
+
+
+class Noisy(Wrapped):
+    def forward(self, x):
+        return self.net(x + 0.1 * torch.randn_like(x))
+
+
+class ByValues(Wrapped):
+    def forward(self, x):
+        return self.net(x if x.mean() > 0 else -x)
+
+
+class Options(Wrapped):
+    def forward(self, x, *, factor=2.0):
+        return self.net(factor * x)
+
+
+@built
+@pytest.mark.parametrize(
+    ("factory", "reason"),
+    [
+        (Wrapped, ""),
+        (weight_norm, "not compiled"),
+        (spectral_norm, "not compiled"),
+        (lazy, ""),
+        (HalfBuffer, ""),
+        (Options, ""),
+        (Noisy, "its forward pass draws random numbers (randn_like)"),
+        (ByValues, "its forward pass depends on the values of tensors"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_odd_modules_train_as_by_the_reference(factory, reason):
+    op = operation(factory)
+    engine = Dispatcher()
+    route = engine.route(op)
+    assert reason in route.reason
+    assert (route.backend.name == "compiled") == (not reason)
+    ((got, _),) = engine([op])
+    wanted = reference.run(op)
+    assert same(got.models["own"], wanted.models["own"], 1e-9)
+    assert any(reason in line for line in engine.explain())
+    ((logits, _),) = engine([Predict(wanted.models["own"], op.data)])
+    assert torch.allclose(logits, reference.run(Predict(wanted.models["own"], op.data)), rtol=1e-9, atol=1e-9)
+
+
+CALLS = []
+
+
+def hooked():
+    net = layers()
+    net[0].register_forward_hook(lambda module, inputs, output: CALLS.append(1))
+    return net
+
+
+@pytest.mark.parametrize("path", ["auto", "compiled", "stacked", "workers"])
+def test_a_hook_that_only_looks_on_sees_every_batch_of_every_client(path):
+    ops = [operation(hooked), operation(hooked)]
+    wanted = [reference.run(op).models["own"] for op in ops]
+    engine = Dispatcher(path=path)
+    for op in ops:
+        engine.route(op)  # which may try the network
+    CALLS.clear()
+    done = engine(ops)
+    assert len(CALLS) == 2 * 6  # three batches in each of two epochs
+    assert all(same(got.models["own"], model, 1e-9) for (got, _), model in zip(done, wanted, strict=True))
+
+
+def hooked_itself():
+    net = Wrapped()
+    net.register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
+    return net
+
+
+@built
+@pytest.mark.parametrize(
+    ("factory", "reason"),
+    [(hooked, "its part 0 (Linear) has hooks"), (hooked_itself, "the network (Wrapped) has hooks")],
+)
+def test_why_a_network_with_hooks_is_not_compiled(factory, reason):
+    engine, op = Dispatcher(), operation(factory)
+    ((got, _),) = engine([op])
+    assert same(got.models["own"], reference.run(op).models["own"], 1e-9)
+    (line,) = engine.explain()
+    assert line == f"train: 1 operations eager (not compiled or stacked or stacked by vmap: {reason})"
+
+
+class Pair(Wrapped):
+    def forward(self, x):
+        return self.net(x), x
+
+
+@dataclasses.dataclass
+class Answer:
+    scores: torch.Tensor
+
+
+class Record(Wrapped):
+    def forward(self, x):
+        return Answer(self.net(x))
+
+
+@dataclasses.dataclass
+class LogitsAnswer:
+    logits: torch.Tensor
+
+
+class Logits(Wrapped):
+    def forward(self, x):
+        return LogitsAnswer(self.net(x))
+
+
+@pytest.mark.parametrize(("factory", "kind"), [(Pair, "tuple"), (Record, "Answer")])
+def test_an_output_that_is_no_tensor_is_an_error_that_says_so(factory, kind):
+    with pytest.raises(TypeError, match=f"must return a tensor, or an object with the attribute logits, got {kind}"):
+        Dispatcher()([operation(factory)])
+
+
+def test_an_object_with_logits_is_an_output():
+    op = operation(Logits)
+    ((got, _),) = Dispatcher()([op])
+    wanted = reference.run(operation(Wrapped)).models["own"].params
+    assert all(torch.allclose(got.models["own"].params[name], value, rtol=0, atol=1e-9) for name, value in wanted.items())
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (Checkpointed, "forward pass of Checkpointed uses torch.utils.checkpoint, .* call the function itself"),
+        (scripted, "has a part that was made by torch.jit, .* use the module itself"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_what_would_run_with_other_weights_is_refused(factory, message):
+    with pytest.raises(TypeError, match=message):
+        Dispatcher()([operation(factory)])
+
+
+class TwoInputs(Wrapped):
+    def forward(self, x, mask):
+        return self.net(x * mask)
+
+
+def test_a_forward_pass_that_needs_more_arguments_is_an_error_that_names_them():
+    with pytest.raises(TypeError, match="mask"):
+        Dispatcher()([operation(TwoInputs)])
