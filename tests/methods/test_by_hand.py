@@ -15,6 +15,8 @@ from fedme.core.method import Plan, Round
 from fedme.core.model import Model
 from fedme.learning.training_settings import Training
 from fedme.methods.centralized import Centralized
+from fedme.methods.ditto import Ditto
+from fedme.methods.fedamp import FedAMP
 from fedme.methods.fedavg import FedAvg
 from fedme.methods.fedmd import FedMD
 from fedme.methods.fedme.fedme import FedMe
@@ -158,6 +160,35 @@ def test_fedprox_second_step_is_pulled_back():
     w = w0 - 0.1 * label_gradient(w0, x, y)
     w = w - 0.1 * (label_gradient(w, x, y) + 0.5 * (w - w0))
     assert close(server.model, w)
+
+
+def test_ditto_two_rounds_of_the_copy_and_of_the_personal_model():
+    data = clients((7, 12))
+    server, engine = federate(Ditto(ONE, lam=0.6), task((LINEAR,) * 2), data, rounds=2)
+    w, personal = start("shared"), {c: start(c) for c in data}
+    for _ in range(2):  # the pull is towards w as it was received, not towards the trained copy
+        gradients = {c: label_gradient(v, *inputs(data[c].train)) + 0.6 * (v - w) for c, v in personal.items()}
+        personal = {c: v - 0.1 * gradients[c] for c, v in personal.items()}
+        w = np.mean([w - 0.1 * label_gradient(w, *inputs(d.train)) for d in data.values()], axis=0)
+    assert close(server.model, w)
+    assert all(close(engine.states[c].personal, v) for c, v in personal.items())
+
+
+@pytest.mark.parametrize(("alpha", "sigma"), [(0.3, 1.0), (2.0, 0.5)], ids=["mixed", "scaled to one"])
+def test_fedamp_second_round_is_pulled_to_a_mixture_of_similar_models(alpha, sigma):
+    data = clients()
+    _, engine = federate(FedAMP(ONE, alpha=alpha, lam=0.8, sigma=sigma), task(), data, rounds=2)
+    w = start("shared")
+    first = {c: w - 0.1 * label_gradient(w, *inputs(d.train)) for c, d in data.items()}  # the pull is zero at its centre
+    sums = []
+    for c, m in first.items():
+        others = {o: alpha / sigma * np.exp(-((m - v) ** 2).sum() / sigma) for o, v in first.items() if o != c}
+        sums.append(sum(others.values()))
+        others = {o: xi / max(1.0, sums[-1]) for o, xi in others.items()}
+        u = (1 - sum(others.values())) * m + sum(xi * first[o] for o, xi in others.items())
+        assert close(engine.states[c].personal, m - 0.1 * (label_gradient(m, *inputs(data[c].train)) + 0.8 / alpha * (m - u)))
+        assert np.abs(u - m).max() > 1e-4
+    assert [bool(total > 1) for total in sums] == [alpha == 2.0] * 3
 
 
 def test_hypcluster_chooses_by_training_loss_and_averages_members():

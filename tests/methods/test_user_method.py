@@ -42,14 +42,14 @@ def test_it_resumes_to_the_same_bits(soup, tmp_path):
     stopped = tmp_path / "run"
     with pytest.raises(Killed):
         do(stopped, *SOUP, fuse=15)
-    run.resume(stopped, Watching())
+    run.resume(stopped, Watching(), imports=True)
     assert identical(stopped, soup)
 
 
 def test_unseen_clients_start_from_what_it_offers(soup, fedme, tmp_path):
     digits = load_digits()
     np.savez(tmp_path / "new.npz", x=digits.images[:40, None].astype(np.float32), y=digits.target[:40])
-    code, out, err = fedme("join", soup, "--data", tmp_path / "new.npz", "--name", "new", "--json")
+    code, out, err = fedme("join", soup, "--imports", "--data", tmp_path / "new.npz", "--name", "new", "--json")
     assert code == 0, err
     assert json.loads(out)["started_from"] == "broth"
 
@@ -83,7 +83,7 @@ def test_scores_of_training_samples_are_never_silently_outside_epsilon():
 
 
 def test_it_can_be_audited(soup, fedme):
-    code, out, err = fedme("audit", soup, "--json", "--shadows", "2")
+    code, out, err = fedme("audit", soup, "--imports", "--json", "--shadows", "2")
     assert code == 0, err
     assert {row["model"] for row in json.loads(out)["rows"]} == {"seasoned", "portion"}
 
@@ -99,7 +99,10 @@ def test_sites_give_the_models_of_one_process(tmp_path, monkeypatch):
     monkeypatch.setattr(site_engine, "RETRY_DELAY", 0.0)
     deployment = Deployment(tmp_path)
     deployment.agree(method={"name": "fedme_test_user_method:Soup"})
-    folder = submitted_runs.create(Federation.read(deployment.federation), deployment.federation / "experiment.toml")
+    for name in "abc":
+        deployment.change(deployment.site(name) / "site.toml", imports=True)
+    federation = Federation.read(deployment.federation)
+    folder = submitted_runs.create(federation, submitted_runs.read(federation, federation.folder / "experiment.toml"))
     LocalGrid(deployment).run_server(folder)
     assert submitted_runs.without_model(folder) == []
     assert json.loads((folder / "shared" / "offers.json").read_text()) == ["broth"]

@@ -1,7 +1,7 @@
 """A client as a program describes it: its samples and its network."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -24,7 +24,8 @@ class Client:
 
     Samples are ``(inputs, labels)`` as tensors or arrays, a pandas frame, a torch or Hugging Face data set, or the path of a
     file; `label` names the column or entry with the labels (or several) where there are names. What is not given of `val` and
-    `test` is cut from `train`. The network is an ``Arch(MyNet, width=64)``, a module, or the name of a built-in one.
+    `test` is cut from `train`. `rename` gives labels of this client the names that the others use. The network is an
+    ``Arch(MyNet, width=64)``, a module, or the name of a built-in one.
     """
 
     id: ClientId
@@ -33,6 +34,7 @@ class Client:
     test: Any = None
     model: Network | None = None
     label: str | Sequence[str] | None = None
+    rename: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def columns(self) -> Label:
@@ -49,7 +51,7 @@ class Client:
         }
         if "train" not in samples:
             raise TypedError(f"client {self.id}", "there are no samples; give them as train=(inputs, labels)")
-        return ClientSamples(**samples)
+        return ClientSamples(**samples, rename=self.rename)
 
 
 class Networks:
@@ -58,6 +60,7 @@ class Networks:
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
         self._instances: dict[int, tuple[nn.Module, str]] = {}
+        self._unnamed: list[Any] = []
 
     def spec(self, network: Network) -> Spec:
         """What the experiment says for this network."""
@@ -69,19 +72,25 @@ class Networks:
             network = Arch(network)
         if not isinstance(network, Arch):
             raise TypedError(
-                "model", f"must be fedme.Arch(MyNet, ...) of a class or a function, an nn.Module or a name, not {network!r}"
+                "model", f"must be fedme.Arch(MyNet, ...) of a class or a function, an nn.Module or a name, got {network!r}"
             )
         return self._recipe(network)
 
     def _recipe(self, arch: Arch) -> Spec:
         factory: Any = arch.factory
-        name = f"{factory.__module__}:{factory.__qualname__}"
+        named = hasattr(factory, "__qualname__")  # not a functools.partial, nor an object that can be called
+        name = f"{factory.__module__}:{factory.__qualname__}" if named else f"{arch.name}#{self._number(factory)}"
         if name not in self.entries:
-            self.entries[name] = user_entry(
-                name, factory if has_qualified_name(factory) else InMemoryNetwork(factory, factory.__qualname__)
-            )
+            label = factory.__qualname__ if named else arch.name
+            self.entries[name] = user_entry(name, factory if has_qualified_name(factory) else InMemoryNetwork(factory, label))
         options = {key: list(value) if isinstance(value, tuple) else value for key, value in arch.options}
         return {"name": name, **options} if options else name
+
+    def _number(self, factory: Any) -> int:
+        """The number of a factory without a name: equal names may mean different factories."""
+        if not any(factory is known for known in self._unnamed):
+            self._unnamed.append(factory)
+        return 1 + next(i for i, known in enumerate(self._unnamed) if factory is known)
 
     def _instance(self, module: nn.Module) -> str:
         if id(module) not in self._instances:

@@ -13,24 +13,17 @@ from fedme.api.client import Client, Networks
 from fedme.api.result import Result
 from fedme.config.experiment import ConfigError, Experiment, Supplied, parse
 from fedme.config.hints import hints
-from fedme.config.identity import digest
 from fedme.config.setting_help import settings_of
 from fedme.config.settings import Settings, Spec
-from fedme.core.atomic_files import RunError
 from fedme.core.typed import TypedError, nearest
 from fedme.datasets.python_objects import read_object
 from fedme.datasets.user_data import fingerprint
 from fedme.methods import METHODS
-from fedme.results import summary
 from fedme.running import run
 from fedme.running.progress import Display
 
 # Experiment settings that are keywords of every learner. The others are arguments of `fit`, or come from the method.
-EXPERIMENT = {
-    field.name: field
-    for field in dataclasses.fields(Settings)
-    if field.name not in ("method", "clients", "output", "partition")
-}
+EXPERIMENT = {field.name: field for field in dataclasses.fields(Settings) if field.name not in ("method", "clients", "output")}
 
 
 class Learner:
@@ -106,7 +99,7 @@ class Learner:
         with Display(Console(stderr=True), quiet) as display:
             for note in notes:
                 display.note(f"note: {note}", always=True)
-            go(folder, experiment, display, notes)
+            run.start_or_resume(folder, experiment, display, notes)
         return Result(folder, experiment, passing)
 
     def experiment(self, clients: Sequence[Client], unlabeled: Any = None, public: Any = None) -> Experiment:
@@ -118,7 +111,7 @@ class Learner:
             raise ConfigError("clients: there are none; give at least one fedme.Client")
         for client in clients:
             if not isinstance(client.id, str) or not client.id:
-                raise ConfigError(f"a client's name must be text, not {client.id!r}")
+                raise ConfigError(f"a client's name must be a str, got {client.id!r}")
             if client.id in pieces:
                 raise ConfigError(f"client {client.id}: two clients have this name; give each its own")
             pieces[client.id] = client.piece()
@@ -173,15 +166,3 @@ def _extra(given: Any, clients: Sequence[Client], name: str, labelled: bool) -> 
         return None
     label = next((client.columns for client in clients if client.columns is not None), None)
     return read_object(given, label, f"{name} samples", labelled)
-
-
-def go(folder: Path, experiment: Experiment, display: Display, notes: Sequence[str]) -> None:
-    """Start a run in this directory, or go on with the one that is there if it is the same."""
-    plain = experiment.plain() | {"output": str(folder)}
-    if not (folder / summary.CONFIG).exists():
-        settings = dataclasses.replace(experiment.settings, output=str(folder))
-        run.start(dataclasses.replace(experiment, settings=settings), display, notes)
-        return
-    if digest(summary.config_of(folder)) != digest(plain):
-        raise RunError(f"{folder}: holds another run, with other settings or other samples; choose another output")
-    run.resume(folder, display, experiment)

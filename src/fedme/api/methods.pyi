@@ -14,6 +14,7 @@ class ExperimentSettings(typing.TypedDict, total=False):
     checkpoint_every: int
     log: typing.Union[typing.Literal['tensorboard', 'mlflow'], tuple[typing.Literal['tensorboard', 'mlflow'], ...]]
     data: collections.abc.Mapping[str, typing.Any]
+    partition: collections.abc.Mapping[str, typing.Any]
     models: collections.abc.Mapping[str, typing.Any]
     train: collections.abc.Mapping[str, typing.Any]
     finetune: collections.abc.Mapping[str, typing.Any]
@@ -65,6 +66,17 @@ class FedProx(Learner):
         **experiment: typing.Unpack[ExperimentSettings],
     ) -> None: ...
 
+class SCAFFOLD(Learner):
+    """FedAvg whose clients correct every gradient by how their data differ from everybody's."""
+
+    def __init__(
+        self,
+        *,
+        server_lr: float = ...,
+        weighting: typing.Literal['uniform', 'samples'] = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
 class HypCluster(Learner):
     """Several global models; each client trains the one that fits it best."""
 
@@ -83,6 +95,148 @@ class Mapper(Learner):
         *,
         lambdas: tuple[float, ...] = ...,
         scale_global: bool = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class APFL(Learner):
+    """Every client deploys a mixture of its own model and the shared one, and learns how much of each."""
+
+    def __init__(
+        self,
+        *,
+        alpha: float = ...,
+        adapt: typing.Literal['step', 'round', 'never'] = ...,
+        weighting: typing.Literal['uniform', 'samples'] = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class PFedMe(Learner):
+    """Personal models tied to a global one by Moreau envelopes."""
+
+    def __init__(
+        self,
+        *,
+        lam: float = ...,
+        inner_steps: int = ...,
+        inner_lr: float | None = ...,
+        beta: float = ...,
+        l2: float = ...,
+        train_all: bool = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class Ditto(Learner):
+    """Every client has a personal model that is pulled towards the model of FedAvg."""
+
+    def __init__(
+        self,
+        *,
+        lam: float = ...,
+        personal_epochs: int | None = ...,
+        weighting: typing.Literal['uniform', 'samples'] = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class FedPer(Learner):
+    """Clients share the lower layers of one network and keep the last ones to themselves."""
+
+    def __init__(
+        self,
+        *,
+        personal: tuple[str, ...] | None = ...,
+        weighting: typing.Literal['samples', 'uniform'] = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class FedRep(Learner):
+    """Clients share a representation, and each client fits a head of its own to it before it trains the representation."""
+
+    def __init__(
+        self,
+        *,
+        personal: tuple[str, ...] | None = ...,
+        weighting: typing.Literal['uniform', 'samples'] = ...,
+        head_epochs: int = ...,
+        body_epochs: int = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class LGFedAvg(Learner):
+    """Clients learn representations of their own, by any architecture, and share the last layer."""
+
+    def __init__(
+        self,
+        *,
+        shared: tuple[str, ...] | None = ...,
+        weighting: typing.Literal['samples', 'uniform'] = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class FedBN(Learner):
+    """Clients share everything but their layers with batch normalisation."""
+
+    def __init__(
+        self,
+        *,
+        weighting: typing.Literal['uniform', 'samples'] = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class FedAMP(Learner):
+    """Similar clients attract each other's models: the server mixes a model for every client to be pulled towards."""
+
+    def __init__(
+        self,
+        *,
+        alpha: float = ...,
+        lam: float = ...,
+        sigma: float = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class FD(Learner):
+    """Clients of any architecture share their mean outputs for samples of each class."""
+
+    def __init__(
+        self,
+        *,
+        gamma: float = ...,
+        distance: typing.Literal['mse', 'cross-entropy'] = ...,
+        weighting: typing.Literal['uniform', 'samples'] = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class FedProto(Learner):
+    """Clients of any architecture share the mean features of their samples of each class."""
+
+    def __init__(
+        self,
+        *,
+        lam: float = ...,
+        weighting: typing.Literal['samples', 'uniform'] = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class FedDF(Learner):
+    """One model per architecture; the server teaches each what all clients together say about unlabeled samples."""
+
+    def __init__(
+        self,
+        *,
+        distil_epochs: int = ...,
+        distil_batch: int = ...,
+        distil_lr: float = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class HeteroFL(Learner):
+    """Clients train slices of one wide network, as wide as they can afford."""
+
+    def __init__(
+        self,
+        *,
+        masked: bool = ...,
+        scalers: bool = ...,
         **experiment: typing.Unpack[ExperimentSettings],
     ) -> None: ...
 
@@ -115,21 +269,6 @@ class FML(Learner):
         weighting: typing.Literal['uniform', 'samples'] = ...,
         optimizer_state: typing.Literal['keep', 'reset'] = ...,
         order: typing.Literal['simultaneous', 'alternating'] = ...,
-        **experiment: typing.Unpack[ExperimentSettings],
-    ) -> None: ...
-
-class PFedMe(Learner):
-    """Personal models tied to a global one by Moreau envelopes."""
-
-    def __init__(
-        self,
-        *,
-        lam: float = ...,
-        inner_steps: int = ...,
-        inner_lr: float | None = ...,
-        beta: float = ...,
-        l2: float = ...,
-        train_all: bool = ...,
         **experiment: typing.Unpack[ExperimentSettings],
     ) -> None: ...
 

@@ -1,8 +1,12 @@
 """What comes out of ``fit``: every client's personal model, and how it does beside one trained on its own data alone."""
 
+import atexit
+import contextlib
 import dataclasses
+import functools
 import importlib
 import shutil
+import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,29 +15,35 @@ from typing import Any
 from rich.console import Console
 
 from fedme.api.client import Client
-from fedme.artifacts import personal_model, saved_models, unseen_clients
+from fedme.artifacts import model_choice, personal_model, saved_models, unseen_clients
 from fedme.artifacts.personal_model import Personal
-from fedme.config.experiment import Experiment, load, parse
+from fedme.config.experiment import Experiment
+from fedme.config.named_code import load_saved
 from fedme.core.atomic_files import RunError
 from fedme.core.data import ClientId
 from fedme.core.metrics import MEASURES, Measure
 from fedme.networks import Entry
-from fedme.results import records
+from fedme.results import records, verdicts, views
 from fedme.results.summary import CONFIG
 from fedme.results.tables import Format, render, wide
-from fedme.running import run
+from fedme.results.verdicts import MARGIN, Verdict
+from fedme.running import assembly, fold_verdicts, local_baseline
 from fedme.running.progress import Display
 
 
 class Result(Mapping[ClientId, Personal]):
     """A finished run: ``result["hospital-a"]`` is a client's personal model. `folder` is the run directory."""
 
-    def __init__(self, folder: Path | str, experiment: Experiment | None = None, passing: bool = False) -> None:
+    def __init__(
+        self, folder: Path | str, experiment: Experiment | None = None, passing: bool = False, imports: bool = False
+    ) -> None:
         self.folder = Path(folder)
-        self.experiment = experiment or load(self.folder / CONFIG)[0]
+        self.experiment = experiment or load_saved(self.folder / CONFIG, imports)
+        self._imports = imports or experiment is not None  # a program that gives the experiment has imported its code
         self._clients = personal_model.clients_of(self.folder)
         if not self._clients:
             raise RunError(f"{self.folder}: there are no saved models; a run saves them at its end")
+        self._passing = passing
         if passing:
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
@@ -49,11 +59,14 @@ class Result(Mapping[ClientId, Personal]):
     def __repr__(self) -> str:
         return f"Result({str(self.folder)!r}: {self.experiment.method_name}, {len(self)} clients)"
 
-    def model(self, client: ClientId, name: str = "model") -> Personal:
-        """A client's personal model; ``name="finetuned"`` is the one after fine-tuning, if there was any."""
+    def model(self, client: ClientId, name: str | None = None) -> Personal:
+        """The model that a client chose on its validation part.
+
+        ``name="model"`` is its personal model, ``name="finetuned"`` the same after fine-tuning, if there was any.
+        """
         if client not in self._clients:
             raise KeyError(f"there is no client '{client}'; they are {', '.join(self._clients[:10])}")
-        return Personal(personal_model.find(self.folder, client), name, imports=True, more=self._more)
+        return Personal(personal_model.find(self.folder, client), name, imports=self._imports, more=self._more)
 
     @property
     def measure(self) -> Measure:
@@ -73,64 +86,95 @@ class Result(Mapping[ClientId, Personal]):
         shutil.copytree(self.folder, target)
         return target
 
-    def local(self, quiet: bool = False) -> "Result":
-        """The same clients, each with its own network, trained on its own samples alone. Trained once, when first asked for."""
-        folder = self.folder / "local"
-        plain = self.experiment.plain() | {"method": {"name": "local"}, "output": str(folder), "name": "local"}
-        plain["faults"] = {}  # whoever trains alone needs nobody to reach it
-        baseline = dataclasses.replace(parse(plain), supplied=self.experiment.supplied)
-        with Display(Console(stderr=True), quiet) as display:
-            if not (folder / CONFIG).exists():
-                display.note("training every client on its own samples alone, to compare")
-                run.start(baseline, display)
-            else:
-                run.resume(folder, display, baseline)
-        return Result(folder, baseline)
+    def verdicts(self, quiet: bool = False, folds: int | None = None, margin: float = MARGIN) -> list[Verdict]:
+        """For every client: does joining help? Its model of the federation beside the best that it could train alone.
 
-    def rows(self, quiet: bool = False) -> list[dict[str, Any]]:
-        """For every client: architecture, test samples, how its personal model does on them, local-only, and the gain.
+        The first time, every client is trained alone, with every architecture of the federation. Results on the same samples
+        with the same training settings share these models, if their run directories have the same parent.
 
-        The measure is accuracy, or RMSE for regression; a positive gain is better in both cases.
+        With ``folds=5``, the federation is trained five times more, so that every sample is a test sample once; these runs are
+        kept in the run directory. Two models are equivalent if they differ by less than `margin` in accuracy, or by less than
+        this share of the RMSE alone.
         """
-        measure = self.measure
-        scores = _tested(self.folder, measure)
-        baseline = scores if self.experiment.method.isolated else _tested(self.local(quiet).folder, measure)
+        if self.experiment.method.isolated:
+            raise RunError(f"{self.folder}: the clients trained alone, so there is nothing to compare with")
+        with Display(Console(stderr=True), quiet) as display:
+            cache = _passing_cache() if self._passing else None
+            if folds is None:
+                judged = local_baseline.judge(self.folder, self.experiment, display, cache)
+            else:
+                judged = fold_verdicts.judge(self.folder, self.experiment, folds, display, cache)
+        return [dataclasses.replace(verdict, margin=margin) for verdict in judged]
+
+    def rows(self, quiet: bool = False, folds: int | None = None, margin: float = MARGIN) -> list[dict[str, Any]]:
+        """For every client: architecture, test samples, scores of its models, the gain over training alone, and the verdict.
+
+        `folds` and `margin` are those of `verdicts`. `chosen` is the model that the client chose on its validation part;
+        `federated` is the score of the one that it would choose without having been trained alone, which the gain is of.
+        With folds, all scores are over folds, and those on the run's own test part are left out. `constant` always answers
+        with the most frequent class or the mean. The measure is accuracy, or RMSE for regression; a positive gain is better
+        in both cases.
+        """
+        scores = _tested(self.folder, self.measure)
+        judged = {} if self.experiment.method.isolated else {v.client: v for v in self.verdicts(quiet, folds, margin)}
         rows = []
         for client, row in scores.items():
-            other = baseline[client]["round"]
-            gain = measure.gain(row["round"], other) if row["round"] is not None and other is not None else None
-            line = {"client": client, "model": row["arch"], "samples": row["samples"], "personal": row["round"]}
-            line |= {"fine-tuned": row["finetuned"]} if "finetuned" in row else {}
-            rows.append(line | {"local-only": other, "gain": gain})
+            line = {"client": client, "model": row["arch"], "samples": row["samples"]}
+            if folds is None:
+                line |= {"personal": row["round"]} | ({"fine-tuned": row["finetuned"]} if "finetuned" in row else {})
+            if client in judged:
+                verdict = judged[client]
+                choice = model_choice.read(personal_model.find(self.folder, client))
+                line |= {"samples": verdict.samples, "chosen": model_choice.OWN if choice is None else choice.name}
+                line |= {
+                    "federated": verdict.value,
+                    "local": verdict.local,
+                    "local model": verdict.local_arch,
+                    "constant": verdict.constant,
+                }
+                line |= {"gain": verdict.main.gain, "low": verdict.main.low, "high": verdict.main.high}
+                line |= {"verdict": verdict.decision, "equivalent": verdict.equivalent}
+            rows.append(line)
         return rows
 
-    def table(self, style: Format = "table", quiet: bool = False) -> None:
-        """Print `rows`, accuracy in percent. The first time, it trains every client alone to compare with."""
-        rows = self.rows(quiet)
-        header = list(rows[0])
+    def table(self, style: Format = "table", quiet: bool = False, folds: int | None = None, margin: float = MARGIN) -> None:
+        """Print `rows`, accuracy in percent, and a summary. The first time, it trains every client alone to compare with."""
+        rows = self.rows(quiet, folds, margin)
         measure = self.measure
-        cells = [[_cell(key, row[key], measure) for key in header] for row in rows]
+        for row in rows:
+            if row.pop("equivalent", False) and row["verdict"] == "cannot tell":
+                row["verdict"] += f", within {verdicts.margin_text(measure, margin)}"
+        header = list(rows[0])
+        cells = [[_cell(key, row.get(key), measure) for key in header] for row in rows]
         what = f"{measure.title} in %" if measure.percent else f"{measure.title} (less is better)"
-        title = f"test {what} of {self.experiment.method_name}'s personal models, and of training on one's own samples alone"
-        render(title, header, cells, style, wide())
+        title = f"test {what} of {self.experiment.method_name}'s models, and of the best that each client could train alone"
+        out = wide()
+        render(title, header, cells, style, out)
+        if style == "table" and not self.experiment.method.isolated:
+            for line in views.verdict_lines(self.verdicts(quiet, folds, margin)):
+                out.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def join(self, client: Client, epochs: int | None = None, per_cluster: bool = False) -> Personal:
+    def join(self, client: Client, epochs: int | None = None, per_cluster: bool = False, compare: bool = True) -> Personal:
         """The model of a client that was not there: what fits its validation part best, then fine-tuned.
 
-        ``result.model(client.id)`` is the same as it came, before fine-tuning.
+        With `compare`, it is also trained alone, and uses that model if it is clearly better on its validation part.
+        ``result.model(client.id, "model")`` is the same as it came, before fine-tuning.
         """
-        unseen_clients.join(
-            self.folder,
-            self.experiment,
-            client.id,
-            client.piece(),
-            epochs=epochs,
-            per_cluster=per_cluster,
-            imports=True,
-            more=self._more,
-        )
+        with contextlib.closing(assembly.executor(self.experiment.settings.engine)) as execute:
+            unseen_clients.join(
+                self.folder,
+                self.experiment,
+                client.id,
+                client.piece(),
+                epochs=epochs,
+                per_cluster=per_cluster,
+                imports=self._imports,
+                more=self._more,
+                execute=execute,
+                compare=compare,
+            )
         self._clients = personal_model.clients_of(self.folder)
-        return self.model(client.id, "finetuned")
+        return self.model(client.id)
 
     def report(self, path: Path | str) -> Path:
         """Write a report that can be read in a browser."""
@@ -142,9 +186,13 @@ class Result(Mapping[ClientId, Personal]):
         return Path(path)
 
 
-def load_run(folder: Path | str) -> Result:
-    """The result in a run directory, of the command line or of a program."""
-    return Result(folder)
+def load_run(folder: Path | str, *, imports: bool = False) -> Result:
+    """The result in a run directory, of the command line or of a program.
+
+    A run may name code of its own: networks, methods or functions by import path. Such code is only imported with
+    ``imports=True``: use it for folders that you trust.
+    """
+    return Result(folder, imports=imports)
 
 
 def _tested(folder: Path, measure: Measure) -> dict[ClientId, dict[str, Any]]:
@@ -158,6 +206,16 @@ def _tested(folder: Path, measure: Measure) -> dict[ClientId, dict[str, Any]]:
 
 
 def _cell(key: str, value: Any, measure: Measure) -> str:
-    if key in ("client", "model", "samples"):
+    if key in ("client", "model", "samples", "chosen", "local model", "verdict"):
         return str(value)
-    return f"{'+' if key == 'gain' and value is not None and value >= 0 else ''}{measure.text(value)}"
+    if key in ("gain", "low", "high") and value is not None:
+        return verdicts.signed(measure, value)
+    return measure.text(value)
+
+
+@functools.cache
+def _passing_cache() -> Path:
+    """Models trained alone for results without a directory of their own, until the program ends."""
+    folder = Path(tempfile.mkdtemp(prefix="fedme-local-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

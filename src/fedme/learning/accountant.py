@@ -51,6 +51,13 @@ def added(ledger: Ledger, more: Ledger) -> Ledger:
     return tuple(PrivacyCost(rate, noise, count) for (rate, noise), count in steps.items() if count)
 
 
+def difference(after: Ledger, before: Ledger) -> Ledger:
+    """What was added to the ledger `before` to make it `after`."""
+    steps = {(cost.rate, cost.noise): cost.steps for cost in before}
+    rest = [(cost, cost.steps - steps.get((cost.rate, cost.noise), 0)) for cost in after]
+    return tuple(PrivacyCost(cost.rate, cost.noise, count) for cost, count in rest if count)
+
+
 def one_step(noise: float, gradients: int) -> float:
     """The noise of one step with several gradients on its batch."""
     return noise / math.sqrt(gradients)

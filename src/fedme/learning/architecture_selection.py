@@ -17,21 +17,29 @@ from fedme.learning.training_settings import Training
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen architecture and how each one did."""
+    """The chosen architecture, how each one did, and the model trained with the chosen one, if it was to be kept."""
 
     arch: Arch
     scores: Mapping[str, Score]
+    model: Model | None = None
 
 
 def best_local(
-    pool: Sequence[Arch], data: ClientData, training: Training, rounds: int, key: Key, dtype: torch.dtype = torch.float32
+    pool: Sequence[Arch],
+    data: ClientData,
+    training: Training,
+    rounds: int,
+    key: Key,
+    dtype: torch.dtype = torch.float32,
+    keep: bool = False,
 ) -> Computation[Choice]:
     """The architecture that is best on the validation part after `rounds` rounds of local training; ties go to the smaller.
 
     Best is the most accurate; where numbers are predicted, which are never right or wrong, the one with the smallest loss.
+    With `keep`, the trained model of the best architecture is returned too.
     """
 
-    def train_and_score(arch: Arch) -> Computation[Score]:
+    def train_and_score(arch: Arch) -> Computation[tuple[Model | None, Score]]:
         trained = Model.init(arch, key.at(arch.name, "init"), dtype)
         opt: Mapping[str, Mapping[str, torch.Tensor]] = {}
         for t in range(rounds):
@@ -45,11 +53,13 @@ def best_local(
                 opt,
             )
             trained, opt = result.models["own"], result.opt
-        return (yield from evaluate(trained, data.val))
+        score = (yield from evaluate(trained, data.val)) if len(data.val) else Score(0, 0.0, 0.0)
+        return trained if keep else None, score
 
-    scores = yield from in_parallel([train_and_score(arch) for arch in pool])
+    trained = yield from in_parallel([train_and_score(arch) for arch in pool])
+    models, scores = zip(*trained, strict=True)
     best = min(range(len(pool)), key=lambda i: (not isfinite(scores[i].loss), _cost(scores[i]), pool[i].parameters, i))
-    return Choice(pool[best], {arch.name: score for arch, score in zip(pool, scores, strict=True)})
+    return Choice(pool[best], {arch.name: score for arch, score in zip(pool, scores, strict=True)}, models[best])
 
 
 def _cost(score: Score) -> float:

@@ -32,7 +32,7 @@ from fedme.core.operations import (
     Train,
 )
 from fedme.learning.accountant import Ledger, PrivacyCost, PrivacyError, added, epsilon, one_step
-from fedme.learning.optimizers import SGD, Adam, Moreau, MutualMoreau
+from fedme.learning.optimizers import SGD, Adam, Mixing, Moreau, MutualMoreau
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,8 @@ def gradients(optimizer: LocalOptimizer, roles: int) -> int:
     """How many gradients per batch one step of this optimizer takes."""
     if type(optimizer) is SGD or type(optimizer) is Adam:
         return roles if optimizer.alternating else 1
+    if type(optimizer) is Mixing:  # of both models at once; alpha follows from the noisy gradient
+        return 1
     if type(optimizer) is Moreau:
         return optimizer.inner
     if type(optimizer) is MutualMoreau:

@@ -1,8 +1,8 @@
 """Losses over outputs: fitting the targets, mutual learning, and fitting another model's outputs.
 
 What a loss is depends on what is predicted (`core/task_types.py`): cross-entropy and divergence of classes, of yes-or-no
-labels, or of numbers with a Gaussian error. Every function returns one loss a sample; the engine takes the mean over the
-batch. A peer's outputs are always detached: a model learns from its peer, it never pushes the peer. `slopes` gives the
+labels, or of numbers with a Gaussian error. Every function returns one loss per sample; the engine takes the mean over the
+batch. A peer's outputs are always detached: a model learns from its peer, it never pushes the peer. `logit_gradients` gives the
 derivatives of the losses by the outputs in closed form: (p - y) for the targets, (p - q) for the divergence from a peer q, both
 of them means.
 """
@@ -29,6 +29,18 @@ class CrossEntropy:
     def logit_gradients(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
         task = task_loss(y)
         return {role: task.subtract_targets(task.mean(z), y, (1.0,)) for role, z in logits.items()}
+
+
+@dataclass(frozen=True)
+class MaskedCrossEntropy:
+    """Every role learns the classes; the logits of those that are not `present` are replaced by zero (HeteroFL)."""
+
+    present: tuple[bool, ...]
+
+    def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
+        task = TASK_LOSSES["classification"]
+        absent = {role: ~torch.tensor(self.present, device=z.device) for role, z in logits.items()}
+        return {role: task.loss(task.ready(z.masked_fill(absent[role], 0.0)), y) for role, z in logits.items()}
 
 
 @dataclass(frozen=True)
@@ -80,6 +92,51 @@ class Imitate:
             return classes.divergence(classes.ready(target), classes.ready(logits))
         error = logits - target
         return error.abs().mean(-1) if self.loss == "mae" else error.square().mean(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class TowardsClass:
+    """Learn the classes, and come close to a given vector per class: loss + weight * distance(outputs, target of the class).
+
+    The distance is the mean squared error of logits, or the cross-entropy with given probabilities; a class without a target
+    has none. Every client has its own targets, so objectives are equal only if they are the same object.
+    """
+
+    targets: Tensor  # classes x outputs
+    known: Tensor  # for which classes there is a target
+    weight: float
+    distance: Literal["mse", "cross-entropy"] = "mse"
+
+    def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
+        classes = TASK_LOSSES["classification"]
+        return {role: classes.loss(classes.ready(z), y) + self.weight * self._distance(z, y) for role, z in logits.items()}
+
+    def _distance(self, logits: Tensor, y: Tensor) -> Tensor:
+        target = self.targets.to(logits.device, logits.dtype)[y]
+        errors = (logits - target).square().mean(-1) if self.distance == "mse" else -(target * logits.log_softmax(-1)).sum(-1)
+        return errors * self.known.to(logits.device)[y]
+
+
+@dataclass(frozen=True, eq=False)
+class TowardsPrototype:
+    """Learn the classes with features close to the prototype of the class (FedProto): loss + weight * MSE(features, prototype).
+
+    Outputs are logits followed by features (`learning/features.py`). A class without a prototype has no distance. Every client
+    may have its own prototypes, so objectives are equal only if they are the same object.
+    """
+
+    prototypes: Tensor  # classes x features
+    known: Tensor  # for which classes there is a prototype
+    weight: float
+
+    def __call__(self, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:
+        task, classes = TASK_LOSSES["classification"], len(self.known)
+        losses = {}
+        for role, outputs in logits.items():
+            z, features = outputs[..., :classes], outputs[..., classes:]
+            errors = (features - self.prototypes.to(z.device, z.dtype)[y]).square().mean(-1)
+            losses[role] = task.loss(task.ready(z), y) + self.weight * errors * self.known.to(z.device)[y]
+        return losses
 
 
 def logit_gradients(objective: Objective, logits: Mapping[Role, Tensor], y: Tensor) -> Mapping[Role, Tensor]:

@@ -1,4 +1,4 @@
-"""Local optimizers: SGD and Adam, pFedMe's Moreau step and PFML's regularised mutual step.
+"""Local optimizers: SGD and Adam, APFL's mixture, pFedMe's Moreau step and PFML's regularised mutual step.
 
 An optimizer is arithmetic over weights and calls of `gradient`; it runs on the weights of one client or of a stack of clients.
 """
@@ -6,6 +6,7 @@ An optimizer is arithmetic over weights and calls of `gradient`; it runs on the 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,9 +21,9 @@ from fedme.learning.objectives import CrossEntropy, Mutual
 class Descent(ABC):
     """Ordinary local descent: a step of every model along its gradient.
 
-    The gradient gets ``prox * (w - w_frozen)`` and is clipped to norm `clip` (one norm per model); `update` does the rest. With
-    `alternating`, roles step one after another and each sees its predecessors after their step (the original mutual
-    learning); otherwise all forwards come before all steps.
+    The gradient gets ``prox * (w - w_frozen)``, or with `shift` the frozen weights themselves, and is clipped to norm `clip`
+    (one norm per model); `update` does the rest. With `alternating`, roles step one after another and each sees its
+    predecessors after their step (the original mutual learning); otherwise all forwards come before all steps.
     """
 
     objective: Objective
@@ -31,6 +32,7 @@ class Descent(ABC):
     clip: float | None
     prox: float
     alternating: bool
+    shift: bool
 
     @abstractmethod
     def init_state(self, params: Params) -> Params:
@@ -55,6 +57,8 @@ class Descent(ABC):
                 model, grad = models[role], grads[role]
                 if self.prox and role in frozen:
                     grad = tree.add(grad, tree.sub(model.params, frozen[role].params), self.prox)
+                if self.shift:
+                    grad = tree.add(grad, frozen[role].params)
                 if self.clip is not None:
                     grad = gradient.clip(grad, self.clip)
                 params, state = self.update(model.params, grad, opt.get(role, {}))
@@ -76,6 +80,7 @@ class SGD(Descent):
     prox: float = 0.0
     alternating: bool = False
     nesterov: bool = False
+    shift: bool = False
 
     def init_state(self, params: Params) -> Params:
         return tree.zeros(params) if self.momentum else {}
@@ -105,6 +110,7 @@ class Adam(Descent):
     prox: float = 0.0
     alternating: bool = False
     decoupled_weight_decay: bool = False
+    shift: bool = False
 
     def init_state(self, params: Params) -> Params:
         state: dict[str, Tensor] = {}
@@ -138,6 +144,55 @@ class Adam(Descent):
 def _one_minus_power(beta: float, step: Tensor, dtype: torch.dtype) -> Tensor:
     """``1 - beta ** step``, without the loss of digits of this subtraction in 32 bits."""
     return -torch.expm1(step.to(dtype) * (math.log(beta) if beta else -math.inf))
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """APFL's step: "global" (w) by its own gradient, "own" (v) by that of the mixture m = alpha v + (1 - alpha) w.
+
+    `rule` turns gradients into steps. The state of "own" also has the client's alpha, once per weight (``.alpha``), which moves
+    along the gradient of f(m) too. All three moves are from the weights as they were before the step.
+    """
+
+    objective: Objective
+    rule: SGD | Adam
+    adapt: Literal["step", "round", "never"]  # when alpha moves: in every step, in the first one of a training, or never
+
+    def init(self, models: Models) -> OptState:
+        return self.started(models, 0.5)
+
+    def started(self, models: Models, alpha: float) -> OptState:
+        """The state of a client whose mixture has this alpha."""
+        states = {role: self.rule.init_state(model.params) for role, model in models.items()}
+        numbers = {
+            f"{name}{ALPHA}": torch.full((), alpha, dtype=w.dtype, device=w.device) for name, w in models["own"].params.items()
+        }
+        return {role: state for role, state in {**states, "own": {**states["own"], **numbers}}.items() if state}
+
+    def __call__(
+        self, gradient: Gradient, models: Models, opt: OptState, frozen: Models, batch: Batch
+    ) -> tuple[Models, OptState]:
+        v, w, state = models["own"], models["global"], opt["own"]
+        alpha = {name: state[f"{name}{ALPHA}"] for name in v.params}
+        # One number per client: the first axis of a stack counts clients, and alpha has no other axis.
+        share = {name: a.reshape(a.shape + (1,) * (v.params[name].dim() - a.dim())) for name, a in alpha.items()}
+        apart = tree.sub(v.params, w.params)
+        mixture = v.with_params({name: w.params[name] + share[name] * d for name, d in apart.items()})
+        grads, buffers = gradient({"own": mixture, "global": w}, batch)
+        if self.adapt == "step" or (self.adapt == "round" and batch.step == 0):
+            derivative = gradient.dot(apart, grads["own"])
+            alpha = {name: (a - self.rule.lr * derivative[name]).clamp(0.0, 1.0) for name, a in alpha.items()}
+        steps = {"own": {name: share[name] * g for name, g in grads["own"].items()}, "global": grads["global"]}
+        after, states = {}, {}
+        for role, model in (("own", v), ("global", w)):
+            step = gradient.clip(steps[role], self.rule.clip) if self.rule.clip is not None else steps[role]
+            params, states[role] = self.rule.update(model.params, step, opt.get(role, {}))
+            after[role] = Model(model.arch, params, buffers[role])
+        states["own"] = {**states["own"], **{f"{name}{ALPHA}": a for name, a in alpha.items()}}
+        return after, {role: state for role, state in states.items() if state}
+
+
+ALPHA = ".alpha"
 
 
 @dataclass(frozen=True)

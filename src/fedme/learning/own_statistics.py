@@ -14,6 +14,7 @@ from typing import Any
 from fedme.core.data import ClientData
 from fedme.core.model import Model
 from fedme.core.operations import Computation, Evaluate, Op, T, estimate_statistics, evaluate, in_parallel
+from fedme.core.running_statistics import running_statistics
 
 
 def with_better_statistics(model: Model, data: ClientData) -> Computation[Model]:
@@ -37,7 +38,9 @@ def with_own_statistics(work: Computation[T], data: ClientData) -> Computation[T
             operations = work.send(results)  # type: ignore[arg-type]
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
-        results = yield tuple((yield from in_parallel([_with_better_statistics(op, data) for op in operations])))
+        if any(isinstance(op, Evaluate) and running_statistics(op.model.arch) for op in operations):
+            operations = tuple((yield from in_parallel([_with_better_statistics(op, data) for op in operations])))
+        results = yield operations
 
 
 def _with_better_statistics(op: Op, data: ClientData) -> Computation[Op]:

@@ -1,12 +1,22 @@
-"""Sharing a part of a model: the weights whose names start with a prefix travel, the others stay at the client."""
+"""Sharing a part of a model: some weights, chosen by their names, travel; the others stay at the client.
 
-from collections.abc import Mapping, Sequence
+A pattern chooses all names that begin with it ("features.") or that it matches as a file name pattern ("*.bias").
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from fedme.core import tree
 from fedme.core.data import ClientId
 from fedme.core.method import TaskError
 from fedme.core.model import Arch, Model, template
+
+Choice = Callable[[str], bool]  # of weights and buffers, by name
 
 
 @dataclass(frozen=True)
@@ -17,19 +27,62 @@ class Part:
     buffers: tree.Params
 
 
+def named(*patterns: str) -> Choice:
+    """The choice of all names that one of the patterns matches."""
+    return lambda name: any(name.startswith(pattern) or fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def all_but(chosen: Choice) -> Choice:
+    """The choice of all other names."""
+    return lambda name: not chosen(name)
+
+
+@functools.lru_cache(maxsize=256)
+def head_of(arch: Arch) -> str:
+    """The prefix of the names of the last linear layer, which is the head of a network; the layers before it are its body."""
+    linear = [name for name, module in template(arch, False).named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise TaskError(
+            f"{arch.name} has no linear layer, which would be its head; name the layers in the settings of the method"
+        )
+    return f"{linear[-1]}." if linear[-1] else ""
+
+
+@functools.lru_cache(maxsize=256)
+def normalisation_of(arch: Arch) -> tuple[str, ...]:
+    """The prefixes of the names of the layers with batch normalisation."""
+    return tuple(f"{name}." for name, module in template(arch, False).named_modules() if isinstance(module, _NormBase))
+
+
+def require_some(arch: Arch, patterns: Sequence[str], setting: str) -> None:
+    """Raise a TaskError for a pattern that matches no weight of the architecture."""
+    names = [name for name, _ in template(arch, False).named_parameters()]
+    for pattern in patterns:
+        if not any(map(named(pattern), names)):
+            there = sorted({f"{name.split('.')[0]}." for name in names})
+            raise TaskError(
+                f"{setting}: no weight of {arch.name} has a name that '{pattern}' matches; it has {', '.join(there)}"
+            )
+
+
 def cut(model: Model, prefix: str) -> Part:
     """The weights and buffers of `model` whose names start with `prefix`."""
-    params = {name: value for name, value in model.params.items() if name.startswith(prefix)}
-    if not params:
+    part = chosen_part(model, named(prefix))
+    if not part.params:
         there = sorted({name.split(".")[0] + "." for name in model.params})
         raise TaskError(f"no weight of {model.arch.name} has a name starting with '{prefix}'; it has {', '.join(there)}")
-    return Part(params, {name: value for name, value in model.buffers.items() if name.startswith(prefix)})
+    return part
 
 
 def rest(model: Model, prefix: str) -> Part:
     """The weights and buffers that `cut` leaves."""
-    params = {name: value for name, value in model.params.items() if not name.startswith(prefix)}
-    return Part(params, {name: value for name, value in model.buffers.items() if not name.startswith(prefix)})
+    return chosen_part(model, all_but(named(prefix)))
+
+
+def chosen_part(model: Model, chosen: Choice) -> Part:
+    """The weights and buffers of `model` whose names are chosen; there may be none."""
+    params, buffers = ({name: value for name, value in of.items() if chosen(name)} for of in (model.params, model.buffers))
+    return Part(params, buffers)
 
 
 def fork(arch: Arch, kept: Part, shared: Part) -> Model:
@@ -41,7 +94,7 @@ def require_same_part(archs: Mapping[ClientId, Arch], shared: Arch, prefix: str)
     """Raise a TaskError for clients whose architecture has other shapes in the shared part."""
 
     def shapes(arch: Arch) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(p.shape) for name, p in template(arch, False).named_parameters() if name.startswith(prefix)}
+        return {name: tuple(p.shape) for name, p in template(arch, False).named_parameters() if named(prefix)(name)}
 
     expected = shapes(shared)
     for client, arch in archs.items():
@@ -57,5 +110,7 @@ def merge(parts: Sequence[Part], weights: Sequence[float], combine: tree.Combine
     """The weighted mean of parts; `combine` replaces the mean, for example by a robust one."""
     total = sum(weights)
     weights = [weight / total for weight in weights]
-    buffers = combine([part.buffers for part in parts], weights) if parts[0].buffers else {}
-    return Part(combine([part.params for part in parts], weights), buffers)
+    params, buffers = (
+        combine([getattr(part, of) for part in parts], weights) if getattr(parts[0], of) else {} for of in ("params", "buffers")
+    )
+    return Part(params, buffers)

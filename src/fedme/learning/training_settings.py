@@ -10,6 +10,7 @@ from fedme.core.key import Key
 from fedme.core.method import Plan, Round
 from fedme.core.operations import BatchSchedule, LastBatch, Objective
 from fedme.core.settings import setting
+from fedme.learning.class_weights import ClassWeighted
 from fedme.learning.optimizers import SGD, Adam
 
 
@@ -40,6 +41,9 @@ class Training:
         None, "L2 penalty; decoupled from the gradient in adamw; by default 0, for adamw 0.01"
     )
     clip: float | None = setting(None, "maximum gradient norm of a model per step")
+    class_weights: Literal["balanced"] | None = setting(
+        None, "balanced: all classes of a client have the same total weight in its training"
+    )
     lr_schedule: Literal["constant", "step", "cosine"] = setting("constant", "how the learning rate changes over the rounds")
     lr_decay: float = setting(0.1, "step: factor by which the learning rate is multiplied at each point of `lr_decay_at`")
     lr_decay_at: tuple[float, ...] = setting((), "step: fractions of the rounds, between 0 and 1")
@@ -120,13 +124,16 @@ class Training:
         passed = sum(when.t >= at * when.total for at in self.lr_decay_at)
         return float(rising * self.lr * self.lr_decay**passed)
 
-    def local_optimizer(self, objective: Objective, when: Round, prox: float = 0.0, alternating: bool = False) -> SGD | Adam:
+    def local_optimizer(
+        self, objective: Objective, when: Round, prox: float = 0.0, alternating: bool = False, shift: bool = False
+    ) -> SGD | Adam:
         """The optimizer of a round."""
         lr = self.lr_at(when)
+        objective = objective if self.class_weights is None else ClassWeighted(objective)
         if self.optimizer == "sgd":
-            return SGD(objective, lr, self.momentum, self.weight_decay, self.clip, prox, alternating, self.nesterov)
+            return SGD(objective, lr, self.momentum, self.weight_decay, self.clip, prox, alternating, self.nesterov, shift)
         decoupled = self.optimizer == "adamw"
-        return Adam(objective, lr, self.betas, self.eps, self.weight_decay, self.clip, prox, alternating, decoupled)
+        return Adam(objective, lr, self.betas, self.eps, self.weight_decay, self.clip, prox, alternating, decoupled, shift)
 
     def draw(self, present: Sequence[ClientId], key: Key) -> tuple[ClientId, ...]:
         """The cohort of a round: drawn uniformly without replacement, in the order of `present`."""

@@ -30,13 +30,13 @@ class FedAvg(SharedModelMethod[Empty, SharedModel, TrainedCopy]):
 
     proximal = 0.0  # weight of the pull towards the received model (FedProx)
 
+    hides_samples = True
+
     def client_round(
         self, state: Empty, down: SharedModel, data: ClientData, when: Round, key: Key
     ) -> Computation[tuple[Empty, TrainedCopy, Report]]:
-        optimizer, schedule = (
-            self.train.local_optimizer(CrossEntropy(), when, prox=self.proximal),
-            self.train.batch_schedule(when),
-        )
+        optimizer = self.train.local_optimizer(CrossEntropy(), when, prox=self.proximal)
+        schedule = self.train.batch_schedule(when)
         received = {"global": down.model}
         trained = yield from train(received, optimizer, data.train, schedule, key.at("train"), frozen=received)
         return state, TrainedCopy(trained.models["global"], len(data.train)), Report(trained.losses)

@@ -72,6 +72,8 @@ class FedMD(Method[Server, State, Down, Up]):
     phases = ("outputs", "digest")
     own_architectures = True
     uses_shared_model = False
+    hides_samples = True
+    needs = "labelled public samples"
     travels = "outputs on public data"
     nothing_to_offer = "its clients share outputs on public data, not models; run it again with the new client among them"
     nothing_to_audit = "its clients share outputs on public samples, not models that could be evaluated on other samples"
@@ -95,7 +97,7 @@ class FedMD(Method[Server, State, Down, Up]):
         return Server()
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
-        model = Model.init(task.members[me].arch, key.at("client", me), task.dtype)
+        model = task.first_model(me, key)
         optimizer = self.train.local_optimizer(CrossEntropy(), Round(0, 1))
         for part, epochs in (("public", self.public_epochs), ("private", self.private_epochs)):
             split = _public(data) if part == "public" else data.train

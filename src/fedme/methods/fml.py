@@ -11,21 +11,22 @@ Deviations: clients fork the newest global model every round (line 8 of Algorith
 at thirds of the rounds). FedMe's comparison runs it otherwise: loss = "sum", weighting = "samples", optimizer_state = "reset".
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
-from fedme.core.method import Method, Plan, PlannedTraining, Report, Round, Task
+from fedme.core.method import PlannedTraining, Report, Round, Task
 from fedme.core.model import Arch, Model
 from fedme.core.operations import Computation, Models, OptState, immediately, train
 from fedme.core.settings import setting
 from fedme.learning.objectives import Mutual
-from fedme.learning.partial_model import Part, cut, fork, merge, require_same_part, rest
+from fedme.learning.partial_model import Part, cut, fork, require_same_part, rest
 from fedme.learning.robust_aggregation import OPEN, Defence
 from fedme.learning.schedules import ramp
 from fedme.learning.training_settings import Training, require
+from fedme.methods.shared_part import PartAveraging, Up
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Up:
-    """The shared weights after training."""
-
-    part: Part
-    samples: int
-
-
-@dataclass(frozen=True)
-class FML(Method[Part, State, Part, Up]):
+class FML(PartAveraging[State]):
     """A shared and a private model, of any architecture, learn from each other; only the shared one travels."""
 
     train: Training = field(default_factory=Training)
@@ -64,6 +57,7 @@ class FML(Method[Part, State, Part, Up]):
     defence: Defence = OPEN
 
     own_architectures = True
+    hides_samples = True
     travels = 'a "meme" model, or a part of it'
 
     def __post_init__(self) -> None:
@@ -84,16 +78,13 @@ class FML(Method[Part, State, Part, Up]):
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
         meme = self._meme(task, me)
         adaptor = rest(Model.init(meme, key.at("adaptor", me), task.dtype), self.shared)
-        own = Model.init(task.members[me].arch, key.at("client", me), task.dtype)
+        own = task.first_model(me, key)
         return immediately(State(own, {}, meme, adaptor))
 
     def _meme(self, task: Task, me: ClientId) -> Arch:
         """The shared architecture with as many outputs as the client has classes."""
         labels = task.members[me].labels
         return task.shared if labels == task.schema.classes else task.resolve(task.shared.name, len(labels))
-
-    def dispatch(self, task: Task, server: Part, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, Part]]:
-        return immediately(dict.fromkeys(plan.train, server))
 
     def client_round(
         self, state: State, down: Part, data: ClientData, when: Round, key: Key
@@ -115,26 +106,11 @@ class FML(Method[Part, State, Part, Up]):
         after = State(own, opt, state.meme, rest(meme, self.shared))
         return after, Up(cut(meme, self.shared), len(data.train)), Report(trained.losses)
 
-    def expects(self, task: Task, down: Part, up: Up, when: Round) -> dict[str, Part]:
-        return {"part": down}
-
-    def aggregate(self, server: Part, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Part:
-        if not replies:
-            return server
-        weights = [up.samples if self.weighting == "samples" else 1.0 for up in replies.values()]
-        return merge([up.part for up in replies.values()], weights, self.defence.combine)
-
-    def deliver(self, task: Task, server: Part, client: ClientId) -> Part:
-        return server
-
     def models(self, state: State, delivery: Part, data: ClientData, when: Round, key: Key) -> Computation[Models]:
         return immediately({"personal": state.own, "global": fork(state.meme, state.adaptor, delivery)})
 
     def planned_trainings(self, samples: int) -> list[PlannedTraining]:
         return [PlannedTraining(self.train.batch_schedule(), samples, gradients=2 if self.order == "alternating" else 1)]
-
-    def disclosures(self) -> list[str]:
-        return ["the weight of a client in the mean (its number of samples)"] if self.weighting == "samples" else []
 
     def offers(self, server: Part, task: Task, key: Key) -> dict[str, Model]:
         fresh = Model.init(task.shared, key.at("newcomer"), task.dtype)  # what is not shared starts from random weights

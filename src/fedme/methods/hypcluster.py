@@ -45,6 +45,7 @@ class HypCluster(Method[Hypotheses, Empty, Hypotheses, Up]):
     clusters: int = setting(2, "global models")
     defence: Defence = OPEN
 
+    hides_samples = True
     travels = "copies of one of several models"
     reads_training_scores = True
     offer_chosen_on = "train"
@@ -87,6 +88,9 @@ class HypCluster(Method[Hypotheses, Empty, Hypotheses, Up]):
             if members:
                 models[k] = average([up.model for up in members], [up.samples for up in members], self.defence.combine)
         return Hypotheses(tuple(models))
+
+    def averaged_with(self, up: Up) -> int:
+        return up.cluster
 
     def deliver(self, task: Task, server: Hypotheses, client: ClientId) -> Hypotheses:
         return server

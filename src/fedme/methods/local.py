@@ -43,6 +43,7 @@ class Local(Method[Empty, State, Empty, Empty]):
     own_architectures = True
     isolated = True
     uses_shared_model = False
+    hides_samples = True
     travels = "nothing"
     nothing_to_offer = "its clients share nothing; train the new client alone with method 'local'"
     nothing_to_audit = "its clients share nothing, so there is nothing to attack"
@@ -58,7 +59,7 @@ class Local(Method[Empty, State, Empty, Empty]):
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
         require_validation(self.patience, data)
-        return immediately(State(Model.init(task.members[me].arch, key.at("client", me), task.dtype), {}))
+        return immediately(State(task.first_model(me, key), {}))
 
     def dispatch(self, task: Task, server: Empty, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, Empty]]:
         return immediately({client: Empty() for client in plan.train})

@@ -46,13 +46,14 @@ class Mapper(SharedModelMethod[State, SharedModel, TrainedCopy]):
     scale_global: bool = setting(False, "multiply the step of the global model by 1 - lambda")
     defence: Defence = OPEN
 
+    hides_samples = True
     reads_training_scores = True
 
     def __post_init__(self) -> None:
         require(bool(self.lambdas) and all(0 <= weight <= 1 for weight in self.lambdas), "lambdas", "must lie in [0, 1]")
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
-        local = Model.init(task.shared, key.at("client", me), task.dtype)
+        local = task.first_model(me, key, task.shared)
         return immediately(State(local, thirds(len(data.train), key.at("thirds", me))))
 
     def client_round(

@@ -44,6 +44,7 @@ class PFedMe(TrainAllMethod[State, TrainedCopy]):
     train_all: bool = setting(True, "clients outside the cohort train too, without sending anything")
     defence: Defence = OPEN
 
+    hides_samples = True
     own_step = True
     unused_settings = ("train.momentum", "train.nesterov", "train.weight_decay", "train.clip", "defence.guest")
 

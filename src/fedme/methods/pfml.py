@@ -50,6 +50,7 @@ class PFML(TrainAllMethod[State, SharedModel]):
     train_all: bool = setting(True, "clients outside the cohort train too, without sending anything")
     defence: Defence = OPEN
 
+    hides_samples = True
     own_architectures = True
     own_step = True
     unused_settings = ("train.momentum", "train.nesterov", "train.weight_decay", "train.clip", "defence.guest")
@@ -71,7 +72,7 @@ class PFML(TrainAllMethod[State, SharedModel]):
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
         arch = task.members[me].arch
-        own = Model.init(arch, key.at("client", me), task.dtype) if arch != task.shared else None
+        own = task.first_model(me, key, arch) if arch != task.shared else None
         return immediately(State(own, own))
 
     def client_round(

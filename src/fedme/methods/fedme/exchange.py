@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from fedme.core import tree
 from fedme.core.data import ClientId, Split
 from fedme.core.key import Key
 from fedme.core.method import Task
@@ -81,16 +80,14 @@ def require_lender(sent: ClientId | None, replied: ClientId | None, returned: bo
 
 
 def averaged_copies(
-    models: Mapping[ClientId, Model],
-    copies: Iterable[tuple[ClientId | None, Model | None]],
-    combine: tree.Combine = tree.average,
+    models: Mapping[ClientId, Model], copies: Iterable[tuple[ClientId | None, Model | None]]
 ) -> dict[ClientId, Model]:
     """Every model as the mean of its trained copies, with equal weights (FedMe Eq. 8, 9).
 
-    A model without copies stays as it is. `combine` replaces the mean, for example by a robust one.
+    A model without copies stays as it is.
     """
     by_owner: dict[ClientId, list[Model]] = {}
     for owner, copy in copies:
         if owner is not None and copy is not None:
             by_owner.setdefault(owner, []).append(copy)
-    return {**models, **{owner: average(trained, None, combine) for owner, trained in by_owner.items()}}
+    return {**models, **{owner: average(trained) for owner, trained in by_owner.items()}}

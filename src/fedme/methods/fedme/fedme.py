@@ -48,8 +48,7 @@ class Server:
 
     def model_of(self, client: ClientId, task: Task) -> Model:
         """A client's personal model."""
-        fresh = self.key.at("client", client)
-        return self.models.get(client) or Model.init(task.members[client].arch, fresh, task.dtype)
+        return self.models.get(client) or task.first_model(client, self.key)
 
 
 @dataclass(frozen=True)
@@ -90,6 +89,7 @@ class FedMe(Method[Server, Empty, Down, Up]):
     own_architectures = True
     uses_shared_model = False
     unused_settings = ()
+    hides_samples = True
     travels = "their personal models, with each other"
 
     def __post_init__(self) -> None:
@@ -102,6 +102,13 @@ class FedMe(Method[Server, Empty, Down, Up]):
 
     def check(self, task: Task) -> None:
         super().check(task)
+        if self.defence.average != "mean":
+            # There are two copies for every client, its own and its guest: some model always has two or fewer.
+            raise TaskError(
+                f"defence.average: '{self.defence.average}' needs at least {self.defence.fewest} copies of a model, but method "
+                f"'{self.name()}' averages two on average, one by its client and one by a borrower; use 'mean' with "
+                f"defence.norm and defence.guest"
+            )
         require_meaning(task, self.adopt, self.adopt_by)
 
     def init_server(self, task: Task, key: Key) -> Server:
@@ -143,7 +150,7 @@ class FedMe(Method[Server, Empty, Down, Up]):
 
     def aggregate(self, server: Server, replies: Mapping[ClientId, Up], when: Round, key: Key) -> Server:
         copies = [(client, up.own) for client, up in replies.items()] + [(up.lender, up.guest) for up in replies.values()]
-        models = averaged_copies(server.models, copies, self.defence.combine)
+        models = averaged_copies(server.models, copies)
         adopted = {client: models[up.lender] for client, up in replies.items() if up.adopts and up.lender in models}
         return Server({**models, **adopted}, server.key)
 
