@@ -118,13 +118,13 @@ def test_an_instance_is_used_without_its_code(make, note, tmp_path):
 
     result = fit(make(), output=tmp_path / "run", rounds=1, method=fedme.FedAvg)
     x, y = samples(20, 52)
-    expected = result["site 1"].logits(x)
+    expected = result.model("site 1", "model").logits(x)
     reloaded = Personal(find(tmp_path / "run", "site 1"), "model")
     assert note in reloaded.note
     assert bool(note) == bool(reloaded.note)
     assert torch.allclose(reloaded.logits(x), expected, atol=1e-5)
     assert torch.allclose(reloaded.module(x), expected, atol=1e-5)
-    assert reloaded.evaluate((x, y)).accuracy == result["site 1"].evaluate((x, y)).accuracy
+    assert reloaded.evaluate((x, y)).accuracy == result.model("site 1", "model").evaluate((x, y)).accuracy
     session = onnxruntime.InferenceSession(reloaded.export(tmp_path / "m.onnx"))
     assert np.allclose(session.run(["logits"], {"x": x.numpy()})[0], expected, atol=1e-5)
     reloaded.export(tmp_path / "taken" / "model.safetensors")
@@ -151,7 +151,7 @@ def test_clients_with_equal_networks_are_traced_once(tmp_path, monkeypatch):
     assert len(traced) == 2
     x, _ = samples(20, 52)
     for client in result:
-        assert torch.allclose(Personal(find(tmp_path / "run", client), "model").logits(x), result[client].logits(x), atol=1e-5)
+        assert torch.allclose(Personal(find(tmp_path / "run", client)).logits(x), result[client].logits(x), atol=1e-5)
 
 
 def test_clients_that_differ_in_an_attribute_do_not_share_a_graph(tmp_path):
@@ -159,7 +159,7 @@ def test_clients_that_differ_in_an_attribute_do_not_share_a_graph(tmp_path):
     result = fedme.Local(**QUICK).fit(members, output=tmp_path / "run", quiet=True)
     x, _ = samples(20, 52)
     for client in result:
-        assert torch.allclose(Personal(find(tmp_path / "run", client), "model").logits(x), result[client].logits(x), atol=1e-5)
+        assert torch.allclose(Personal(find(tmp_path / "run", client)).logits(x), result[client].logits(x), atol=1e-5)
 
 
 def test_a_frozen_layer_stays_frozen(tmp_path):
@@ -256,10 +256,12 @@ NEW = fedme.Client("new", train=samples(40, 60))
 )  # fmt: skip
 def test_a_newcomer_starts_from_what_its_method_shares(method, start):
     result = fit(method=method)
-    tuned = result.join(NEW)
+    chosen = result.join(NEW)
+    assert chosen.name == chosen.choice.name
+    tuned = result.model("new", "finetuned")
     assert tuned.about["started_from"].startswith(start)
     assert "new" in result
-    before = result["new"]
+    before = result.model("new", "model")
     x, _ = samples(9, 61)
     taken = {offer.name: offer.model for offer in unseen_clients.load_offers(result.folder, result.experiment)}[
         tuned.about["started_from"]
@@ -275,13 +277,15 @@ def test_the_model_that_fits_the_newcomer_best_is_taken():
     val = samples(30, 62)
     result = fit(rounds=1)
     result.join(fedme.Client("new", train=samples(40, 60), val=val), epochs=0)
-    losses = {name: result[name].evaluate(val).loss for name in result if name != "new"}
-    about = result["new"].about
+    losses = {name: result.model(name, "model").evaluate(val).loss for name in result if name != "new"}
+    about = result.model("new", "model").about
     assert about["started_from"] == min(losses, key=losses.get)
     assert about["metrics"]["val"]["loss"] == pytest.approx(min(losses.values()))
     assert about["lineage"]["adoptions"][-1] == {"round": 0, "by": "new", "lender": about["started_from"]}
     x, _ = samples(5, 1)
-    assert torch.equal(result["new"].logits(x), result.model("new", "finetuned").logits(x))  # no epochs of fine-tuning
+    assert torch.equal(
+        result.model("new", "model").logits(x), result.model("new", "finetuned").logits(x)
+    )  # no epochs of fine-tuning
 
 
 def test_one_model_a_cluster_is_faster():

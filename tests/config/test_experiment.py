@@ -1,9 +1,11 @@
+import json
 import string
+from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
 
-from fedme.config.experiment import ConfigError, load, override, parse, presets, to_toml
+from fedme.config.experiment import ConfigError, load, override, parse, presets, read_preset, to_toml
 from fedme.config.hints import hints
 from fedme.methods import METHODS
 
@@ -187,6 +189,26 @@ def test_presets_load_and_survive_a_round_trip(name, tmp_path):
     again, _ = load(path)
     assert again.plain() == experiment.plain()
     assert (again.method, again.partition, again.dataset) == (experiment.method, experiment.partition, experiment.dataset)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_the_resolved_configuration_of_a_preset_does_not_change_by_itself(name):
+    """A new default must not change what a preset computes: `python tools/pin_presets.py` records an intended change."""
+    pinned = json.loads((Path(__file__).parent / "presets.json").read_text())
+    assert load(name)[0].plain() == pinned[name]
+    if not name.startswith(("digits-", "scale-")):  # the papers' presets name what has a default that may change
+        raw, _ = read_preset(name)
+        assert raw["data"]["stratify"] is False
+        assert raw["train"]["last_batch"] == "keep"
+        assert raw["models"]["update_bn"] is True
+
+
+def test_the_partition_may_have_its_own_seed(file):
+    same = [load(file, [f"seed={seed}", "partition.seed=7"])[0] for seed in (1, 2)]
+    assert same[0].partition_key == same[1].partition_key != load(file, ["seed=1"])[0].partition_key
+    assert load(file, ["seed=7"])[0].partition_key == same[0].partition_key
+    assert parse(same[0].plain()).partition.seed == 7
+    assert "seed" not in load(file)[0].plain()["partition"]
 
 
 def test_the_default_is_the_demo():

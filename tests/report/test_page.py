@@ -15,7 +15,9 @@ from fedme.core.atomic_files import CHECK, RunError, sealed, write_json
 from fedme.core.key import Key
 from fedme.report import chart_files, chromium
 from fedme.report.run_data import families
-from fedme.results import records
+from fedme.results import records, verdicts
+from fedme.results.statistics import Gain
+from fedme.results.verdicts import Verdict
 from fedme_test_browser import needs_chromium, new_page, open_file
 
 pytestmark = needs_chromium
@@ -225,7 +227,8 @@ def test_the_page_says_where_lower_is_better(tmp_path, browser):
     y = 5000 + 900 * x[:, 0] + 0.5
     clients = [fedme.Client(f"site-{i}", train=(x[i::3], y[i::3]), model=["mlr", "dnn-8"][i % 2]) for i in range(3)]
     result = fedme.FedMe(rounds=3).fit(clients, output=tmp_path / "run", quiet=True)
-    folders = [result.folder, result.local(quiet=True).folder]
+    alone = fedme.Local(rounds=3).fit(clients, output=tmp_path / "local", quiet=True)
+    folders = [result.folder, alone.folder]
     story = report.story(families(folders))
     report.write(folders, tmp_path / "r.html")
     page, messages = new_page(browser)
@@ -237,7 +240,8 @@ def test_the_page_says_where_lower_is_better(tmp_path, browser):
     worst = story["runs"][0]["clients"][errors.index(max(errors))]
     assert page.locator("#clients > p").text_content().split("The worst: ")[1].startswith(worst)
     assert "lower is better" in page.locator("#clients svg").text_content()
-    gained = {row["client"]: row["gain"] for row in result.rows(quiet=True)}
+    before = {row["client"]: row["personal"] for row in alone.rows(quiet=True)}
+    gained = {row["client"]: before[row["client"]] - row["personal"] for row in result.rows(quiet=True)}
     point(page, "#gain svg", 0.9, 0.5)
     best = max(gained, key=gained.get)
     assert f"client {best}: {'+' if gained[best] > 0 else ''}" in tip(page)
@@ -251,3 +255,33 @@ def test_a_missing_program_or_package_is_named_with_its_remedy(file, tmp_path, m
     monkeypatch.setitem(sys.modules, "playwright", None)
     with pytest.raises(RunError, match=r"pip install 'fedme\[pictures\]'"):
         chart_files.save_charts(file, tmp_path)
+
+
+@pytest.mark.parametrize("count", [2, 1000])
+def test_verdicts_of_two_and_of_a_thousand_clients(browser, tmp_path, count):
+    draw = Key(0).torch()
+    clients = [fedme.Client(f"c{i}", train=(torch.randn(6, 2, generator=draw), torch.arange(6) % 2)) for i in range(count)]
+    result = fedme.FedAvg(rounds=1, train={"epochs": 1}).fit(clients, output=tmp_path / "run", quiet=True)
+    hurts, helps, unknown = ((-0.4, -0.6, -0.2, 1e-9), (0.3, 0.1, 0.5, 1e-4), (0.0, -0.2, 0.2, 1.0))
+    judged = []
+    for i, client in enumerate(result):
+        gain = Gain(20, *(hurts if i == 0 else helps if i == 1 else unknown), 50)
+        judged.append(Verdict(client, "classification", "model", "mlr", "mlr", 20, 0.7, 0.7, 0.5, {"accuracy": gain}))
+    verdicts.write(result.folder, judged)
+    report.write([result.folder], tmp_path / "report.html")
+    page, messages = new_page(browser)
+    open_file(page, tmp_path / "report.html")
+    assert messages == []
+    assert page.locator("#joining .interval").count() == count
+    assert "clearly worse" in page.locator("#joining > p").text_content()
+    assert page.locator("#joining .alarms li").count() == 1
+    assert page.locator("#joining .alarms li").text_content().startswith("ALARM: client c0: joining hurts")
+    chart = page.locator("#joining svg")
+    assert "join (1)" in chart.text_content()
+    assert "do not join (1)" in chart.text_content()
+    assert page.locator("#joining table tr").count() == count + 1
+    assert "do not join" in page.locator("#joining table tr").nth(1).text_content()  # the largest loss first
+    point(page, "#joining .hover", 0.0001, 0.5)
+    assert "client c0: joining hurts: accuracy -40.0 points" in tip(page)
+    assert page.evaluate("document.documentElement.scrollWidth") == 1280
+    page.close()

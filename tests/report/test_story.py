@@ -1,17 +1,21 @@
 """A report agrees with the records."""
 
 import json
+import math
 import shutil
 import statistics
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
 
 from fedme import report
 from fedme.core.atomic_files import RunError
-from fedme.report import cluster_view, lineage_view
+from fedme.report import cluster_view, joining_view, lineage_view
 from fedme.report.run_data import families, read
-from fedme.results import records, summary
+from fedme.results import records, summary, verdicts
+from fedme.results.statistics import Gain
+from fedme.results.verdicts import Verdict
 from fedme_test_runs import do
 
 
@@ -198,3 +202,45 @@ def test_malicious_clients_are_in_no_mean(tmp_path):
     mean = statistics.fmean(score["accuracy"] for score in run.last(("personal", "round", "test")).values())
     assert mean == pytest.approx(personal["accuracy"]["client_mean"])
     assert "Malicious by configuration ([attack]), excluded from all means: client 2." in json.dumps(story)
+
+
+def verdict(client, gain, low, high, p, **changes):
+    about = {"model": "model", "arch": "mlr", "local_arch": "dnn-8", "samples": 40, "value": 0.8, "local": 0.8 - gain}
+    return replace(
+        Verdict(client, "classification", **about, constant=0.5, gains={"accuracy": Gain(40, gain, low, high, p, 90)}),
+        **changes,
+    )
+
+
+JUDGED = [
+    verdict("0", 0.2, 0.1, 0.3, 1e-5),
+    verdict("1", -0.2, -0.3, -0.1, 1e-5),
+    verdict("2", 0.01, -0.03, 0.04, 0.6),
+    verdict("3", 0.0, -math.inf, math.inf, math.nan),
+]
+
+
+def test_verdicts_per_client(runs, tmp_path):
+    assert "`fedme verdict" in report.story(families(runs))["runs"][0]["joining"]["missing"]
+    assert "trained alone" in report.story(families(runs))["runs"][2]["joining"]["missing"]
+    folder = shutil.copytree(runs[0], tmp_path / "run")
+    verdicts.write(folder, JUDGED)
+    story = report.story(families([folder]))
+    joining = story["runs"][0]["joining"]
+    order = [int(client) for client in story["runs"][0]["clients"]]
+    clients = {number: joining["clients"][order.index(number)] for number in range(5)}
+    assert [clients[i]["decision"] for i in range(4)] == ["join", "do not join", "cannot tell", "cannot tell"]
+    assert clients[2]["label"] == "cannot tell, within 5 points"
+    assert (clients[1]["gain"], clients[1]["low"], clients[1]["high"]) == (-0.2, -0.3, -0.1)
+    assert (clients[3]["low"], clients[3]["high"]) == (None, None)  # an interval without ends
+    assert clients[4] is None
+    assert joining["summary"] == verdicts.overall(JUDGED).words()
+    assert "1 of 4 clients clearly better, 1 clearly worse, 2 cannot be told apart" in joining["summary"]
+    assert joining["alarms"] == verdicts.alarms(JUDGED)
+    assert joining["summary"] in story["summary"]["paragraphs"][0]["lines"]
+    verdicts.write(folder, [replace(v, folds=5) for v in JUDGED[:1]], verdicts.FOLDS)
+    over = report.story(families([folder]))["runs"][0]["joining"]  # over folds is the stronger verdict
+    assert (over["over"], sum(client is not None for client in over["clients"])) == ("5 folds", 1)
+    many = [replace(JUDGED[1], client=str(i)) for i in range(30)]
+    assert len(joining_view.alarm_lines(many)) == 6
+    assert joining_view.alarm_lines(many)[-1].startswith("ALARM: joining hurts 25 more clients")

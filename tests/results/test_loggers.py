@@ -13,6 +13,7 @@ from fedme.config.experiment import ConfigError, load
 from fedme.results import loggers, records
 from fedme.running import run
 from fedme.running.progress import Display
+from fedme_test_runs import do
 
 TINY = [
     "rounds=3",
@@ -120,3 +121,12 @@ def test_only_what_is_known_can_be_asked_for():
     with pytest.raises(ConfigError, match="tensorboard"):
         load("digits-fedme", ["log=tensorbord"])
     assert load("digits-fedme", ["log=tensorboard"])[0].settings.log == "tensorboard"
+
+
+def test_what_a_method_notes_in_numbers_is_logged(tmp_path):
+    folder = do(tmp_path / "run", "method=apfl", "models.shared=dnn-8", "rounds=2", "evaluate_every=2")
+    rows = [row for row in records.read(folder) if row["round"] == 0]
+    alphas = {row["client"]: row["notes"]["alpha"] for row in rows if row.get("notes")}
+    assert len(alphas) == 4
+    assert loggers.means(rows)["notes/alpha"] == pytest.approx(statistics.fmean(alphas.values()))
+    assert not any(name.startswith("notes/") and name != "notes/alpha" for name in loggers.means(rows))

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from fedme import __version__
 from fedme.config.experiment import load
 from fedme.config.identity import digest, source_digests
 from fedme.core.atomic_files import RunError
 from fedme.core.method import TaskError
 from fedme.results import summary
-from fedme.results.run_directory import FORMAT, read_environment, require_readable
+from fedme.results.run_directory import FORMAT, read_environment, require_readable, version_note
 from fedme.running import run
 from fedme_test_runs import TINY, Killed, Watching, do, identical
 
@@ -100,15 +101,15 @@ def test_a_run_whose_code_changed_is_not_resumed(module, before, after, words, t
         do(tmp_path / "a", *words, "method.name=fedavg", *words, fuse=40)
     write(module, after)
     with pytest.raises(RunError, match=rf"{module}\.py changed after the run began.*restore the file, or start a new run"):
-        run.resume(tmp_path / "a", Watching())
+        run.resume(tmp_path / "a", Watching(), imports=True)
     write(module, before)
-    run.resume(tmp_path / "a", Watching())
+    run.resume(tmp_path / "a", Watching(), imports=True)
     do(tmp_path / "b", "method.name=fedavg", *words)
     assert identical(tmp_path / "a", tmp_path / "b")
     assert summary.read(tmp_path / "a")["sources"].keys() == {module}
     write(module, after)
     with pytest.raises(RunError, match="changed after the run began"):  # old numbers are not those of the new code
-        run.resume(tmp_path / "a", Watching())
+        run.resume(tmp_path / "a", Watching(), imports=True)
     assert summary.verified_config(tmp_path / "a", summary.read(tmp_path / "a"))  # they can still be shown
 
 
@@ -144,7 +145,7 @@ def test_an_architecture_that_a_method_resolves_is_resumed(tmp_path):
     with pytest.raises(Killed):
         do(tmp_path / "b", "method.name=user_method:Mine", fuse=40)
     assert "dnn-7" in json.loads((tmp_path / "b/checkpoint.json").read_text())["archs"]
-    run.resume(tmp_path / "b", Watching())
+    run.resume(tmp_path / "b", Watching(), imports=True)
     assert identical(tmp_path / "a", tmp_path / "b")
 
 
@@ -223,3 +224,18 @@ def test_a_run_of_a_later_version_is_named_as_such(tmp_path):
     (tmp_path / "a/environment.json").write_text(json.dumps(about | {"format": FORMAT + 1}))
     with pytest.raises(RunError, match="another version of FedMe .format 3"):
         summary.read(tmp_path / "a")
+
+
+def test_a_run_begun_with_another_version_says_so_in_one_line(tmp_path, fedme):
+    with pytest.raises(Killed):
+        do(tmp_path / "a", fuse=30)
+    about = {k: v for k, v in json.loads((tmp_path / "a/environment.json").read_text()).items() if k != "check"}
+    assert "was begun with" not in version_note(tmp_path / "a")
+    (tmp_path / "a/environment.json").write_text(json.dumps(about | {"fedme": "0.0.9\x1b[2J"}))
+    code, _, err = fedme("resume", tmp_path / "a")
+    assert code == 0
+    said = [line for line in err.splitlines() if "was begun with FedMe" in line]
+    assert len(said) == 1
+    assert "0.0.9" in said[0]
+    assert f"continues with {__version__}" in said[0]
+    assert "\x1b" not in said[0]

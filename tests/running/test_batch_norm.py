@@ -68,7 +68,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(finished, tmp_path, fuse):
     folder = tmp_path / "killed"
     with pytest.raises(Killed):
         do(folder, *NORMED, "finetune.epochs=1", "finetune.when=always", fuse=fuse)
-    run.resume(folder, Watching())
+    run.resume(folder, Watching(), imports=True)
     assert identical(finished, folder)
 
 

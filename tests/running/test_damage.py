@@ -10,7 +10,8 @@ import torch
 
 from fedme.config.experiment import ConfigError, load, override, read_toml
 from fedme.core.atomic_files import RunError, read_tensors, sealed, unsealed, write_json, write_tensors, write_text
-from fedme.core.typed import MAX_LENGTH, TypedError, one_line
+from fedme.core.foreign_text import LONGEST, one_line
+from fedme.core.typed import TypedError
 from fedme.datasets import data_files
 from fedme.datasets.data_errors import DataError
 from fedme.datasets.site_files import Sites
@@ -21,8 +22,8 @@ from fedme.results import records, summary
 def test_what_came_from_outside_is_shown_in_one_short_line():
     assert one_line("a\n  b\tc") == "a b c"
     assert one_line("a\x00\u202eb\ud83d") == "a\\x00\\u202eb\\ud83d"
-    assert len(one_line("x" * 10**6)) <= MAX_LENGTH + 1
-    assert len(str(TypedError("a" * 10**6, "b" * 10**6))) <= MAX_LENGTH + 1
+    assert len(one_line("x" * 10**6)) <= LONGEST + 1
+    assert len(str(TypedError("a" * 10**6, "b" * 10**6))) <= LONGEST + 1
 
 
 @pytest.mark.parametrize("text", ["a = " + "9" * 5000, "a = " + "[" * 100_000, "a = \x00", "\xff\xfe", "a = 1\na = 2"])

@@ -1,4 +1,6 @@
-"""Runs with hostile clients: what is recorded of them, what they cost, who is kept out, and that resuming forgets nothing."""
+"""Runs with malicious clients: what is recorded of them, what they cost, who is kept out, and that resuming forgets nothing."""
+
+import typing
 
 import pytest
 from rich.console import Console
@@ -6,6 +8,7 @@ from rich.console import Console
 from fedme.config.experiment import ConfigError, load
 from fedme.config.hints import hints
 from fedme.config.identity import digest
+from fedme.federation.malicious_clients import AttackType
 from fedme.results import records, summary
 from fedme.running import run
 from fedme.running.progress import Display
@@ -107,7 +110,7 @@ def test_label_flipping_is_learnt_and_tested_honestly(tmp_path):
     assert right > wrong + 0.3  # it has learnt its wrong labels well
 
 
-def test_hostile_clients_are_drawn_by_the_seed(tmp_path):
+def test_malicious_clients_are_drawn_by_the_seed(tmp_path):
     folders = [do(tmp_path / str(i), "method=local", "attack.clients=2", f"seed={seed}") for i, seed in enumerate((0, 0, 1, 2))]
     chosen = [summary.read(folder)["malicious"] for folder in folders]
     assert chosen[0] == chosen[1]
@@ -127,7 +130,7 @@ def test_hostile_clients_are_drawn_by_the_seed(tmp_path):
         ),
         (["attack.kind=sign-flop"], "did you mean 'sign-flip'"),
         (["defence.average=mode"], "defence.average"),
-        (["defence.trim=0.7"], "defence.trim: must be in"),
+        (["defence.trim=0.7"], "defence.trim: must be >= 0 and < 0.5"),
         (["method.defence={norm=1.0}"], "method.defence: unknown key; these settings belong to the table"),
     ],
 )
@@ -150,3 +153,38 @@ def test_without_the_tables_a_configuration_is_what_it_was():
     before = {key: value for key, value in plain.items() if key not in ("defence", "attack")}
     assert digest(before) == digest(plain)
     assert digest(load("digits-fedme", ["defence.norm=1.5"])[0].plain()) != digest(plain)
+
+
+@pytest.mark.parametrize("method", ["Soup", "Blind", "Coloured"])
+@pytest.mark.parametrize("kind", typing.get_args(AttackType))
+def test_no_attack_stops_a_method_whose_messages_have_other_names(method, kind, tmp_path):
+    """Not even one that declares nothing of its replies: a reply of another form is refused, and the client is named."""
+    words = [f"method.name=fedme_test_user_method:{method}", "models.shared=dnn-8", "rounds=3"]
+    folder = do(tmp_path / "run", *words, "attack.clients=['2']", f"attack.kind={kind}")
+    missing = [(row["client"], str(row.get("notes", {}).get("missing"))) for row in records.read(folder)]
+    refused = {client for client, reason in missing if reason.startswith("refused")}
+    assert refused == ({"2"} if kind in ("non-finite", "shape", "architecture", "replay") else set())
+    assert summary.read(folder)["malicious"] == ["2"]
+
+
+def test_the_bound_holds_for_a_method_whose_messages_have_other_names(tmp_path):
+    def losses(name, *words):
+        folder = do(tmp_path / name, "method.name=fedme_test_user_method:Blind", "models.shared=dnn-8", "rounds=2", *words)
+        wanted = {"model": "global", "stage": "round", "split": "val"}
+        return [row["loss"] for row in records.read(folder) if wanted.items() <= row.items()]
+
+    attack = ["attack.clients=['2']", "attack.kind=huge-norm"]
+    assert max(losses("open", *attack)) > 100
+    assert max(losses("bounded", *attack, "defence.norm=1.0")) < 3
+
+
+def test_refused_replies_are_in_the_log(tmp_path):
+    lines = []
+
+    class Listening(Display):
+        def note(self, text, always=False):
+            lines.append(text)
+
+    experiment, _ = load("digits-fedme", [*SMALL, "method=fedavg", *OFFENDER, f"output={tmp_path / 'run'}"])
+    run.start(experiment, Listening(Console(quiet=True)))
+    assert "round 0: 2: refused: model.params.1.weight: is not finite" in lines

@@ -19,11 +19,19 @@ MORE = {
     "fedme": ["method.order=alternating"],
     "fedmd": ["method.private_epochs=1", "method.public_epochs=1"],
     "mapper": ["method.lambdas=[0.0,0.5,1.0]", "evaluate_every=2", "finetune.epochs=1"],
+    "fedrep": ["models.shared=dnn-8"],  # with a body: both of its trainings
     "fml": ["models.shared=dnn-8", "finetune.epochs=1", "finetune.when=always"],
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if kind.not_private])
+def test_a_method_that_sends_more_than_trained_models_is_refused_before_anything_is_computed(tmp_path, name):
+    with pytest.raises(ConfigError, match=f"privacy: cannot cover method '{name}': its clients send "):
+        do(tmp_path / "run", *PRIVATE, f"method={name}")
+    assert not list(tmp_path.glob("run/*.safetensors"))
+
+
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if not kind.not_private])
 def test_every_method_spends_what_was_planned_and_no_more(tmp_path, name):
     folder = do(tmp_path / "run", *PRIVATE, f"method={name}", *MORE.get(name, []))
     rows = list(records.read(folder))

@@ -192,7 +192,7 @@ def test_a_failure_of_the_writer_is_raised_where_it_is_waited_for(store):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_gives_the_same_with_hardly_any_memory(name, tmp_path):
     method = METHODS[name](train=TRAIN)
-    mixed = name in ("local", "fedmd", "fml", "pfml", "fedme")
+    mixed = name in ("local", "fd", "feddf", "fedmd", "fml", "pfml", "fedme")
     archs = (DENSE, NORMALISED, DROPPING) if mixed else (NORMALISED,) * 3
     setting = task(archs, shared=NORMALISED, public=8, unlabeled=split(6, Key(9)))
     data = clients((5, 8, 3), public=8)

@@ -1,4 +1,7 @@
-"""Export of saved models as ONNX, torch.export and safetensors. The exported program scales its inputs itself."""
+"""Export of saved models as ONNX, torch.export and safetensors. The exported program fills gaps and scales its inputs itself.
+
+An ONNX program of a model with categories takes the raw columns of a table, and encodes them too (`onnx_columns.py`).
+"""
 
 import inspect
 import shutil
@@ -9,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fedme.artifacts.onnx_columns import column_types, with_columns
 from fedme.core.atomic_files import RunError, replacing
 from fedme.core.data import Inputs
 from fedme.core.model import output_of
@@ -21,10 +25,15 @@ SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "torch-export": ".pt2", "safeten
 
 
 class Deployed(nn.Module):
-    """A network with the scaling of its inputs and, for regression, of its outputs; it returns a tensor.
+    """A network with its preprocessing, from the matrix of a table or a tensor on; it returns a tensor.
 
-    A single input tensor is scaled; several tensors, passed by name, are not.
+    Gaps are filled, a single input tensor is scaled (several tensors, passed by name, are not), and regression outputs are
+    scaled back.
     """
+
+    gap_values: Tensor
+    gap_marks: Tensor
+    gap_indicators: Tensor
 
     scale_factor: Tensor
     scale_mean: Tensor
@@ -35,6 +44,18 @@ class Deployed(nn.Module):
     def __init__(self, network: nn.Module, preparation: Preparation, dtype: torch.dtype) -> None:
         super().__init__()
         self.network, self.dtype = network, dtype
+        self.fills = preparation.fills
+        if preparation.fills:
+            columns = preparation.numeric_columns()
+            values = torch.zeros(preparation.matrix.shape)
+            marks = torch.full((max(len(c.na_values or ()) for _, c in columns), *values.shape), torch.nan)
+            for at, column in columns:
+                values[at] = column.value or 0.0
+                for number, mark in enumerate(column.na_values or ()):
+                    marks[number, at] = mark
+            self.register_buffer("gap_values", values)
+            self.register_buffer("gap_marks", marks)
+            self.register_buffer("gap_indicators", torch.tensor([at for at, c in columns if c.indicates], dtype=torch.int64))
         self.scales_inputs, self.scales_outputs = preparation.scale is not None, preparation.targets is not None
         if preparation.scale is not None:
             scaling = preparation.scale.scaling()
@@ -48,6 +69,12 @@ class Deployed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits, or predicted values."""
+        if self.fills:
+            gap = x.isnan()
+            if len(self.gap_marks):
+                gap = gap | (x.unsqueeze(1) == self.gap_marks).any(1)
+            indicators = gap[:, self.gap_indicators].to(x.dtype)
+            x = torch.cat((torch.where(gap, self.gap_values.to(x.dtype), x), indicators), 1)
         if self.scales_inputs:
             x = ((x.to(torch.float32) * self.scale_factor - self.scale_mean) / self.scale_std).to(self.dtype)
         return self.unscaled(self.network(x))
@@ -63,9 +90,10 @@ def deployable(network: nn.Module, preparation: Preparation) -> nn.Module:
     dtype = next((p.dtype for p in network.parameters()), torch.float32)
     sample = example(preparation, dtype)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        scaled = preparation.scale.scaling()(sample).to(dtype) if preparation.scale and isinstance(sample, Tensor) else sample
+        filled = preparation.fill(sample)
+        scaled = preparation.scale.scaling()(filled).to(dtype) if preparation.scale and isinstance(filled, Tensor) else filled
         output = network.eval()(**scaled) if isinstance(scaled, Mapping) else network.eval()(scaled)
-    if preparation.scale is None and preparation.targets is None and isinstance(output, Tensor):
+    if preparation.scale is None and preparation.targets is None and not preparation.fills and isinstance(output, Tensor):
         return network
     return _class_with_inputs(list(sample) if isinstance(sample, Mapping) else [])(network, preparation, dtype).eval()
 
@@ -91,7 +119,7 @@ def example(preparation: Preparation, dtype: torch.dtype) -> Inputs:
         return torch.zeros((2, *form.shape), dtype=dtype if unscaled else DTYPES[form.dtype])
 
     form = preparation.form
-    return {name: zeros(part) for name, part in form.items()} if isinstance(form, Mapping) else zeros(form)
+    return {name: zeros(part) for name, part in form.items()} if isinstance(form, Mapping) else zeros(preparation.matrix)
 
 
 def _call(
@@ -133,6 +161,8 @@ def to_onnx(module: nn.Module, preparation: Preparation, path: Path, facts: Mapp
         raise RunError(f"{path}: torch cannot export this network to ONNX ({first_line(error)})") from error
     assert program is not None
     proto = program.model_proto
+    if any(column.categories is not None for column in preparation.columns):
+        proto, facts = with_columns(proto, preparation.columns), {**facts, "columns": column_types(preparation.columns)}
     for key, value in sorted(facts.items()):
         entry = proto.metadata_props.add()
         entry.key, entry.value = key, value

@@ -14,6 +14,7 @@ from fedme.federation.client_work import ModelScore
 from fedme.results.lineage import Lineage
 
 TITLES = {"balanced_accuracy": "balanced accuracy"}
+CARD_TITLES = {"personal": "Personal model", "best": "Personal model after the best round", "global": "Model of the server"}
 OUTPUTS = {"classification": "Classes", "multi-label": "Labels, each present or absent", "regression": "Predicted values"}
 
 
@@ -25,13 +26,15 @@ def about(
     scores: Sequence[ModelScore],
     lineage: Lineage | None,
     task_type: TaskType = "classification",
+    role: str = "personal",
 ) -> dict[str, Any]:
     """The part of a model's description that says how it was trained and how well it performs."""
-    personal = [s for s in scores if s.model == "personal" and s.stage == stage]
+    model = "personal" if role == "finetuned" else role
+    personal = [s for s in scores if s.model == model and s.stage == stage]
     primary = MEASURES[task_type][0].key
     description: dict[str, Any] = {
         "client": data.id,
-        "model": "personal",
+        "model": model,
         "stage": stage,
         "method": method,
         "rounds": rounds,
@@ -40,6 +43,8 @@ def about(
         "metrics": {s.split: s.metrics.plain(task_type) for s in personal},
         "versions": {"fedme": fedme.__version__, "torch": _torch_version()},
     }
+    if data.preprocessing is not None:
+        description["preprocessing"] = dict(data.preprocessing)
     return description | ({"lineage": asdict(lineage)} if lineage is not None else {})
 
 
@@ -57,7 +62,7 @@ def markdown(description: Mapping[str, Any]) -> str:
     task: TaskType = d.get("task", "classification")
     listed = ", ".join(classes[:20]) + (f" and {len(classes) - 20} more" if len(classes) > 20 else "")
     lines = [
-        f"# Personal model of client {d['client']}",
+        f"# {CARD_TITLES.get(d['model'], 'Model')} of client {d['client']}",
         "",
         f"Trained by FedMe {d['versions']['fedme']} with method `{d['method']}` for {d['rounds']} rounds{tuned}.",
         "",

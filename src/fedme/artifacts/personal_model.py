@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedme.artifacts import export, saved_models
+from fedme.artifacts import export, model_choice, outputs as model_outputs, saved_models
 from fedme.core.atomic_files import RunError
 from fedme.core.data import ClientId, Inputs
 from fedme.core.metrics import Metrics, measure
@@ -19,17 +19,27 @@ from fedme.core.typed import nearest
 from fedme.datasets.data_files import Label
 from fedme.datasets.preprocessing import Preparation
 from fedme.datasets.python_objects import read_object
-from fedme.datasets.raw_samples import RawSamples
+from fedme.datasets.raw_samples import RawSamples, Table, renamed
 from fedme.datasets.targets import NO_OTHER_CLASSES, Targets
 from fedme.networks import Entry
+from fedme.results.classification_details import Details, details
 
 CHUNK = 1024  # samples at a time
+MOST_GROUPS = 20  # of `evaluate_by`
 
 
 class Personal:
-    """A client's saved personal model: ``predict(x)``, ``evaluate(data)``, ``export(path)``, `module`."""
+    """A client's saved model: ``predict(x)``, ``evaluate(data)``, ``export(path)``, `module`.
 
-    def __init__(self, folder: Path, name: str, imports: bool = False, more: Mapping[str, Entry] | None = None) -> None:
+    `name` is "model" (its personal model), "finetuned", "global", "best" or "local"; by default the one that the client chose
+    on its validation part, and `choice` says why.
+    """
+
+    def __init__(
+        self, folder: Path, name: str | None = None, imports: bool = False, more: Mapping[str, Entry] | None = None
+    ) -> None:
+        self.choice = model_choice.read(folder)
+        name = name or (model_choice.OWN if self.choice is None else self.choice.name)
         self.folder, self.name = folder, name
         self.about = saved_models.describe(folder, name)
         self.client: ClientId = self.about["client"]
@@ -61,7 +71,7 @@ class Personal:
 
         `x` has any of the forms that a client may give; a column `label` in it is ignored.
         """
-        return self._logits(read_object(x, label, "the samples", labelled=False))
+        return self.logits_of(read_object(x, label, "the samples", labelled=False))
 
     def probabilities(self, x: Any, label: Label = None) -> Tensor:
         """Probabilities for every sample: of the classes (softmax), or of every label independently (sigmoid)."""
@@ -88,10 +98,47 @@ class Personal:
 
     def evaluate(self, data: Any, label: Label = None) -> Metrics:
         """Metrics on labelled samples, in any of the forms that a client may give."""
-        given = read_object(data, label, "the samples")
-        y = Targets(self.task, self.classes, NO_OTHER_CLASSES).encode(given)
+        return self._measured(*self._answers(data, label)[1:])
+
+    def evaluate_by(self, data: Any, column: str, label: Label = None) -> dict[str, Metrics]:
+        """Metrics of every subgroup of labelled samples, by the values of a column, which need not be an input."""
+        given, outputs, y = self._answers(data, label)
+        if not isinstance(given.inputs, Table):
+            raise RunError(f"{given.where}: subgroups need a table with named columns, got samples without names")
+        columns = given.inputs.columns
+        if column not in columns:
+            raise RunError(f"{given.where}: there is no column '{column}'{nearest(column, columns)}")
+        values = np.array([str(value) for value in columns[column].tolist()])
+        groups = sorted(set(values.tolist()))
+        if len(groups) > MOST_GROUPS:
+            raise RunError(
+                f"column '{column}' has {len(groups)} values; subgroups need at most {MOST_GROUPS}: group the values"
+            )
+        rows = {group: torch.from_numpy(values == group) for group in groups}
+        return {group: self._measured(outputs[inside], y[inside]) for group, inside in rows.items()}
+
+    def details(self, data: Any = None, label: Label = None) -> Details:
+        """Confusion matrix, sensitivity, specificity, Brier score and calibration of a classifier.
+
+        Without `data`, on the client's own test part, as it was after the last round.
+        """
+        if self.task != "classification":
+            raise RunError(f"{self.folder}: a confusion matrix is for classes, but the task is {self.task}; use evaluate")
+        if data is not None:
+            return details(*self._answers(data, label)[1:], self.classes)
+        tested, targets = model_outputs.of_split(model_outputs.read(self.folder), "test")
+        if targets is None or self.name not in tested:
+            raise RunError(f"{self.folder}: there are no outputs of its {self.name} on test samples; give labelled samples")
+        return details(tested[self.name], targets, self.classes)
+
+    def _answers(self, data: Any, label: Label) -> tuple[RawSamples, Tensor, Tensor]:
+        """Labelled samples, the outputs, and the targets."""
+        given = renamed(read_object(data, label, "the samples"), self.preparation.rename)
+        return given, self.logits_of(given), Targets(self.task, self.classes, NO_OTHER_CLASSES).encode(given)
+
+    def _measured(self, outputs: Tensor, y: Tensor) -> Metrics:
         standard = self.preparation.scale_targets
-        return measure(standard(self._logits(given)), standard(y), self.schema.unit)
+        return measure(standard(outputs), standard(y), self.schema.unit)
 
     def export(self, path: Path | str, to: export.Target | None = None) -> Path:
         """Export the model as ONNX, torch.export (.pt2) or safetensors; by default the suffix decides."""
@@ -111,8 +158,9 @@ class Personal:
             export.to_torch_export(self.module, self.preparation, target, facts)
         return target
 
-    def _logits(self, given: RawSamples) -> Tensor:
-        numbers = self.preparation.to_tensors(given)
+    def logits_of(self, given: RawSamples) -> Tensor:
+        """The same for samples that have been read."""
+        numbers = self.preparation.fill(self.preparation.to_tensors(given))
         return torch.cat([self._outputs(_rows_of(numbers, rows)) for rows in torch.arange(len(given)).split(CHUNK)])
 
     def _outputs(self, numbers: Inputs) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedme import __version__, networks
-from fedme.artifacts import export, model_cards
+from fedme.artifacts import export, model_cards, model_choice
 from fedme.core.atomic_files import RunError, read_tensors, sealed, unsealed, write_json, write_tensors, write_text
 from fedme.core.data import ClientId, Inputs, Schema
 from fedme.core.key import Key
@@ -26,18 +26,35 @@ from fedme.datasets.preprocessing import Preparation
 
 FORMAT = "fedme-model-1"
 CLIENTS, UNSEEN = "clients", "newcomers"  # the folders of clients in a run, and of clients that joined later
+LONGEST = 120  # characters of a folder; file systems take 255 bytes, some with everything before it
+HASHED = "~"  # in the name of a folder that is a hash
+DEVICES = {"CON", "PRN", "AUX", "NUL", *(f"{port}{i}" for port in ("COM", "LPT") for i in range(10))}  # not on Windows
 GRAPH = ".graph.json"  # the suffix of a network's graph
-CARDS = {"model": "card.md", "finetuned": "card-finetuned.md"}
+CARDS = {
+    "model": "card.md",
+    "finetuned": "card-finetuned.md",
+    "global": "card-global.md",
+    "best": "card-best.md",
+    "local": "card-local.md",
+}
 
 
 def folder_of(run: Path, client: ClientId, group: str = CLIENTS) -> Path:
-    """The folder of a client's models; special characters in its name are percent-encoded."""
-    return run / group / quote(client, safe=" ()[]!,'+&=-_").replace("..", "%2E%2E")
+    """The folder of a client's models. Special characters in its name are percent-encoded.
+
+    A name that no file system takes, or not every one, is replaced by its hash; the models' descriptions have the name.
+    """
+    plain = quote(client, safe=" ()[]!,'+&=-_", errors="surrogatepass").replace("..", "%2E%2E").replace(HASHED, "%7E")
+    if 0 < len(plain) <= LONGEST and plain[-1] not in " ." and plain.partition(".")[0].upper().strip() not in DEVICES:
+        return run / group / plain
+    readable = "".join(character for character in client[:30] if character.isascii() and character.isalnum())
+    digest = hashlib.sha256(client.encode(errors="surrogatepass")).hexdigest()
+    return run / group / f"{readable or 'client'}{HASHED}{digest[:32]}"
 
 
 def client_of(folder: Path) -> ClientId:
     """The client whose models are in a folder of `folder_of`."""
-    return unquote(folder.name)
+    return str(describe(folder)["client"]) if HASHED in folder.name else unquote(folder.name, errors="surrogatepass")
 
 
 def save(folder: Path, name: str, model: Model, schema: Schema, classes: list[str], about: dict[str, Any]) -> str:
@@ -49,7 +66,7 @@ def save(folder: Path, name: str, model: Model, schema: Schema, classes: list[st
         "format": FORMAT,
         "fedme": __version__,
         "arch": model.arch.name,
-        "factory": f"{model.arch.factory.__module__}:{model.arch.factory.__qualname__}",
+        "factory": f"{model.arch.factory.__module__}:{getattr(model.arch.factory, '__qualname__', model.arch.name)}",
         "options": dict(model.arch.options),
         "parameters": model.parameters,
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -99,13 +116,14 @@ def plain(value: Any) -> Any:
     return value
 
 
-def load_model(folder: Path | str, name: str = "model", *, imports: bool = False) -> nn.Module:
-    """A client's saved personal model as an ordinary `nn.Module`: ``load_model("runs/first/clients/3")``.
+def load_model(folder: Path | str, name: str | None = None, *, imports: bool = False) -> nn.Module:
+    """A client's saved model as an ordinary `nn.Module`: ``load_model("runs/first/clients/3")``.
 
-    `name` is "model", or "finetuned" for the model after fine-tuning. A user-defined network, given by import path, is only
+    By default the one that the client chose (`artifacts/model_choice.py`); `name` is "model" for the personal model,
+    "finetuned" for the same after fine-tuning. A user-defined network, given by import path, is only
     imported with ``imports=True``: use it for folders that you trust.
     """
-    return read(Path(folder), name, imports=imports)[0]
+    return read(Path(folder), name or model_choice.chosen(Path(folder)), imports=imports)[0]
 
 
 def describe(folder: Path, name: str = "model") -> dict[str, Any]:

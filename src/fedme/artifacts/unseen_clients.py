@@ -11,8 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from fedme import networks
-from fedme.artifacts import model_cards, saved_models
+from fedme.artifacts import local_models, model_cards, model_choice, outputs as model_outputs, saved_models
 from fedme.config.experiment import Experiment
 from fedme.core.atomic_files import RunError, together, write_json
 from fedme.core.data import ClientData, ClientId, Schema
@@ -33,6 +35,7 @@ from fedme.federation.client_work import ModelScore
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.own_statistics import with_better_statistics
 from fedme.results.lineage import Adoption, Lineage
+from fedme.results.verdicts import Verdict
 
 SHARED = "shared"  # the directory with the server's models in a run
 OFFERS = "offers.json"  # in it: the names of all models that are offered
@@ -64,6 +67,8 @@ class Joined:
     offers: int
     scores: tuple[ModelScore, ...]
     task_type: TaskType
+    choice: model_choice.Choice
+    verdict: Verdict | None = None  # without test samples there is none
 
 
 def save_offers(
@@ -147,8 +152,13 @@ def join(
     imports: bool = False,
     more: Mapping[str, networks.Entry] | None = None,
     execute: Executor | None = None,
+    compare: bool = True,
 ) -> Joined:
-    """Give an unseen client the offer that fits it best, fine-tune it, and save both models under ``unseen`` in the run."""
+    """Give an unseen client the offer that fits it best, fine-tune it, and save both models under ``newcomers`` in the run.
+
+    With `compare`, the client is also trained alone, with the architectures on offer and for as many rounds as the run had, to
+    say whether joining helps it.
+    """
     offers = load_offers(run, experiment, per_cluster, imports, more)
     if saved_models.folder_of(run, client).exists():
         raise RunError(f"{run}: the run already has a client called '{client}'; give the new one another name")
@@ -157,29 +167,43 @@ def join(
     tuning = epochs if epochs is not None else experiment.settings.finetune.epochs or EPOCHS
     key = Key(experiment.settings.seed).at("newcomer", client)
     work = _choose_and_tune(experiment, offers, data, tuning, key, schema.unit)
-    taken, models, scores = run_in_lockstep({client: work}, execute or one_by_one)[client].value
+    taken, models, scores, outputs = run_in_lockstep({client: work}, execute or one_by_one)[client].value
     folder = saved_models.folder_of(run, client, saved_models.UNSEEN)
     rounds = experiment.settings.rounds
     lineage = taken.lineage
     if lineage is not None:
         lineage = replace(lineage, adoptions=(*lineage.adoptions, Adoption(rounds - 1, client, taken.name)))
+    model_outputs.write(folder, outputs)
+    validated, targets = model_outputs.of_split(outputs, "val")
+    model_choice.write(folder, model_choice.choose(validated, targets))
     for name, stage in (("model", "round"), ("finetuned", "finetuned")):
         description = model_cards.about(data, stage, experiment.method_name, rounds, scores, lineage, schema.task_type)
         description |= {"started_from": taken.name}
         saved_models.save(folder, name, models[name], schema, list(schema.classes), description)
-    return Joined(folder, client, taken.name, len(offers), tuple(scores), schema.task_type)
+    verdict = None
+    if compare:
+        pool = list({offer.model.arch.name: offer.model.arch for offer in [taken, *offers]}.values())
+        dtype, update_bn = offers[0].model.dtype, experiment.settings.models.update_bn
+        training, local_key = experiment.train, key.at("local")
+        local_work = local_models.train_client(data, pool, training, rounds, local_key, dtype, update_bn, schema.unit)
+        local = run_in_lockstep({client: local_work}, execute or one_by_one)[client].value
+        local_models.save(folder, data, local, schema, schema.classes, rounds)
+        verdict = local_models.verdict_of(folder, folder, data, schema) if len(data.test) else None
+    choice = model_choice.read(folder)
+    assert choice is not None
+    return Joined(folder, client, taken.name, len(offers), tuple(scores), schema.task_type, choice, verdict)
 
 
 def _data(schema: Schema, client: ClientId, piece: ClientSamples, experiment: Experiment) -> ClientData:
     """The samples of the unseen client, preprocessed and split like those of the clients."""
     dataset = unseen_client_dataset(schema, Preparation.read(schema.preprocessing), client, piece)
     options = replace(experiment.data, unlabeled=0, public=0, limit=None, groups={})
-    return federate(dataset, Natural(), options, Key(experiment.settings.seed).at("partition")).clients[client]
+    return federate(dataset, Natural(), options, experiment.partition_key).clients[client]
 
 
 def _choose_and_tune(
     experiment: Experiment, offers: Sequence[Offer], data: ClientData, epochs: int, key: Key, unit: Sequence[float]
-) -> Computation[tuple[Offer, dict[str, Model], list[ModelScore]]]:
+) -> Computation[tuple[Offer, dict[str, Model], list[ModelScore], dict[str, Tensor]]]:
     split = data.train if experiment.method.offer_chosen_on == "train" or not len(data.val) else data.val
     update_bn = experiment.settings.models.update_bn
     if update_bn:
@@ -199,10 +223,12 @@ def _choose_and_tune(
         if update_bn:
             tuned = yield from with_better_statistics(tuned, data)
     models = {"model": start, "finetuned": tuned}
-    scores = []
+    scores: list[ModelScore] = []
+    outputs: dict[str, Tensor] = {}
     for name, stage in (("model", "round"), ("finetuned", "finetuned")):
         for part, split in (("val", data.val), ("test", data.test)):
             if len(split):
                 logits = yield from predict(models[name], split)
+                outputs |= {f"{part}/{name}": logits, f"{part}/targets": split.y}
                 scores.append(ModelScore("personal", start.arch.name, stage, part, measure(logits, split.y, unit)))
-    return offers[best], models, scores
+    return offers[best], models, scores, outputs

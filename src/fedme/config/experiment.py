@@ -18,6 +18,7 @@ import tomli_w
 
 from fedme.config.settings import Settings, Spec
 from fedme.core.data import ClientId
+from fedme.core.key import Key
 from fedme.core.method import Method
 from fedme.core.typed import TypedError, build, nearest
 from fedme.datasets import DATASETS
@@ -69,6 +70,11 @@ class Experiment:
         return bool(self.data.unlabeled or supplied or getattr(self.dataset, "unlabeled_file", None))
 
     @property
+    def partition_key(self) -> Key:
+        """The source of randomness of the partition and of the splits."""
+        return Key(self.settings.seed if self.partition.seed is None else self.partition.seed).at("partition")
+
+    @property
     def own_models(self) -> dict[ClientId, Spec]:
         """The architectures set in the tables of single clients, outside the pool."""
         return {client: table.model for client, table in self.settings.clients.items() if table.model is not None}
@@ -110,6 +116,11 @@ def _parse(raw: Mapping[str, Any], methods: Mapping[str, type[Any]]) -> Experime
             "train.optimizer",
             f"method '{method_name}' defines its own step; train.optimizer = '{settings.train.optimizer}' has no meaning there",
         )
+    if settings.train.class_weights is not None and method.own_step:
+        raise TypedError("train.class_weights", f"method '{method_name}' defines its own step, which has no class weights")
+    if settings.train.class_weights is not None and settings.privacy is not None:
+        message = "are computed from the numbers of samples per class, which [privacy] does not protect; remove one of the two"
+        raise TypedError("train.class_weights", message)
     default_data = "clients" if settings.clients else "digits"
     data_name, dataset_class, table = _select_class("data", DATASETS, settings.data, default_data)
     _check_clients(settings, dataset_class, data_name)

@@ -18,7 +18,10 @@ from fedme.learning.robust_aggregation import Defence
 
 # Tables that came later: with default values they do not change a fingerprint, so old results stay valid.
 LATER: dict[str, type[Any]] = {"faults": Faults, "defence": Defence, "attack": Attack}
-LATER_KEYS: dict[str, dict[str, Any]] = {"models": {"update_bn": True}}  # the same for single keys of a table
+LATER_KEYS: dict[str, dict[str, Any]] = {
+    "models": {"update_bn": True},
+    "data": {"stratify": False},
+}  # the same for single keys: their value before they came
 IMPORT_PATH = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(\(.*\))?")
 LIBRARIES = {"fedme", "torch", *sys.stdlib_module_names}  # their versions are in `environment.json`
 

@@ -34,6 +34,10 @@ class ModelOptions:
         True, "batch-norm statistics of personal models from the client's samples, where better on validation data"
     )
 
+    same_start: bool = setting(
+        False, "whether clients of one architecture start from the same random weights; each from its own by default"
+    )
+
     def __post_init__(self) -> None:
         require(bool(self.pool), "pool", "must name at least one architecture")
         rounds = self.selection_rounds

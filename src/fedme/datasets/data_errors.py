@@ -1,10 +1,13 @@
 """Errors of data sets and partitions: a message names the file or the option, the problem and the remedy."""
 
 from collections.abc import Collection
+from typing import Any
 
 
 class DataError(ValueError):
     """A file, an option or a set of samples cannot be used."""
+
+    columns: tuple[Any, ...] = ()  # what the tables contain (`ColumnSummary`), if they could be read
 
 
 class PartitionError(ValueError):

@@ -50,7 +50,8 @@ def read_file(path: Path, label: Label, where: str, labelled: bool = True, only:
     except FileNotFoundError:
         raise DataError(f"{where}: no such file") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{where}: cannot be read ({error})") from error
+        remedy = "; save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
+        raise DataError(f"{where}: cannot be read ({error}){remedy}") from error
     is_table = path.suffix.lower() != ".npz"
     label = label or (None if is_table else "y")
     labels = take_label(columns, label, where, labelled)
@@ -100,17 +101,30 @@ def to_inputs(arrays: dict[str, np.ndarray], where: str) -> RawInputs:
 
 def _csv(path: Path, where: str) -> dict[str, np.ndarray]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.reader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ","))
+        delimiter = _delimiter(file.readline())
+        file.seek(0)
+        rows = list(csv.reader(file, delimiter=delimiter))
     if not rows:
         raise DataError(f"{where}: the file is empty; the first line must name the columns")
     header = [name.strip() for name in rows[0]]
-    if len(set(header)) != len(header) or not all(header):
+    distinct = len(set(header)) == len(header) and all(header)
+    if parse_column(header).dtype != object and not (distinct and all(name.isdecimal() for name in header)):
+        numbers = ", ".join(header[:5])
+        raise DataError(f"{where}: the first line must name the columns, got numbers ({numbers} ...); add a line with names")
+    if not distinct:
         raise DataError(f"{where}: the first line must name every column once, got {', '.join(header)}")
-    body = [row for row in rows[1:] if row]
+    body = [row for row in rows[1:] if any(entry.strip() for entry in row)]
     for number, row in enumerate(body):
         if len(row) != len(header):
             raise DataError(f"{where}: sample {number} (counted from 0) must have {len(header)} entries, got {len(row)}")
-    return {name: parse_column([row[i] for row in body]) for i, name in enumerate(header)}
+    decimal = "," if delimiter == ";" else "."  # spreadsheets separate by semicolons where the comma is the decimal separator
+    return {name: parse_column([row[i] for row in body], decimal) for i, name in enumerate(header)}
+
+
+def _delimiter(header: str) -> str:
+    """The delimiter that occurs most often in the first line, outside of quotes."""
+    unquoted = "".join(header.split('"')[::2])
+    return max((",", ";", "\t"), key=unquoted.count)
 
 
 def _parquet(path: Path, where: str) -> dict[str, np.ndarray]:

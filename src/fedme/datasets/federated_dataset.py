@@ -1,14 +1,12 @@
 """From a data set to a federation: draw unlabeled and public rows, partition the rest, split every client's rows in three.
 
-A split by a fraction f turns n rows into int((1 - f) n) rows and the rest; two rows become one and one, and a single row is
-both the training set and the validation set. Splits are random, unless the rows of an owner are overlapping windows in time
-order (`Dataset.overlap`): then validation and test sets are the later rows, and the rows before them that overlap with them
-are dropped, but never more than half of the training rows.
+`splits.py` says how a client's rows are split.
 
 Deviations: FedMe's notebooks split the validation set of Shakespeare off at random; its windows then also occur, shifted by
 one character, in the training set, and the choice between models would reward memorisation.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,10 +20,12 @@ from fedme.core.key import Key
 from fedme.core.settings import setting
 from fedme.datasets.data_errors import DataError, require
 from fedme.datasets.dataset import ClientRows, Dataset, GivenSplits
+from fedme.datasets.missing_values import fill_gaps
 from fedme.datasets.partition_result import Partition, Parts
 from fedme.datasets.partitioners import Natural, Partitioner, Pool
 from fedme.datasets.preprocessing import Preparation, Scale, standard_scaling
-from fedme.datasets.targets import binned_targets
+from fedme.datasets.splits import Splitting
+from fedme.datasets.targets import binned_targets, coding_notes
 
 TEST_FRACTION = 0.25  # for data sets without a published test set
 Groups = tuple[tuple[int, ...], ...]
@@ -41,6 +41,8 @@ class DataOptions:
     test: float | None = setting(None, "default: the published test set, or 0.25; a fraction: of all samples of every client")
     limit: int | None = setting(None, "maximum number of training samples in total; in a natural partition: per client")
     groups: Mapping[ClientId, Groups] = setting(help="label space of single clients: lists of classes", default_factory=dict)
+    stratify: bool = setting(True, "whether the parts of a client have its classes in equal proportions, if there are classes")
+    fold: str | None = setting(None, 'test on this part of all samples of every client: "2/5" is the second of five')
 
     def __post_init__(self) -> None:
         require(self.unlabeled >= 0, "unlabeled", f"must be >= 0, got {self.unlabeled}")
@@ -48,6 +50,18 @@ class DataOptions:
         require(0 <= self.val < 1, "val", f"must be >= 0 and < 1, got {self.val}")
         require(self.test is None or 0 < self.test < 1, "test", f"must be > 0 and < 1, got {self.test}")
         require(self.limit is None or self.limit >= 1, "limit", f"must be >= 1, got {self.limit}")
+        require(self.fold is None or self.test is None, "fold", "decides the test part, and so does data.test: set one of them")
+        _ = self.fold_number
+
+    @property
+    def fold_number(self) -> tuple[int, int] | None:
+        """The number of the test fold, from 0, and the number of folds."""
+        if self.fold is None:
+            return None
+        match = re.fullmatch(r"([1-9][0-9]{0,3})/([1-9][0-9]{0,3})", self.fold)
+        number, count = (int(match[1]), int(match[2])) if match else (0, 0)
+        require(1 <= number <= count and count >= 2, "fold", f'must be like "2/5", the second of five, got {self.fold!r}')
+        return number - 1, count
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,12 +114,19 @@ def federate(dataset: Dataset, partition: Partitioner, options: DataOptions, key
             raise DataError(f"data.{name} = {count}, but the data set has its own {name} samples; remove one of the two")
     if options.groups and dataset.schema.task_type != "classification":
         raise DataError(f"data.groups is for classification, but the task is {dataset.schema.task_type}; remove data.groups")
-    pool = _pool(dataset, options.test is not None)
+    fold = options.fold_number
+    pool = _pool(dataset, options.test is not None or fold is not None)
     natural = isinstance(partition, Natural)
-    notes: tuple[str, ...] = ()
+    compared = {client: labels for client, labels in dataset.written.items() if client not in options.groups}
+    try:
+        notes = coding_notes(compared) + dataset.notes  # a client of data.groups has a task of its own
+    except DataError as error:
+        error.columns = dataset.columns
+        raise
     if natural:
         client_rows = partition(pool, key.at("partition"))
-        unlabeled, public, client_rows, notes = _draw_from_owners(pool, client_rows, partition.min_samples, options, key)
+        unlabeled, public, client_rows, remarks = _draw_from_owners(pool, client_rows, partition.min_samples, options, key)
+        notes += remarks
         unlabeled = unlabeled if dataset.unlabeled is None else dataset.unlabeled
         public = public if dataset.public is None else dataset.public
     else:
@@ -114,8 +135,14 @@ def federate(dataset: Dataset, partition: Partitioner, options: DataOptions, key
         client_rows = partition(_limited(Pool(pool.labels, rest, pool.test), options.limit, key), key.at("partition"))
     _check_groups(options.groups, client_rows, len(dataset.schema.classes))
 
-    gap = dataset.overlap if natural else 0
-    test_fraction = (options.test or TEST_FRACTION) if not len(pool.test) else None
+    splitting = Splitting(
+        test_fraction=(options.test or TEST_FRACTION) if not len(pool.test) else None,
+        val_fraction=options.val,
+        gap=dataset.overlap if natural else 0,
+        classes=pool.labels if options.stratify and dataset.schema.task_type == "classification" else None,
+        groups=dataset.groups,
+        fold=fold,
+    )
     all_parts, data, classes = {}, {}, {}
     public_split = Split(dataset.source, public) if len(public) else None
     for client, rows in client_rows.items():
@@ -125,13 +152,22 @@ def federate(dataset: Dataset, partition: Partitioner, options: DataOptions, key
             rows = _client_rows_in_groups(client, pool.labels, rows, groups)
             pair = (given_splits.val, given_splits.test)
             given_splits = GivenSplits(*(part if part is None else _in_groups(pool.labels, part, groups) for part in pair))
-        parts = split_client(client, rows, test_fraction, options.val, gap, key.at("client", client), given_splits)
-        if natural and options.limit is not None:
+        if natural and options.limit is not None and fold is not None:  # before the folds are made, so that they are disjoint
+            rows = _limited_rows(rows, given_splits, options.limit, key.at("client", client, "limit"))
+            given_splits = GivenSplits()
+        parts = splitting(client, rows, key.at("client", client), given_splits)
+        if natural and options.limit is not None and fold is None:
             parts = _subsampled(parts, options.limit, key.at("client", client, "limit"))
         all_parts[client] = parts
         train, val, test = (_split(dataset, part, groups) for part in (parts.train, parts.val, parts.test))
         data[client] = ClientData(client, train, val, test, public=public_split)
         classes[client] = len(dataset.schema.classes) if groups is None else len(groups)
+    if fold is not None and not any(len(parts.test) for parts in all_parts.values()):
+        raise DataError(f"data.fold = {options.fold!r}: no client has {fold[0] + 1} samples or groups; use fewer folds")
+    single = [client for client, parts in all_parts.items() if len(parts.val) and torch.equal(parts.train, parts.val)]
+    if single:
+        names = f"client {single[0]} has" if len(single) == 1 else f"{len(single)} clients ({', '.join(single[:5])} ...) have"
+        notes += (f"{names} a single training sample, which is the validation sample too: add samples, or set data.val = 0",)
     federation = Federation(
         dataset=dataset,
         partition=Partition(all_parts, unlabeled, public),
@@ -141,34 +177,46 @@ def federate(dataset: Dataset, partition: Partitioner, options: DataOptions, key
         classes=classes,
         notes=notes,
     )
-    return _standardised(federation) if dataset.standardise or dataset.schema.task_type == "regression" else federation
+    return _prepared(federation)
 
 
-def _standardised(federation: Federation) -> Federation:
-    """Scale the inputs, and regression targets, by mean and standard deviation over the training rows of all clients."""
+def _prepared(federation: Federation) -> Federation:
+    """Scale the inputs, and regression targets, over the training rows of all clients, and fill the gaps of every client."""
     dataset = federation.dataset
     source, schema = dataset.source, dataset.schema
-    assert isinstance(source, Arrays)
-    rows = torch.cat([parts.train for parts in federation.partition.clients.values()])
+    names = any(dataset.renamed.values())
+    if not isinstance(source, Arrays) or "form" not in schema.preprocessing:  # a published data set, which has no gaps
+        return federation
     preparation = Preparation.read(schema.preprocessing)
+    if not (dataset.standardise or schema.task_type == "regression" or preparation.fills or names):
+        return federation
+    rows = torch.cat([parts.train for parts in federation.partition.clients.values()])
     if dataset.standardise:
-        scaling = standard_scaling(source.x[rows])
+        indicators = sum(column.indicates for column in preparation.columns)
+        scaling = standard_scaling(source.x[rows], indicators)
         source, preparation = replace(source, scaling=scaling), preparation.with_scaling(scaling)
-    if schema.task_type == "regression":
+    if schema.task_type == "regression" and preparation.targets is None:
         preparation = replace(preparation, targets=Scale.of(standard_scaling(source.labels[rows])))
         assert preparation.targets is not None
         source = replace(source, labels=preparation.scale_targets(source.labels))
         schema = replace(schema, unit=preparation.targets.std)
-    schema = replace(schema, preprocessing=preparation.plain())
+    own = dict.fromkeys(federation.clients, preparation)
+    if preparation.fills:
+        x, preparation, own = fill_gaps(source.x, preparation, federation.partition)
+        source = replace(source, x=x)
+    schema = replace(schema, preprocessing={**schema.preprocessing, **preparation.plain()})
 
-    def scaled(split: Split | None) -> Any:
+    def moved(split: Split | None) -> Any:
         return None if split is None else replace(split, source=source)
 
-    clients = {
-        client: ClientData(client, scaled(data.train), scaled(data.val), scaled(data.test), scaled(data.public))
-        for client, data in federation.clients.items()
-    }
-    unlabeled, public = scaled(federation.unlabeled), scaled(federation.public)
+    clients = {}
+    for client, data in federation.clients.items():
+        preprocessing = None
+        if preparation.fills or dataset.renamed.get(client):
+            preprocessing = replace(own[client], rename=dataset.renamed.get(client, {})).plain()
+        train, val, test, public = (moved(part) for part in (data.train, data.val, data.test, data.public))
+        clients[client] = ClientData(client, train, val, test, public, preprocessing=preprocessing)
+    unlabeled, public = moved(federation.unlabeled), moved(federation.public)
     dataset = replace(dataset, source=source, schema=schema)
     return replace(federation, dataset=dataset, clients=clients, unlabeled=unlabeled, public=public)
 
@@ -255,40 +303,6 @@ def _client_rows_in_groups(
     return train, test
 
 
-def split_client(
-    client: ClientId,
-    rows: tuple[Tensor, Tensor],
-    test_fraction: float | None,
-    val_fraction: float,
-    gap: int,
-    key: Key,
-    given: GivenSplits = GivenSplits(),
-) -> Parts:
-    """Split the training and test rows of a client in three; `test_fraction` is None if there are test rows."""
-    train, test = rows
-    if given.test is not None:
-        test = given.test
-    elif test_fraction is not None:
-        if len(train) < 2:
-            raise DataError(f"client {client} has {len(train)} sample, but training and test need 2; raise min_samples to 2")
-        train, test = _cut(train, test_fraction, gap, key.at("test"))
-    if given.val is not None or val_fraction == 0:
-        return Parts(train, given.val if given.val is not None else train[:0], test)
-    if len(train) == 1:
-        return Parts(train, train, test)
-    train, val = _cut(train, val_fraction, gap, key.at("val"))
-    return Parts(train, val, test)
-
-
-def _cut(rows: Tensor, fraction: float, gap: int, key: Key) -> tuple[Tensor, Tensor]:
-    # 1e-9 compensates rounding errors: 10 rows and a fraction of 0.9 leave 1 row, not 0.
-    size = max(1, int((1 - fraction) * len(rows) + 1e-9))
-    if gap:
-        return rows[: size - min(gap, size // 2)], rows[size:]
-    order = torch.randperm(len(rows), generator=key.torch())
-    return rows[order[:size].sort().values], rows[order[size:].sort().values]
-
-
 def _subsampled(parts: Parts, limit: int, key: Key) -> Parts:
     total = len(parts.train) + len(parts.val) + len(parts.test)
     if total <= limit:
@@ -298,6 +312,11 @@ def _subsampled(parts: Parts, limit: int, key: Key) -> Parts:
         count = max(1, round(len(rows) * limit / total)) if len(rows) else 0
         subsampled[name], _ = _draw("limit", rows, count, key.at(name))
     return Parts(**subsampled)
+
+
+def _limited_rows(rows: tuple[Tensor, Tensor], given: GivenSplits, limit: int, key: Key) -> tuple[Tensor, Tensor]:
+    every = torch.cat([part for part in (rows[0], given.val, given.test) if part is not None])
+    return _draw("limit", every, min(limit, len(every)), key)[0], rows[1]
 
 
 def _split(dataset: Dataset, rows: Tensor, groups: Groups | None) -> Split:

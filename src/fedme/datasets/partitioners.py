@@ -53,8 +53,15 @@ class Partitioner(Protocol):
     def __call__(self, pool: Pool, key: Key) -> ClientRows: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Seeded:
+    """What all partitioners have."""
+
+    seed: int | None = setting(None, "seed of the partition and of the splits; default: the seed of the experiment")
+
+
 @dataclass(frozen=True)
-class Iid:
+class Iid(Seeded):
     """Independent and identically distributed: random parts of equal size."""
 
     clients: int = setting(10, "number of clients")
@@ -73,7 +80,7 @@ class Iid:
 
 
 @dataclass(frozen=True)
-class Dirichlet:
+class Dirichlet(Seeded):
     """Label proportions and sizes drawn from Dirichlet distributions (FedMe section 5.1, after FedMA).
 
     Every class is divided in proportions drawn from Dir(alpha_label); a client that has reached its fraction of the samples,
@@ -136,7 +143,7 @@ class Dirichlet:
 
 
 @dataclass(frozen=True)
-class Shards:
+class Shards(Seeded):
     """Shards of single classes, so that a client has at most `shards_per_client` classes (FML section 5.1).
 
     Deviations: FML sorts by label and cuts into equal shards, which straddle classes of unequal size; here every class is
@@ -173,7 +180,7 @@ class Shards:
 
 
 @dataclass(frozen=True)
-class Pathological:
+class Pathological(Seeded):
     """A fixed number of classes for every client (PFML, after pFedMe).
 
     layout = "disjoint": the classes form groups of `classes_per_client`, client u has group u modulo their number, and the
@@ -251,7 +258,7 @@ class Pathological:
 
 
 @dataclass(frozen=True)
-class Natural:
+class Natural(Seeded):
     """The natural clients of the data set: writers, roles, users.
 
     `clients` owners are drawn at random, or as many as hold `fraction` of all samples, or all of them. Owners with fewer

@@ -1,11 +1,18 @@
 """Preprocessing of user data into network inputs: agreed once, shared by all clients, saved with every model.
 
-String columns of a table are one-hot encoded; then numbers are scaled, ``(raw * factor - mean) / std``. Unlabeled data and
-unseen clients use the same preprocessing.
+1. A table becomes a matrix: text columns are one-hot encoded, and a gap in a numeric column is NaN (`to_tensors`). A category
+   that is not known is "other": none of the known ones is set.
+2. Gaps are filled, with values of the client's own training part unless the experiment gives them; columns with
+   ``missing = "indicator"`` get another feature, 1 where there was a gap (`fill`).
+3. Numbers are scaled, ``(raw * factor - mean) / std``.
+
+Unlabeled data and unseen clients use the same preprocessing.
 """
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +22,18 @@ from torch import Tensor
 from fedme.core.data import Arrays, Inputs, Scaling, Source
 from fedme.core.typed import TypedError, build
 from fedme.datasets.data_errors import DataError
-from fedme.datasets.raw_samples import Columns, RawSamples, Table
+from fedme.datasets.raw_samples import RawSamples, Table
+from fedme.datasets.table_columns import (
+    EMPTY,
+    Column,
+    TableRules,
+    as_numbers,
+    as_text,
+    common_columns,
+    listed,
+    one_hot,
+    unusable_rows,
+)
 
 DTYPES = {"float32": torch.float32, "uint8": torch.uint8, "int64": torch.int64}
 DType = Literal["float32", "uint8", "int64"]
@@ -36,14 +54,6 @@ class TensorSpec:
 
 
 Specs = TensorSpec | Mapping[str, TensorSpec]
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table: numeric, or categorical with these categories."""
-
-    name: str
-    categories: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,7 @@ class Preparation:
 
     form: Specs  # of the tensors before scaling
     columns: tuple[Column, ...] = ()  # of a table, in order
+    rename: Mapping[str, str] = field(default_factory=dict)  # labels in the client's data = labels of the federation
     scale: Scale | None = None
     whole_labels: bool = False  # class names are integers, and predictions are returned as integers
     targets: Scale | None = None  # of regression targets
@@ -81,7 +92,7 @@ class Preparation:
         """The preprocessing of a source, as far as it can be described."""
         if not isinstance(source, Arrays):
             return cls(_specs(source.inputs(torch.zeros(1, dtype=torch.int64))))
-        return cls(_specs(source.x), (), Scale.of(source.scaling) if source.scaling else None)
+        return cls(_specs(source.x), scale=Scale.of(source.scaling) if source.scaling else None)
 
     @classmethod
     def read(cls, plain: Any) -> "Preparation":
@@ -93,14 +104,108 @@ class Preparation:
             raise DataError(f"{error}; the model was saved without its preprocessing") from error
         return preparation
 
+    @property
+    def fills(self) -> bool:
+        """Whether gaps are filled."""
+        return any(column.missing is not None for column in self.columns)
+
+    @property
+    def matrix(self) -> TensorSpec:
+        """The tensor of one sample before gaps are filled; of a single tensor without columns, its form."""
+        assert isinstance(self.form, TensorSpec)
+        return TensorSpec((sum(c.width for c in self.columns),), self.form.dtype) if self.columns else self.form
+
+    def numeric_columns(self) -> list[tuple[int, Column]]:
+        """The numeric columns, with their positions in the matrix."""
+        starts = itertools.accumulate((column.width for column in self.columns), initial=0)
+        return [(at, column) for at, column in zip(starts, self.columns, strict=False) if column.categories is None]
+
+    def fill(self, x: Inputs) -> Inputs:
+        """Fill the gaps of the matrix, and append the indicators."""
+        if not self.fills:
+            return x
+        gap = x.isnan()
+        values = torch.zeros(x.shape[1])
+        for at, column in self.numeric_columns():
+            values[at] = column.value or 0.0
+        indicators = [at for at, column in self.numeric_columns() if column.indicates]
+        return torch.cat((torch.where(gap, values, x), gap[:, indicators].to(x.dtype)), 1)
+
+    def with_values(self, train: Tensor, otherwise: Tensor) -> "Preparation":
+        """The same with values for gaps: medians or means of training rows, or `otherwise` where there is no value."""
+        columns = {column.name: column for column in self.columns}
+        for at, column in self.numeric_columns():
+            if column.missing is not None and not column.agreed:
+                present = train[:, at][~train[:, at].isnan()].double()
+                middle = present.mean() if column.missing == "mean" else present.quantile(0.5) if len(present) else present
+                value = float(middle) if len(present) else float(otherwise[at])
+                columns[column.name] = replace(column, value=value)
+        return replace(self, columns=tuple(columns.values()))
+
+    def with_own_values(self) -> "Preparation":
+        """The same for another client: without values for gaps that belong to one client, and without its names of labels."""
+        columns = tuple(column if column.agreed else replace(column, value=None) for column in self.columns)
+        return replace(self, columns=columns, rename={})
+
+    def of_quantities(self) -> "Preparation":
+        """The same, with integers taken as quantities instead of symbols."""
+        if isinstance(self.form, TensorSpec) and self.form.dtype == "int64":
+            return replace(self, form=replace(self.form, dtype="float32"))
+        return self
+
+    def unusable(self, raw: RawSamples) -> dict[int, str]:
+        """The samples that cannot be used, with the reason."""
+        if isinstance(raw.inputs, Tensor) and self.columns and raw.inputs.shape[1:] == self.matrix.shape:
+            matrix = raw.inputs.double().numpy()
+            raw = replace(raw, inputs=Table({column.name: matrix[:, at] for at, column in self.numeric_columns()}))
+        if isinstance(self.form, Mapping) or not isinstance(raw.inputs, Table):
+            tensors = raw.inputs if isinstance(raw.inputs, dict) else {"": raw.inputs}
+            reasons: dict[int, str] = {}
+            for name, tensor in tensors.items():
+                if isinstance(tensor, Tensor):
+                    reasons |= dict.fromkeys(_not_finite(tensor), "is NaN or infinite" + (f" in '{name}'" if name else ""))
+            return reasons
+        columns = self.columns or tuple(Column(name) for name in raw.inputs.columns)
+        return {
+            row: reason for c in reversed(columns) for row, reason in unusable_rows(c, raw.inputs.columns.get(c.name)).items()
+        }
+
+    def unknown_categories(self, raw: RawSamples) -> dict[str, list[str]]:
+        """The categories of every column that are not known, and taken as "other"."""
+        columns = raw.inputs.columns if isinstance(raw.inputs, Table) else {}
+        unknown = {}
+        for column in self.columns:
+            if column.categories is not None and column.name in columns:
+                unknown[column.name] = sorted({*as_text(columns[column.name])} - {*column.categories, ""})
+        return {name: other for name, other in unknown.items() if other}
+
+    def _require_usable(self, raw: RawSamples) -> None:
+        bad = self.unusable(raw)
+        if not bad:
+            return
+        row, reason = min(bad.items())
+        others = f" ({len(bad)} of {len(raw)} samples have such gaps or values)" if len(bad) > 1 else ""
+        remedy = "fill it in, or remove the sample"
+        if isinstance(raw.inputs, Table) and reason.endswith(EMPTY):
+            remedy = 'set data.missing = "median", "mean" or "indicator", for all columns or by column, or remove the sample'
+        elif not isinstance(raw.inputs, Table):
+            remedy = "fill it in, remove the sample, or give a table (a frame or a CSV file) and set data.missing"
+        raise DataError(f"{raw.where}: sample {row} (counted from 0) {reason}{others}; {remedy}")
+
     def to_tensors(self, raw: RawSamples) -> Inputs:
-        """Raw samples as tensors, before scaling; a DataError names what does not match."""
+        """Raw samples as tensors before gaps are filled and before scaling; a DataError names what does not match."""
+        if isinstance(raw.inputs, Table) and not isinstance(self.form, Mapping):
+            for column in self.columns:
+                if column.name not in raw.inputs.columns:
+                    present = listed(list(raw.inputs.columns))
+                    raise DataError(f"{raw.where}: the column '{column.name}' is missing; the columns are {present}")
+        self._require_usable(raw)
         if isinstance(self.form, Mapping):
             return self._dictionary(raw, self.form)
         if self.columns:
-            return self._table(raw, self.form)
+            return self._table(raw)
         if isinstance(raw.inputs, Table):  # the model was trained on unnamed features: use the order of the columns
-            columns = [_numeric(raw, name, values) for name, values in raw.inputs.columns.items()]
+            columns = [as_numbers(values)[0] for values in raw.inputs.columns.values()]
             return _converted(torch.from_numpy(np.stack(columns, 1)), self.form, raw.where)
         if isinstance(raw.inputs, dict):
             raise DataError(f"{raw.where}: one tensor per sample is required, got {', '.join(raw.inputs)}")
@@ -108,7 +213,7 @@ class Preparation:
 
     def __call__(self, raw: RawSamples) -> Inputs:
         """Raw samples as network inputs."""
-        x = self.to_tensors(raw)
+        x = self.fill(self.to_tensors(raw))
         return self.scale.scaling()(x) if self.scale is not None and isinstance(x, Tensor) else x
 
     def plain(self) -> dict[str, Any]:
@@ -116,6 +221,8 @@ class Preparation:
         plain: dict[str, Any] = {"form": _plain(self.form), "whole_labels": self.whole_labels}
         if self.columns:
             plain["columns"] = [_plain(column) for column in self.columns]
+        if self.rename:
+            plain["rename"] = dict(self.rename)
         scales = {"scale": self.scale, "targets": self.targets}
         return plain | {name: _plain(scale) for name, scale in scales.items() if scale is not None}
 
@@ -144,23 +251,30 @@ class Preparation:
             raise DataError(f"{raw.where}: inputs must be {', '.join(specs)}, got {got}")
         return {name: _converted(inputs[name], spec, f"{raw.where}, '{name}'") for name, spec in specs.items()}
 
-    def _table(self, raw: RawSamples, spec: TensorSpec) -> Tensor:
+    def _table(self, raw: RawSamples) -> Tensor:
         inputs = raw.inputs
         if isinstance(inputs, Tensor) and not any(column.categories for column in self.columns):
-            return _converted(inputs, spec, raw.where)
+            x = _converted(inputs, self.matrix, raw.where)
+            stands = [(at, value) for at, column in self.numeric_columns() for value in column.na_values or ()]
+            x = x.clone() if stands else x
+            for at, value in stands:
+                x[:, at] = torch.where(x[:, at] == value, torch.nan, x[:, at])
+            return x
         if not isinstance(inputs, Table):
-            raise DataError(f"{raw.where}: a table with the columns {_listed([c.name for c in self.columns])} is required")
+            raise DataError(f"{raw.where}: a table with the columns {listed([c.name for c in self.columns])} is required")
         parts = []
         for column in self.columns:
-            if column.name not in inputs.columns:
-                present = _listed(list(inputs.columns))
-                raise DataError(f"{raw.where}: the column '{column.name}' is missing; the columns are {present}")
-            values = inputs.columns[column.name]
-            if column.categories is None:
-                parts.append(_numeric(raw, column.name, values)[:, None])
-            else:
-                parts.append(_one_hot(raw, column, values))
+            values = column.with_gaps(inputs.columns[column.name])
+            parts.append(as_numbers(values)[0][:, None] if column.categories is None else one_hot(column, values))
         return torch.from_numpy(np.concatenate(parts, 1).astype(np.float32))
+
+
+def _not_finite(tensor: Tensor) -> list[int]:
+    """The samples with a NaN or an infinite value."""
+    if not tensor.is_floating_point() or not len(tensor) or math.isfinite(float(tensor.sum())):  # a sum is fast
+        return []
+    finite = torch.isfinite(tensor).flatten(1).all(1) if tensor.dim() > 1 else torch.isfinite(tensor)
+    return (~finite).nonzero().flatten().tolist()
 
 
 def _plain(value: Any) -> Any:
@@ -186,44 +300,7 @@ def _converted(value: Tensor, spec: TensorSpec, where: str) -> Tensor:
     return value.to(DTYPES[spec.dtype])
 
 
-def _numeric(raw: RawSamples, name: str, values: np.ndarray) -> np.ndarray:
-    if values.dtype == object:
-        row = next(i for i, value in enumerate(values) if not _is_number(value))
-        raise DataError(f"{raw.where}: column '{name}', sample {row} (counted from 0): must be a number, got '{values[row]}'")
-    return values
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _one_hot(raw: RawSamples, column: Column, values: np.ndarray) -> np.ndarray:
-    assert column.categories is not None
-    texts = _as_text(values)
-    index = {category: i for i, category in enumerate(column.categories)}
-    for row, text in enumerate(texts):
-        if text not in index:
-            place = f"column '{column.name}', sample {row} (counted from 0)"
-            raise DataError(f"{raw.where}: {place}: must be one of {_listed(list(column.categories))}, got '{text}'")
-    return np.eye(len(index))[[index[text] for text in texts]]
-
-
-def _as_text(values: np.ndarray) -> list[str]:
-    """The categories of a column; integers have no decimal point."""
-    if values.dtype == object:
-        return [str(value) for value in values]
-    return [str(int(value)) if float(value).is_integer() else str(value) for value in values.tolist()]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:10]) + (" ..." if len(names) > 10 else "")
-
-
-def common_preparation(raws: Sequence[RawSamples], ignore: Sequence[str] = (), categorical: Sequence[str] = ()) -> Preparation:
+def common_preparation(raws: Sequence[RawSamples], rules: TableRules = TableRules()) -> Preparation:
     """The preprocessing that suits all of these samples, without the columns to ignore."""
     first = raws[0]
     tables = [raw for raw in raws if isinstance(raw.inputs, Table)]
@@ -231,8 +308,8 @@ def common_preparation(raws: Sequence[RawSamples], ignore: Sequence[str] = (), c
         other = next(raw for raw in raws if not isinstance(raw.inputs, Table))
         raise DataError(f"{other.where}: not a table, but {tables[0].where} is; all clients need the same type of data")
     if tables:
-        columns = _common_columns(raws, ignore, categorical)
-        width = sum(1 if column.categories is None else len(column.categories) for column in columns)
+        columns = common_columns(raws, rules)
+        width = sum(column.width + column.indicates for column in columns)
         return Preparation(TensorSpec((width,), "float32"), columns)
     common = _specs(first.inputs)
     for raw in raws:
@@ -259,39 +336,19 @@ def _described(specs: Specs) -> str:
     return f"shape {specs.shape} ({specs.dtype})"
 
 
-def _common_columns(raws: Sequence[RawSamples], ignore: Sequence[str], categorical: Sequence[str]) -> tuple[Column, ...]:
-    tables = [(raw.where, _columns(raw, ignore)) for raw in raws]
-    first, names = raws[0].where, list(tables[0][1])
-    for where, table in tables:
-        if extra := [name for name in table if name not in names]:
-            raise DataError(f"{where}: the column '{extra[0]}' is missing in {first}; add it there, or to data.ignore")
-        if missing := [name for name in names if name not in table]:
-            raise DataError(f"{where}: the column '{missing[0]}' of {first} is missing; add it, or add it to data.ignore")
-    if not names:
-        raise DataError(f"{first}: there are no input columns besides the label")
-    if unknown := [name for name in categorical if name not in names]:
-        raise DataError(f"data.categorical: unknown column '{unknown[0]}'; the columns are {_listed(names)}")
-    columns = []
-    for name in names:
-        texts = [where for where, table in tables if table[name].dtype == object]
-        if not texts and name not in categorical:
-            columns.append(Column(name))
-            continue
-        if texts and len(texts) < len(tables) and name not in categorical:
-            numeric = next(where for where, table in tables if table[name].dtype != object)
-            problem = f"column '{name}' contains text, but numbers in {numeric}"
-            raise DataError(f"{texts[0]}: {problem}; correct it, or add it to data.categorical")
-        columns.append(Column(name, tuple(sorted({text for _, table in tables for text in _as_text(table[name])}))))
-    return tuple(columns)
+def standard_scaling(x: Tensor, indicators: int = 0) -> Scaling:
+    """Scale every feature to mean 0 and standard deviation 1; constant features are only shifted, and NaN is left out.
 
-
-def _columns(raw: RawSamples, ignore: Sequence[str]) -> Columns:
-    assert isinstance(raw.inputs, Table)
-    return {name: values for name, values in raw.inputs.columns.items() if name not in ignore}
-
-
-def standard_scaling(x: Tensor) -> Scaling:
-    """Scale every feature to mean 0 and standard deviation 1; constant features are only shifted."""
+    `indicators` is the number of features that follow and are not scaled.
+    """
     values = x.double()
-    std = values.std(0, correction=0)
-    return Scaling(1.0, values.mean(0).float(), torch.where(std > 0, std, 1.0).float())
+    std, mean = values.std(0, correction=0), values.mean(0)
+    for at in mean.isnan().nonzero().flatten().tolist():
+        present = values[:, at][~values[:, at].isnan()]
+        mean[at], std[at] = (present.mean(), present.std(correction=0)) if len(present) else (0.0, 1.0)
+    std = torch.where(std > 0, std, 1.0)
+    return Scaling(1.0, _extended(mean, 0.0, indicators).float(), _extended(std, 1.0, indicators).float())
+
+
+def _extended(values: Tensor, value: float, count: int) -> Tensor:
+    return torch.cat((values, torch.full((count,), value, dtype=values.dtype))) if count else values

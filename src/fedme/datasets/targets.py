@@ -5,7 +5,7 @@ regression with several targets. Floats that are all integers are ambiguous and 
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedme.core.data import ClientId
 from fedme.core.task_types import TaskType
 from fedme.core.typed import nearest
 from fedme.datasets.data_errors import DataError
@@ -20,6 +21,8 @@ from fedme.datasets.raw_samples import RawSamples, class_names
 
 TaskName = Literal["auto", "classification", "multi-label", "regression"]
 NO_OTHER_CLASSES = "the model has no other classes"
+MANY_CLASSES = 20  # more integer labels than this, with fewer samples each than the next two, may be quantities
+FEW_SAMPLES, FEW_SAMPLES_NUMBERED = 20, 5
 BINS = 5  # of regression targets, when their distribution is counted
 
 
@@ -88,6 +91,62 @@ def common_targets(raws: Sequence[RawSamples], task: TaskName, names: tuple[str,
     return Targets(task_type, names or default)
 
 
+def labels_written(raws: Sequence[RawSamples]) -> Set[str]:
+    """The classes of a client, as it writes them."""
+    return {str(name) for raw in raws for name in class_names(raw.labels, raw.where)}
+
+
+def coding_notes(sets: Mapping[ClientId, Set[str]]) -> tuple[str, ...]:
+    """Compare how clients write classes: an error where one class has two names, a note where a client shares none.
+
+    The same class under two names would silently be two classes. Clients that predict different things are not to be compared.
+    """
+    spelled: dict[str, tuple[ClientId, str]] = {}
+    for client, labels in sets.items():
+        for label in sorted(labels):
+            other, before = spelled.setdefault(label.casefold(), (client, label))
+            if before != label:
+                if other == client:
+                    problem = f"client {client} has the labels {before} and {label}"
+                else:
+                    problem = f"{other} {_braces(sets[other])} and {client} {_braces(labels)} write a label in two ways"
+                also = [name for name, of_name in sets.items() if _spelled_otherwise(of_name, spelled) and name != client]
+                raise DataError(f"{problem}: one coding? {_remedy(client, label, before, also)}")
+    numeric = {client: _all_integers(labels) for client, labels in sets.items()}
+    if len({*numeric.values()}) == 2:
+        one, other = (next(client for client in sets if numeric[client] is kind) for kind in (True, False))
+        if not sets[one] & sets[other]:
+            problem = f"{one} {_braces(sets[one])} and {other} {_braces(sets[other])} share no label"
+            also = [client for client in sets if numeric[client] and client != one]
+            raise DataError(f"{problem}: one coding? {_remedy(one, min(sets[one]), min(sets[other]), also)}")
+    notes = []
+    for client, labels in sets.items():
+        others = set().union(*(sets[other] for other in sets if other != client))
+        if len(sets) > 1 and not numeric[client] and not labels & others:
+            other = next(name for name in sets if name != client)
+            problem = f"{client} {_braces(labels)} and {other} {_braces(sets[other])} share no label"
+            notes.append(f"{problem}: one coding? If so, {_remedy(client, min(labels), min(sets[other])).partition(';')[0]}")
+    return tuple(notes)
+
+
+def _braces(labels: Set[str]) -> str:
+    ordered = sorted(labels, key=int if _all_integers(labels) else None)
+    return "{" + ", ".join(ordered[:5]) + (", ...}" if len(ordered) > 5 else "}")
+
+
+def _spelled_otherwise(labels: Set[str], spelled: Mapping[str, tuple[ClientId, str]]) -> bool:
+    return any(label.casefold() in spelled and spelled[label.casefold()][1] != label for label in labels)
+
+
+def _remedy(client: ClientId, label: str, name: str, others: Sequence[ClientId] = ()) -> str:
+    also = f", likewise for {', '.join(others[:5])}{' ...' if len(others) > 5 else ''}" if others else ""
+    table = f"clients.{client}.rename" if client.isidentifier() else f'clients."{client}".rename'
+    return (
+        f'set {table} = {{ "{label}" = "{name}", ... }} (in Python: fedme.Client(..., rename={{...}})){also}; '
+        "if they are different classes, list all of them in data.classes"
+    )
+
+
 def _inferred_task_type(raws: Sequence[RawSamples]) -> TaskType:
     first = _label_shape(raws[0])
     for raw in raws:
@@ -108,7 +167,24 @@ def _inferred_task_type(raws: Sequence[RawSamples]) -> TaskType:
             "regression targets; set data.task = 'classification' or 'regression' (in Python: data={'task': ...}), or convert "
             "classes to integers"
         )
+    _require_few_classes(raws)
     return "classification"
+
+
+def _require_few_classes(raws: Sequence[RawSamples]) -> None:
+    """Ask for the task type if integers may well be quantities: many different ones with few samples each."""
+    if any(np.asarray(raw.labels).dtype.kind not in "iu" for raw in raws):
+        return
+    labels = np.concatenate([np.asarray(raw.labels).ravel() for raw in raws])
+    values = np.unique(labels)
+    samples = len(labels) / len(values)  # of a class
+    numbered = values[0] in (0, 1) and values[-1] - values[0] == len(values) - 1  # 0, 1, 2, ... are numbers of classes
+    if len(values) > MANY_CLASSES and samples < (FEW_SAMPLES_NUMBERED if numbered else FEW_SAMPLES):
+        name = f"'{raws[0].label_names[0]}' has" if raws[0].label_names else "the labels have"
+        raise DataError(
+            f"{name} {len(values)} different integers from {values[0]} to {values[-1]}, with {samples:.1f} samples each: "
+            "classes or quantities? Set data.task = 'regression' or 'classification' (in Python: data={'task': ...})"
+        )
 
 
 def _label_shape(raw: RawSamples) -> tuple[int, ...]:
@@ -146,7 +222,7 @@ def _numbers(raw: RawSamples, labels: np.ndarray, names: Sequence[str]) -> np.nd
     return numbers
 
 
-def _all_integers(names: Sequence[str] | set[str]) -> bool:
+def _all_integers(names: Collection[str]) -> bool:
     return all(name.removeprefix("-").isdecimal() and str(int(name)) == name for name in names)
 
 

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from fedme.core.data import Arrays, ClientId, Inputs, Scaling, Schema
 from fedme.core.settings import setting
+from fedme.datasets.column_summary import ColumnSummary, range_notes, summarise
 from fedme.datasets.data_errors import DataError
 from fedme.datasets.data_files import Label, read_file
 from fedme.datasets.dataset import Dataset, GivenSplits
 from fedme.datasets.preprocessing import Preparation, TensorSpec, common_preparation
-from fedme.datasets.raw_samples import RawSamples
-from fedme.datasets.targets import NO_OTHER_CLASSES, Targets, TaskName, common_targets
+from fedme.datasets.raw_samples import RawSamples, group_numbers, renamed, require_known_names, without_column
+from fedme.datasets.table_columns import Missing, TableRules
+from fedme.datasets.targets import NO_OTHER_CLASSES, Targets, TaskName, common_targets, labels_written
 
 MIN_SAMPLES = 2  # of a client: one for training and one for testing
 
@@ -31,13 +33,20 @@ class ClientSamples:
     train: RawSamples
     val: RawSamples | None = None
     test: RawSamples | None = None
+    rename: Mapping[str, str] = field(default_factory=dict)  # labels in this client's data = labels of the federation
 
-    def splits(self) -> dict[str, RawSamples]:
-        """The given splits by name; a DataError if there are too few training samples."""
+    def splits(self, rename: Mapping[str, str] | None = None) -> dict[str, RawSamples]:
+        """The given splits by name, their labels renamed; a DataError if there are too few training samples."""
         if len(self.train) < MIN_SAMPLES:
             raise DataError(f"{self.train.where}: at least {MIN_SAMPLES} samples are required, got {len(self.train)}")
         splits = (("train", self.train), ("val", self.val), ("test", self.test))
-        return {name: raw for name, raw in splits if raw is not None}
+        given = {name: raw for name, raw in splits if raw is not None}
+        require_known_names(list(given.values()), self.rename)
+        return {name: renamed(raw, self.all_renamed(rename)) for name, raw in given.items()}
+
+    def all_renamed(self, rename: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The labels to rename: those of the experiment and those of the client."""
+        return {**(rename or {}), **self.rename}
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,22 @@ class UserDataset:
     ignore: tuple[str, ...] = setting((), "columns to ignore, such as a patient number")
     categorical: tuple[str, ...] = setting((), "numeric columns to treat as categories; string columns always are categories")
     scale: Literal["auto", "standard", "none"] = setting("auto", "auto: standard for vectors, images to [0, 1], else none")
+    missing: Missing | Mapping[str, Missing] = setting(
+        "error", "gaps in tables: error, median, mean, indicator; also column = one of these, and '*' for all others"
+    )
+    fill: Mapping[str, float] = setting(
+        help="column = value for its gaps; default: the median or mean of the client's training part", default_factory=dict
+    )
+    na_values: Mapping[str, tuple[float, ...]] = setting(
+        help="column = numbers that stand for a gap, such as 0 or -9", default_factory=dict
+    )
+    rename: Mapping[str, str] = setting(help="labels in the data = labels of the federation", default_factory=dict)
+    group: str | None = setting(None, "column of persons or groups: nobody is in two parts of a client; not an input")
+
+    @property
+    def table_rules(self) -> TableRules:
+        """What is said about the columns of tables."""
+        return TableRules(self.ignore, self.categorical, self.missing, self.fill, self.na_values)
 
     def combine(
         self,
@@ -60,11 +85,38 @@ class UserDataset:
         """One data set of the samples of all clients."""
         if not clients:
             raise DataError("there are no clients; add at least one")
-        splits = [(client, split, raw) for client, samples in clients.items() for split, raw in samples.splits().items()]
+        named = [(client, split, raw) for client, c in clients.items() for split, raw in c.splits(self.rename).items()]
+        groups = None if self.group is None else group_numbers([raw for _, _, raw in named], self.group)
+        splits = [(client, split, without_column(raw, self.group)) for client, split, raw in named]
+        public = public and renamed(public, self.rename)
+        unlabeled, public = (raw and without_column(raw, self.group) for raw in (unlabeled, public))
+        by_client = {client: [raw for owner, _, raw in splits if owner == client] for client in clients}
+        columns = summarise(by_client, self.table_rules)
+        try:
+            return self._combined(name, clients, by_client, splits, groups, columns, unlabeled, public)
+        except DataError as error:  # `fedme data show` shows the columns although the samples cannot be used yet
+            error.columns = columns
+            raise
+
+    def _combined(
+        self,
+        name: str,
+        clients: Mapping[ClientId, ClientSamples],
+        by_client: Mapping[ClientId, Sequence[RawSamples]],
+        splits: Sequence[tuple[ClientId, str, RawSamples]],
+        groups: Tensor | None,
+        columns: tuple[ColumnSummary, ...],
+        unlabeled: RawSamples | None,
+        public: RawSamples | None,
+    ) -> Dataset:
         raws = [raw for _, _, raw in splits]
         labelled = [*raws, *([public] if public else [])]
-        preparation = common_preparation(raws, self.ignore, self.categorical)
+        preparation = common_preparation(raws, self.table_rules)
+        if self.scale == "standard" or any(_has_negative_integers(raw) for raw in raws):
+            preparation = preparation.of_quantities()
         targets = common_targets(labelled, self.task, self.classes)
+        is_listed = bool(self.classes) or targets.task_type != "classification"
+        written = {} if is_listed else {client: labels_written(parts) for client, parts in by_client.items()}
         preparation = replace(preparation, whole_labels=targets.integer_classes)
         extra = [raw for raw in (unlabeled, public) if raw is not None]
         x = _concatenated([preparation.to_tensors(raw) for raw in [*raws, *extra]])
@@ -73,8 +125,9 @@ class UserDataset:
             labels.insert(len(raws), targets.placeholder(len(unlabeled)))
         rows = iter(torch.arange(sum(map(len, labels))).split([len(part) for part in labels]))
         client_rows: dict[ClientId, dict[str, Tensor]] = {client: {} for client in clients}
-        for client, split, _ in splits:
-            client_rows[client][split] = next(rows)
+        for client, part, _ in splits:
+            client_rows[client][part] = next(rows)
+        row_groups = None if groups is None else torch.cat((groups, torch.full((sum(map(len, extra)),), -1)))
         form = preparation.form
         spec = form if isinstance(form, TensorSpec) else None
         is_vector = spec is not None and len(spec.shape) == 1 and spec.dtype == "float32"
@@ -94,6 +147,11 @@ class UserDataset:
             given_splits={client: GivenSplits(splits.get("val"), splits.get("test")) for client, splits in client_rows.items()},
             unlabeled=next(rows) if unlabeled is not None else None,
             public=next(rows) if public is not None else None,
+            groups=row_groups,
+            renamed={client: samples.all_renamed(self.rename) for client, samples in clients.items()},
+            written=written,
+            columns=columns,
+            notes=range_notes(columns),
             standardise=is_numeric and (self.scale == "standard" or (self.scale == "auto" and is_vector)),
         )
 
@@ -107,6 +165,7 @@ class ClientFiles:
     test: str | None = setting(None, "a file or folder with the test set")
     label: Label = setting(None, "label column, or several; default: data.label")
     model: str | Mapping[str, Any] | None = setting(None, "architecture; default: from the pool of [models]")
+    rename: Mapping[str, str] = setting(help="labels in this client's data = labels of the federation", default_factory=dict)
 
     def read(self, client: ClientId, label: Label) -> ClientSamples:
         """Read the files of this client; `label` is the default label column."""
@@ -117,7 +176,7 @@ class ClientFiles:
 
         train = split("data", self.data)
         assert train is not None
-        return ClientSamples(train, split("val", self.val), split("test", self.test))
+        return ClientSamples(train, split("val", self.val), split("test", self.test), self.rename)
 
 
 @dataclass(frozen=True)
@@ -151,6 +210,7 @@ class ObjectDataset(UserDataset):
 def unseen_client_dataset(schema: Schema, preparation: Preparation, client: ClientId, samples: ClientSamples) -> Dataset:
     """The data set of an unseen client, with the preprocessing and the classes of the trained model."""
     splits = samples.splits()
+    preparation = preparation.with_own_values()
     targets = Targets(schema.task_type, schema.classes, NO_OTHER_CLASSES)
     labels = preparation.scale_targets(torch.cat([targets.encode(raw) for raw in splits.values()]))
     parts = torch.arange(len(labels)).split([len(raw) for raw in splits.values()])
@@ -160,11 +220,12 @@ def unseen_client_dataset(schema: Schema, preparation: Preparation, client: Clie
     return Dataset(
         name="newcomer",
         source=Arrays(_concatenated([preparation.to_tensors(raw) for raw in splits.values()]), labels, scaling),
-        schema=schema,
+        schema=replace(schema, preprocessing={**schema.preprocessing, **preparation.plain()}),
         train=rows["train"],
         test=none,
         owners={client: (rows["train"], none)},
         given_splits={client: GivenSplits(rows.get("val"), rows.get("test"))},
+        renamed={client: samples.rename},
     )
 
 
@@ -178,10 +239,19 @@ def fingerprint(dataset: Dataset) -> str:
         client: [len(train), repr(dataset.given_splits.get(client))] for client, (train, _) in (dataset.owners or {}).items()
     }
     digest.update(repr((owners, dataset.schema.classes, dataset.schema.preprocessing)).encode())
-    for name, value in {**x, "label": source.labels}.items():
+    grouped = {} if dataset.groups is None else {"group": dataset.groups}
+    for name, value in {**x, "label": source.labels, **grouped}.items():
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def _has_negative_integers(raw: RawSamples) -> bool:
+    """Whether the inputs are integers that cannot be symbols of a vocabulary."""
+    x = raw.inputs
+    return (
+        isinstance(x, Tensor) and x.dtype not in (torch.uint8, torch.bool) and not x.is_floating_point() and bool((x < 0).any())
+    )
 
 
 def _concatenated(parts: Sequence[Inputs]) -> Inputs:

@@ -8,18 +8,20 @@ from typing import Any
 
 from fedme import __version__
 from fedme.core.atomic_files import finite
+from fedme.core.foreign_text import one_line
 
 FOLDER = importlib.resources.files("fedme.report") / "page"
+LONGEST = 4000  # characters of a text on the page
 # In the order of their dependencies.
-SCRIPTS = ("draw", "tips", "lines", "ranked", "bubbles", "exchange", "grid", "pictures", "page")
+SCRIPTS = ("draw", "tips", "lines", "ranked", "joining", "bubbles", "exchange", "grid", "pictures", "page")
 
 
 def render(story: Mapping[str, Any]) -> str:
     """The HTML text. Names of runs and clients are data: the scripts write them as text, never as markup."""
     # "</" and "<!--" could end the script element, so "<" is escaped.
-    data = json.dumps(finite(story), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(_safe(finite(story)), ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     pieces = {
-        "title": escape(str(story["title"])),
+        "title": escape(one_line(str(story["title"]))),
         "style": _file("page.css"),
         "script": "\n".join(_file(f"{name}.js") for name in SCRIPTS),
         "data": data,
@@ -31,6 +33,15 @@ def render(story: Mapping[str, Any]) -> str:
         assert mark, name
         page = head + text + tail
     return page
+
+
+def _safe(value: Any) -> Any:
+    """The same data with every text made safe to show."""
+    if isinstance(value, str):
+        return one_line(value, LONGEST)
+    if isinstance(value, dict):
+        return {one_line(key, LONGEST): _safe(item) for key, item in value.items()}
+    return [_safe(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _file(name: str) -> str:

@@ -12,7 +12,8 @@ from fedme.auditing.run_audit import NAME as AUDIT
 from fedme.core.atomic_files import RunError, unsealed
 from fedme.core.data import ClientId
 from fedme.core.metrics import MEASURES, Measure, task_type_of_row
-from fedme.results import records, summary
+from fedme.results import records, summary, usable_records, verdicts
+from fedme.results.verdicts import Verdict
 from fedme.running.run import LABELS
 
 ScoreKey = tuple[str, str, str]  # model, stage, split
@@ -34,6 +35,8 @@ class Run:
     sent: Mapping[int, int]  # bytes per round, both directions
     notes: Table  # what the method recorded of a client's round
     audit: Mapping[str, Any] | None = None
+    unusable: tuple[str, ...] = ()  # records that were left out, and why
+    verdicts: tuple[Verdict, ...] = ()  # whether joining helped every client, if that was computed
 
     @property
     def measures(self) -> tuple[Measure, ...]:
@@ -76,15 +79,20 @@ class Family:
 
 
 def read(folder: Path) -> Run:
-    """Read a run directory."""
-    result = summary.so_far(folder)
+    """Read a run directory. Records that cannot be used are left out and listed."""
+    labels = _json(folder / LABELS)
+    clients = None if labels is None else labels["clients"]
+    rows, unusable = None, list[str]()
+    if (folder / summary.CONFIG).exists() and (folder / records.NAME).exists():
+        rows, unusable = usable_records.read(folder, summary.config_of(folder)["rounds"], clients)
+    result = summary.so_far(folder, rows)
     config = summary.verified_config(folder, result)
     scores: dict[ScoreKey, dict[int, dict[ClientId, Any]]] = defaultdict(lambda: defaultdict(dict))
     notes: dict[int, dict[ClientId, Any]] = defaultdict(dict)
     traffic: dict[int, dict[ClientId, int]] = defaultdict(dict)
     evaluated: dict[ClientId, None] = {}
     malicious = set(result.get("malicious", ()))  # their results are meaningless
-    for row in records.read(folder):
+    for row in rows or ():
         t, client = row["round"], row["client"]
         traffic[t][client] = row["bytes_up"] + row["bytes_down"]
         if row.get("notes"):
@@ -94,8 +102,8 @@ def read(folder: Path) -> Run:
             score = {name: row[name] for name in (*(m.key for m in MEASURES[task_type_of_row(row)]), "samples", "arch")}
             scores[row["model"], row["stage"], row["split"]][t][client] = score
     if not scores:
-        raise RunError(f"{folder}: no round has been evaluated yet, so there is nothing to report")
-    labels = _json(folder / LABELS)
+        why = f"none of its records can be used: {unusable[0]}" if unusable else "no round has been evaluated yet"
+        raise RunError(f"{folder}: {why}, so there is nothing to report")
     return Run(
         folder=folder,
         config=config,
@@ -107,6 +115,8 @@ def read(folder: Path) -> Run:
         sent={t: sum(clients.values()) for t, clients in traffic.items()},
         notes=notes,
         audit=_json(folder / AUDIT),
+        unusable=tuple(unusable),
+        verdicts=tuple(verdicts.strongest(folder) or ()),
     )
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedme.core.metrics import Measure
-from fedme.report import client_view, exchange_view, lineage_view, privacy_view
+from fedme.report import client_view, exchange_view, joining_view, lineage_view, privacy_view
 from fedme.report.run_data import PERSONAL, Family, Run, ScoreKey, client_mean, over_seeds
+from fedme.results import verdicts
 from fedme.results.summary import spread, trouble
 
 FEW_SAMPLES = 10  # a client with fewer test samples has an unreliable result
@@ -56,9 +57,18 @@ def _family(family: Family, families: Sequence[Family]) -> list[str]:
     megabytes = _megabytes(family)
     text.append(f"{megabytes:.1f} MB were sent in total, in both directions." if megabytes else "Nothing was sent.")
     text += dict.fromkeys(line for run in family.runs for line in trouble(run.result))
+    for one in family.runs:
+        if one.unusable:
+            text.append(f"Left out of this report, because it cannot be used: {one.folder.name}, {'; '.join(one.unusable)}.")
     first_run = [_worst(run), _against_local(run, client_view.local(run, runs)), _exchange(run), privacy_view.sentences(run)]
     seed = f"Seed {run.result['seed']}: " if len(family.runs) > 1 else ""
-    return text + [seed + " ".join(sentences) for sentences in first_run if sentences]
+    return text + [seed + " ".join(sentences) for sentences in first_run if sentences] + _joining(family)
+
+
+def _joining(family: Family) -> list[str]:
+    """Whether joining helped, if `fedme verdict` was asked."""
+    judged = joining_view.of_family(family)
+    return [verdicts.overall(judged).words(), *joining_view.alarm_lines(judged)] if judged else []
 
 
 def _results(family: Family) -> list[str]:
@@ -99,8 +109,11 @@ def _worst(run: Run) -> list[str]:
 
 def _against_local(run: Run, baseline: Run | None) -> list[str]:
     if baseline is None:
-        unknown = "This report has no run of Local over the same clients, so the gain over local training is unknown."
-        return [] if run.isolated else [unknown]
+        unknown = (
+            "This report has no run of Local over the same clients, so the gain over local training is unknown; "
+            "`fedme verdict` computes it."
+        )
+        return [] if run.isolated or run.verdicts else [unknown]
     gains = client_view.gains(run, baseline)
     if not gains:
         return []

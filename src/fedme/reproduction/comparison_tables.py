@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedme.core.atomic_files import write_text
-from fedme.reproduction import verdicts
+from fedme.reproduction import claim_verdicts
 from fedme.reproduction.catalogue import Cell, Result, Scale, claims, family_of
+from fedme.reproduction.claim_verdicts import Verdict
 from fedme.reproduction.findings import ACCURACIES, SETTLED, Findings, Pick
 from fedme.reproduction.planned_runs import scale_of
-from fedme.reproduction.verdicts import Verdict
 from fedme.results.summary import spread
 from fedme.results.tables import text
 
@@ -45,7 +45,7 @@ def sheet(result: Result, findings: Findings, chosen: Sequence[Cell] | None = No
     cells = result.cells if chosen is None else chosen
     header, rows = _table(result, findings, cells) if result.rows else _ends(result, findings, cells)
     decided = findings.scale != "smoke"  # it only shows that everything runs
-    judged = [verdicts.of_claim(claim, findings) for claim in claims() if decided and result.name in claim.results]
+    judged = [claim_verdicts.of_claim(claim, findings) for claim in claims() if decided and result.name in claim.results]
     return Sheet(
         result,
         findings.scale,
@@ -112,7 +112,7 @@ def _line(cell: Cell, result: Result, findings: Findings) -> list[str]:
     difference = ""
     if values and cell.paper is not None:
         difference = _number(spread(list(values.values()))[0] - cell.paper, result, "+")
-    verdict = verdicts.of_cell(cell, result, findings) if findings.scale != "smoke" else ""
+    verdict = claim_verdicts.of_cell(cell, result, findings) if findings.scale != "smoke" else ""
     seeds = str(len(values)) if values else ""
     return [cell.row, cell.column, paper, _shown(values, result), difference, verdict, seeds]
 

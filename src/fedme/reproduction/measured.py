@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedme.config.experiment import load, parse
+from fedme.config.experiment import parse
+from fedme.config.named_code import load_saved
 from fedme.core.atomic_files import write_json
 from fedme.core.typed import build
 from fedme.results import records, summary
@@ -47,7 +48,7 @@ class Measured:
 
 def take(folder: Path) -> None:
     """Write the measurements of a finished run."""
-    config = load(folder / summary.CONFIG)[0].plain()
+    config = load_saved(folder / summary.CONFIG, imports=False).plain()
     accuracy: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     losses: dict[tuple[str, int], list[float]] = defaultdict(list)
     seconds: dict[tuple[int, str], float] = {}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedme.core.atomic_files import write_text
-from fedme.reproduction import catalogue, comparison_tables, figures, findings, verdicts
+from fedme.reproduction import catalogue, claim_verdicts, comparison_tables, figures, findings
 from fedme.reproduction.catalogue import Scale
 from fedme.reproduction.comparison_tables import Sheet
 from fedme.reproduction.findings import Findings
@@ -75,7 +75,7 @@ def _claims(by_scale: dict[Scale, Findings]) -> str:
     ]
     rows, details = [], []
     for number, claim in enumerate((claim for claim in catalogue.claims() if claim.kind != "slower"), 1):
-        judged = {scale: verdicts.of_claim(claim, by_scale[scale]) for scale in SCALES}
+        judged = {scale: claim_verdicts.of_claim(claim, by_scale[scale]) for scale in SCALES}
         rows.append((str(number), claim.text, claim.source, *(verdict.says for verdict in judged.values())))
         for scale, verdict in judged.items():
             if verdict.says != "not run":

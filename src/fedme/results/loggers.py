@@ -6,6 +6,7 @@ Both get the means over clients of every round. They are optional packages, impo
 import importlib
 import json
 import logging
+import math
 import os
 import statistics
 import time
@@ -46,7 +47,7 @@ class Logs:
 
 
 def means(rows: Sequence[Row]) -> dict[str, float]:
-    """The means of a round, as in "personal/test/accuracy", its bytes, and the fraction of guests that were adopted."""
+    """The means of a round, as in "personal/test/accuracy" or "notes/alpha", its bytes, and the fraction of adopted guests."""
     scores: dict[str, list[float]] = defaultdict(list)
     traffic: dict[str, Row] = {}
     adopted: list[bool] = []
@@ -59,6 +60,9 @@ def means(rows: Sequence[Row]) -> dict[str, float]:
                 scores[f"{place}/{measure.key}"].append(row[measure.key])
         notes = row.get("notes") or {}
         adopted += [bool(notes["adopts"])] if notes.get("lender") else []
+        for name, note in notes.items():  # what a method says about its clients in numbers, such as APFL's alpha
+            if isinstance(note, int | float) and not isinstance(note, bool) and math.isfinite(note):
+                scores[f"notes/{name}"].append(note)
     values = {name: statistics.fmean(numbers) for name, numbers in scores.items()}
     values |= {name: float(sum(row[name] for row in traffic.values())) for name in ("bytes_up", "bytes_down")}
     return values | ({"adopted": statistics.fmean(adopted)} if adopted else {})

@@ -10,26 +10,28 @@ split and a stage:
 
 `bytes_up`, `bytes_down` and `client_seconds` are those of the client in this round, `server_seconds` those of the server; all
 rows of a client and round repeat them. They count the messages of the method, not those of evaluation and records. A client
-that did not reply or was unavailable has a row with the reason in `notes` under `missing`. null means undefined or not
-finite. The metrics of a row depend on the task type (`core/metrics.py`).
+that did not reply or was unavailable has a row with the reason in `notes` under `missing`. null means undefined, not
+finite, or beyond 1e100. The metrics of a row depend on the task type (`core/metrics.py`).
 """
 
 import json
 import math
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedme.core.atomic_files import RunError, finite
 from fedme.core.data import ClientId
+from fedme.core.foreign_text import LONGEST, one_line, safe_name
 from fedme.core.metrics import MEASURES, Metrics, task_type_of_row
 from fedme.core.task_types import TaskType
 from fedme.federation.client_work import ModelScore
 from fedme.federation.round import Traffic
 
 NAME = "metrics.jsonl"
+LARGEST = 1e100  # a larger number is recorded as null: means and deviations must stay finite
 
 
 class Records:
@@ -97,7 +99,21 @@ def rows(
                 correct = {"correct": round(score.accuracy * score.samples)} if task_type == "classification" else {}
                 result.append(row(role, None, "val", "trained", measured) | unknown | correct)
         result += [row(s.model, s.arch, s.split, s.stage, s.metrics) for s in scores.get(client, [])]
-    return result
+    names = {*traffic, *scores, *samples}
+    return [_recordable(row, names) for row in result]
+
+
+def _recordable(row: dict[str, Any], names: Collection[ClientId]) -> dict[str, Any]:
+    """The row as it is recorded: text of others is made safe, except names of clients, by which records are joined."""
+    plain: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, dict):
+            plain[key] = _recordable(value, names)
+        elif isinstance(value, str):
+            plain[safe_name(key)] = value if value in names else one_line(value, LONGEST)
+        else:
+            plain[safe_name(key)] = None if isinstance(value, float) and abs(value) > LARGEST else value
+    return plain
 
 
 def read(folder: Path) -> Iterator[dict[str, Any]]:
@@ -110,7 +126,7 @@ def read(folder: Path) -> Iterator[dict[str, Any]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                yield _checked(json.loads(line))
+                yield checked(json.loads(line))
             except (ValueError, RecursionError) as error:
                 raise RunError(f"{path}, line {number}: damaged: {error}") from error
 
@@ -121,7 +137,7 @@ NUMBERS = ("client_seconds", "server_seconds")
 NULLABLE = {task: [name for name in Metrics(0, 0, 0).plain(task) if name != "samples"] for task in MEASURES}
 
 
-def _checked(row: Any) -> dict[str, Any]:
+def checked(row: Any) -> dict[str, Any]:
     """A row with valid types and values, or a ValueError."""
     if not isinstance(row, dict):
         raise ValueError("not a table")

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedme import __version__
 from fedme.config.identity import Sources, changed_files
 from fedme.core.atomic_files import RunError, unsealed
+from fedme.core.foreign_text import safe_name
 from fedme.core.typed import TypedError, build
 
 CONFIG = "config.toml"
@@ -58,6 +60,14 @@ def read_environment(folder: Path, strict: bool = True) -> dict[str, Any]:
         if not strict:
             return {}
         raise RunError(f"{path}: cannot be read: {error}") from error
+
+
+def version_note(folder: Path) -> str:
+    """A sentence if the run was begun with another version of FedMe than this one; else empty."""
+    begun = read_environment(folder, strict=False).get("fedme", __version__)
+    if begun == __version__:
+        return ""
+    return f"this run was begun with FedMe {safe_name(str(begun))} and continues with {__version__}"
 
 
 def recorded_sources(folder: Path) -> Sources:

@@ -21,6 +21,7 @@ from fedme.results import records, run_directory
 from fedme.results.run_directory import recorded_sources, require_readable
 
 NAME = "summary.json"
+SAME_MODEL = "same_model_as"  # in the notes of a client's last round: the first client with an identical model
 CONFIG = run_directory.CONFIG
 
 ModelStage = tuple[str, str]
@@ -101,12 +102,19 @@ class Incidents:
     refused: dict[str, dict[str, Any]] = field(default_factory=dict)
     quarantined: dict[str, dict[str, Any]] = field(default_factory=dict)
     malicious: set[str] = field(default_factory=set)
+    diverging: dict[str, dict[str, Any]] = field(default_factory=dict)
+    identical: dict[str, list[str]] = field(default_factory=dict)  # by the first client with the same model
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Count what a row of the records notes."""
         notes = row.get("notes") or {}
         if "malicious" in notes:
             self.malicious.add(row["client"])
+        if "diverging" in notes:
+            count = self.diverging.setdefault(row["client"], {"rounds": 0, "first": row["round"], "loss": notes["diverging"]})
+            count["rounds"] += 1
+        if isinstance(notes.get(SAME_MODEL), str):
+            self.identical.setdefault(notes[SAME_MODEL], []).append(row["client"])
         missing = notes.get("missing")
         for word, clients in (("refused", self.refused), ("quarantined", self.quarantined)):
             if isinstance(missing, str) and missing.startswith(word):
@@ -115,13 +123,27 @@ class Incidents:
 
     def plain(self) -> dict[str, Any]:
         """As plain data, without what did not happen."""
-        tables = {"refused": self.refused, "quarantined": self.quarantined, "malicious": sorted(self.malicious)}
+        tables: dict[str, Any] = {"refused": self.refused, "quarantined": self.quarantined}
+        tables |= {"malicious": sorted(self.malicious), "diverging": self.diverging, "identical": self.identical}
         return {name: value for name, value in tables.items() if value}
 
 
+MOST_GROUPS = 10  # of clients with identical models that a sentence names
+
+
 def trouble(result: Mapping[str, Any]) -> list[str]:
-    """Malicious, refused and quarantined clients, one line each."""
+    """Malicious, refused and quarantined clients, diverged trainings and identical models, one line each."""
     lines = []
+    for client, count in result.get("diverging", {}).items():
+        lines.append(
+            f"client {client}: its training diverged in {count['rounds']} rounds, first in round {count['first']} "
+            f"(loss {count['loss']}); its results say nothing: lower train.lr or set train.clip"
+        )
+    if identical := result.get("identical"):
+        groups = sorted(([first, *others] for first, others in identical.items()), key=lambda group: (len(group[0]), group[0]))
+        more = f"; and {len(groups) - MOST_GROUPS} more groups" if len(groups) > MOST_GROUPS else ""
+        listed = "; ".join(", ".join(group) for group in groups[:MOST_GROUPS])
+        lines.append(f"Clients with identical personal models: {listed}{more}.")
     if malicious := result.get("malicious"):
         lines.append(f"Malicious by configuration ([attack]), excluded from all means: client {', '.join(malicious)}.")
     for what in ("refused", "quarantined"):
@@ -182,14 +204,15 @@ def read(folder: Path) -> dict[str, Any]:
         raise RunError(f"{path}: cannot be read: {error}") from error
 
 
-def so_far(folder: Path) -> dict[str, Any]:
-    """The summary of a finished run, or of the finished rounds of an unfinished run."""
+def so_far(folder: Path, rows: Sequence[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """The summary of a finished run, or of the finished rounds of an unfinished one; `rows` are its records, if known."""
     if (folder / NAME).exists():
         return read(folder)
     if not (folder / CONFIG).exists() or not (folder / records.NAME).exists():
         raise RunError(f"{folder}: {_unfinished(folder)}")
-    result = summarise(records.read(folder), config_of(folder), recorded_sources(folder))
-    done = 1 + max((r["round"] for r in records.read(folder)), default=-1)
+    rows = list(records.read(folder)) if rows is None else rows
+    result = summarise(rows, config_of(folder), recorded_sources(folder))
+    done = 1 + max((r["round"] for r in rows), default=-1)
     return result | {"unfinished": f"{done} of {result['rounds']} rounds"}
 
 

@@ -12,7 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedme.core.foreign_text import one_line
+
 Format = Literal["table", "markdown", "csv", "latex"]
+
+FOLDED = 12  # characters; longer text is folded to this width if there is no more space
+GAP = 3  # between columns
 
 
 def wide() -> Console:
@@ -21,26 +26,49 @@ def wide() -> Console:
 
 
 def render(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], style: Format, console: Console) -> None:
-    """Print a table; columns of numbers are right-aligned and never wrapped."""
+    """Print a table; columns of numbers are right-aligned and never wrapped. Cells may have the text of others.
+
+    Columns for which a terminal is too narrow are printed below the others, beside the first column.
+    """
+    title, header, rows = one_line(title), [one_line(cell) for cell in header], _safe(rows)
     if style == "table":
         right = _numeric(header, rows)
         console.print(title, highlight=False, markup=False)
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for name, align in zip(header, right, strict=True):
-            longest = max((len(row[header.index(name)]) for row in rows), default=0)
-            least = max(longest, len(name)) if align or longest <= 12 else None  # long names are folded instead
-            side: Literal["left", "right"] = "right" if align else "left"
-            table.add_column(name, justify=side, no_wrap=longest <= 30, overflow="fold", min_width=least)
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
-        console.print(table)
+        longest = [max((len(row[i]) for row in rows), default=0) for i in range(len(header))]
+        folded = [not right[i] and longest[i] > FOLDED for i in range(len(header))]  # long names
+        least = [max(FOLDED if folded[i] else longest[i], len(name)) for i, name in enumerate(header)]
+        for columns in _side_by_side(least, console.width):
+            table = Table(box=SIMPLE_HEAD, pad_edge=False)
+            for i in columns:
+                side: Literal["left", "right"] = "right" if right[i] else "left"
+                table.add_column(header[i], justify=side, no_wrap=longest[i] <= 30, overflow="fold", min_width=least[i])
+            for row in rows:
+                table.add_row(*(Text(row[i]) for i in columns))
+            console.print(table)
     else:
         print(text(header, rows, style), end="")
 
 
+def _side_by_side(widths: Sequence[int], available: int) -> list[list[int]]:
+    """The columns of each table, of which the first is in all, so that they fit into the available width if they can."""
+    tables, used = [[0]], widths[0] + GAP
+    for i, width in enumerate(widths[1:], 1):
+        if used + width + GAP > available and len(tables[-1]) > 1:
+            tables.append([0])
+            used = widths[0] + GAP
+        tables[-1].append(i)
+        used += width + GAP
+    return tables
+
+
 def text(header: Sequence[str], rows: Sequence[Sequence[str]], style: Literal["markdown", "csv", "latex"]) -> str:
     """A table as text."""
+    header, rows = [one_line(cell) for cell in header], _safe(rows)
     return {"markdown": _markdown, "csv": _csv, "latex": _latex}[style](header, rows, _numeric(header, rows))
+
+
+def _safe(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    return [[one_line(cell) for cell in row] for row in rows]
 
 
 def _numeric(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:

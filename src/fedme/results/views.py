@@ -1,16 +1,20 @@
 """Tables of results: of one run, of its clients, and of several runs side by side."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from fedme.core.foreign_text import one_line, safe_name
 from fedme.core.metrics import MEASURES, Measure, task_type_of_row
-from fedme.results import records, summary
+from fedme.results import records, summary, verdicts
 from fedme.results.run_directory import require_readable
+from fedme.results.statistics import Gain
 from fedme.results.tables import Format, render
+from fedme.results.verdicts import Verdict
 
 
 def results(folder: Path, style: Format, out: Console, as_json: bool = False, everything: bool = False) -> None:
@@ -45,15 +49,68 @@ def results(folder: Path, style: Format, out: Console, as_json: bool = False, ev
             f"Means over clients, with the standard deviation (ddof = 1) of {first.title}; pooled weights all samples equally."
         )
         out.print(f"Rounds count from 0; best is the best round by validation {first.title}.")
-        seconds = f"{result['client_seconds']:.1f} s at clients, {result['server_seconds']:.1f} s at the server"
+        seconds = f"{_seconds(result['client_seconds'])} at clients, {_seconds(result['server_seconds'])} at the server"
         out.print(f"Sent {mega:.1f} MB in all; {seconds}.")
         if "privacy" in result:
             out.print(private(result["privacy"]), markup=False, highlight=False)
         if missing := result.get("missing"):
             counts = ", ".join(f"{count} ({reason})" for reason, count in missing.items())
-            out.print(f"Missing replies: {counts}.", soft_wrap=True)
+            out.print(one_line(f"Missing replies: {counts}."), markup=False, soft_wrap=True)
         for line in summary.trouble(result):
-            out.print(line, markup=False, highlight=False, soft_wrap=True)
+            out.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
+        for line in _joining(folder, result):
+            out.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def _joining(folder: Path, result: Mapping[str, Any]) -> list[str]:
+    """Whether joining helped, or how to find out."""
+    known = verdicts.strongest(folder)
+    if known:
+        return [*verdict_lines(known), f"`fedme verdict {shlex.quote(str(folder))}` shows every client."]
+    if "unfinished" in result or not result["bytes_up"] + result["bytes_down"]:
+        return []
+    return [f"Does joining help? `fedme verdict {shlex.quote(str(folder))}` compares with training every client alone."]
+
+
+def verdict_lines(known: Sequence[Verdict]) -> list[str]:
+    """The verdicts over all clients, and an alarm for every client that joining hurts."""
+    return [verdicts.overall(known).words(), *verdicts.alarms(known)]
+
+
+def verdict_table(title: str, known: Sequence[Verdict], style: Format, out: Console) -> None:
+    """The verdict on every client."""
+    first = known[0]
+    measure, names = first.measure, verdicts.titles(first.task)
+    others = [key for key in ("auroc",) if any(key in verdict.gains for verdict in known)]
+    wide = style != "table" or out.width >= 160
+    header = ["client", "samples", "model", "federated", "local", "local model", "constant", "gain", "95 % interval"]
+    header += [f"{names[key]} gain" for key in others if wide] + ["verdict"]
+    cells = []
+    for v in known:
+        interval = f"{verdicts.signed(measure, v.main.low)} to {verdicts.signed(measure, v.main.high)}"
+        row = [
+            safe_name(v.client),
+            str(v.samples),
+            f"{v.arch} ({v.model})",
+            measure.text(v.value),
+            measure.text(v.local),
+            v.local_arch,
+        ]
+        row += [measure.text(v.constant), verdicts.signed(measure, v.main.gain), interval]
+        row += [_interval(v.gains.get(key)) for key in others if wide]
+        cells.append([*row, v.label])
+    render(title, header, cells, style, out)
+    if style == "table":
+        for line in verdict_lines(known):
+            out.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def _interval(gain: Gain | None) -> str:
+    return "-" if gain is None else f"{gain.gain:+.3f} ({gain.low:+.3f} to {gain.high:+.3f})"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s" if value < 1e9 else f"{value:.3g} s"
 
 
 def private(privacy: Mapping[str, Any]) -> str:
@@ -64,7 +121,8 @@ def private(privacy: Mapping[str, Any]) -> str:
     worst = max(known, key=lambda client: known[client])
     least = min(known.values())
     spread = f"{least:.2f} to {known[worst]:.2f}" if least < known[worst] else f"{known[worst]:.2f}"
-    return f"Privacy: epsilon {spread} (delta {privacy['delta']:g}) for the training samples of a client, most for {worst}."
+    bound = f"epsilon {spread} (delta {privacy['delta']:g})"
+    return f"Privacy: {bound} for the training samples of a client, most for {safe_name(worst)}."
 
 
 def _distinct(results: list[dict[str, Any]]) -> list[dict[str, Any]]:

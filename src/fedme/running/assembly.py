@@ -56,7 +56,7 @@ def gather(experiment: Experiment) -> Federation:
         preprocessing = {**dataset.schema.preprocessing, **Preparation.of(dataset.source).plain()}
         dataset = replace(dataset, schema=replace(dataset.schema, preprocessing=preprocessing))
     root = Key(experiment.settings.seed)
-    federation = federate(dataset, experiment.partition, experiment.data, root.at("partition"))
+    federation = federate(dataset, experiment.partition, experiment.data, experiment.partition_key)
     attack = experiment.settings.attack
     try:
         malicious = attack.malicious(list(federation.clients), root)
@@ -107,7 +107,7 @@ def prepare(
             client: Member(client, chosen[client], label_space(experiment, schema, client), limits.get(client))
             for client in federation.clients
         }
-        return Task(schema, members, shared, resolve, federation.unlabeled, public, dtype)
+        return Task(schema, members, shared, resolve, federation.unlabeled, public, dtype, same_start=models.same_start)
 
     chosen = {client: fitted(shared.name, federation.classes[client]) for client in federation.clients}
     undecided: list[ClientId] = []  # "best-local" trains before it chooses
@@ -128,6 +128,38 @@ def prepare(
         best, selection = _by_best_local(experiment, rest, pool, fitted, execute, choosing, dtype, limits)
         chosen |= best
     return Prepared(federation, task_of(chosen), archs, selection)
+
+
+def candidates(experiment: Experiment, federation: Federation) -> dict[ClientId, list[Arch]]:
+    """The architectures that every client could train alone: its own first, then all others of the federation.
+
+    Those that are larger than its limit or do not fit its samples are left out, but never its own.
+    """
+    schema, models = federation.dataset.schema, experiment.settings.models
+    more = experiment.supplied.archs if experiment.supplied else {}
+    own = {client: spec for client, spec in experiment.own_models.items() if client in federation.clients}
+    pool = [*(models.pool if len(own) < len(federation.clients) else ()), *own.values()]
+    pool += [models.shared] if models.shared is not None else []
+    limits, sample = _parameter_limits(models.max_parameters, federation), _two_samples(federation)
+    archs: dict[str, Arch] = {}
+
+    def fitting(spec: Spec, classes: int) -> Arch | None:
+        arch = _fit(spec, schema, classes, more)
+        if arch.name not in archs:
+            try:
+                networks.check(arch, schema, classes, sample)
+            except networks.ArchError:
+                return None
+            archs[arch.name] = arch
+        return archs[arch.name]
+
+    result = {}
+    for client, classes in federation.classes.items():
+        first = _fit(own.get(client, pool[0]), schema, classes, more)
+        others = {arch.name: arch for spec in pool if (arch := fitting(spec, classes)) is not None}
+        small = [arch for arch in others.values() if client not in limits or arch.parameters <= limits[client]]
+        result[client] = list({arch.name: arch for arch in [first, *small]}.values())
+    return result
 
 
 def _without_options(name: str) -> str:

@@ -25,6 +25,7 @@ from fedme.core.typed import TypedError, build
 from fedme.federation.client_work import AnyMethod
 from fedme.federation.offences import OffenceRecord
 from fedme.learning.accountant import Ledger
+from fedme.running.best_round import BestRound
 from fedme.running.weight_store import Layout, Place, Store, Weights
 
 FORMAT = "fedme-checkpoint-2"
@@ -52,6 +53,7 @@ class Checkpoint:
     server: Any
     clients: Mapping[ClientId, Any]
     archs: Mapping[str, Arch]  # the architectures that a resumed run knows by name; it may grow
+    best: Mapping[ClientId, BestRound] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class File:
     server: Any
     clients: Any
     archs: tuple[str, ...] = ()  # the names of all architectures in the states
+    best: Any = field(default_factory=dict)
 
 
 def save(folder: Path, store: Store, checkpoint: Checkpoint, config: Mapping[str, Any]) -> None:
@@ -93,6 +96,7 @@ def save(folder: Path, store: Store, checkpoint: Checkpoint, config: Mapping[str
     body = {
         "server": pack(checkpoint.server, tensors, "server", collect),
         "clients": pack(checkpoint.clients, tensors, "clients", collect),
+        "best": pack(checkpoint.best, tensors, "best", collect),
         "loose": pack(store.keep(tensors), {}, "", collect) if tensors else None,
         "archs": sorted(arch.name for arch in archs),
     }
@@ -198,7 +202,8 @@ def states(
         loose = weights(file.loose) if file.loose is not None else {}
         server = unpack(server_type, file.server, loose, archs, "server", leaf)
         clients = unpack(Mapping[str, state_type], file.clients, loose, archs, "clients", leaf)  # type: ignore[type-abstract, valid-type]
+        best = unpack(Mapping[str, BestRound], file.best, loose, archs, "best", leaf)  # type: ignore[type-abstract]
     except (TypedError, ConfigError, RunError, IndexError, KeyError, TypeError) as error:
         raise RunError(f"{folder / NAME}: damaged ({error}); {AGAIN}") from error
     store.sweep(place.segment for place in shared)
-    return Checkpoint(file.header, server, clients, archs)
+    return Checkpoint(file.header, server, clients, archs, best)

@@ -23,6 +23,8 @@ def require_flower(experiment: Experiment) -> None:
             "engine.name: 'flower' needs data in files, because its processes cannot see the arrays of this program; "
             "leave engine.name out"
         )
+    if experiment.settings.engine.address is None:
+        flower.keep_ray_private()  # before Ray is imported
     flower.load_module(SIMULATION)
 
 
@@ -35,6 +37,8 @@ def on_flower(
 ) -> None:
     """Call `work` with an engine on Flower. `on_reply` is called at every reply, `on_poll` while waiting."""
     engine = experiment.settings.engine
+    if engine.address is None:
+        flower.keep_ray_private()
     assigned = {client: member.arch.name for client, member in prepared.task.members.items()}
     flower.load_module(SIMULATION).run(
         work,

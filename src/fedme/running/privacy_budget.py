@@ -29,6 +29,11 @@ def require_private(experiment: Experiment) -> None:
     if settings.privacy is None:
         return
     require_accountant()
+    if experiment.method.not_private:
+        raise ConfigError(
+            f"privacy: cannot cover method '{experiment.method_name}': {experiment.method.not_private}; remove the table, or "
+            "use a method that shares trained models"
+        )
     if settings.models.assign == "best-local" and experiment.method.own_architectures:
         raise ConfigError(
             "models.assign: 'best-local' trains every architecture at every client without noise, which [privacy] would not "
@@ -63,15 +68,7 @@ def policies(experiment: Experiment, secret: int | None = None, limited: bool = 
 
     @functools.cache
     def noise(samples: int) -> float:
-        if options.noise_multiplier is not None:
-            return options.noise_multiplier
-        assert options.epsilon is not None
-        planned = [
-            (training.schedule.rate(training.samples), times * training.schedule.count(training.samples), training.gradients)
-            for training, times in whole_run(experiment, samples)
-            if training.schedule.count(training.samples)
-        ]
-        return noise_for(options.epsilon, options.delta, planned) if planned else 0.0
+        return _noise(experiment, samples)
 
     @functools.cache
     def planned(samples: int, occasions: frozenset[Occasion]) -> Ledger:
@@ -90,6 +87,21 @@ def policies(experiment: Experiment, secret: int | None = None, limited: bool = 
         return PrivacyPolicy(mechanism, options.delta, limit, secret, plan, experiment.method.reads_training_scores)
 
     return policy
+
+
+def _noise(experiment: Experiment, samples: int) -> float:
+    """The noise multiplier of a client with so many training samples."""
+    options = experiment.settings.privacy
+    assert options is not None
+    if options.noise_multiplier is not None:
+        return options.noise_multiplier
+    assert options.epsilon is not None
+    planned = [
+        (training.schedule.rate(training.samples), times * training.schedule.count(training.samples), training.gradients)
+        for training, times in whole_run(experiment, samples)
+        if training.schedule.count(training.samples)
+    ]
+    return noise_for(options.epsilon, options.delta, planned) if planned else 0.0
 
 
 def trainings(experiment: Experiment, samples: int) -> list[PlannedTraining]:
@@ -112,6 +124,19 @@ def whole_run(experiment: Experiment, samples: int) -> Iterator[tuple[PlannedTra
         yield training, training.times * occasions[training.when]
     if tuning is not None:
         yield tuning, evaluations if settings.finetune.when == "always" else 1
+
+
+def planned_cost(experiment: Experiment, samples: int) -> Ledger:
+    """What a client with so many training samples spends if it takes part in every round; nothing without [privacy]."""
+    total: Ledger = ()
+    if experiment.settings.privacy is None:
+        return total
+    noise = _noise(experiment, samples)
+    for training, times in whole_run(experiment, samples):
+        if steps := times * training.schedule.count(training.samples):
+            noise_per_step = one_step(noise, training.gradients)
+            total = added(total, (PrivacyCost(training.schedule.rate(training.samples), noise_per_step, steps),))
+    return total
 
 
 def costs(options: PrivacyOptions, ledgers: Mapping[ClientId, Ledger]) -> dict[ClientId, float]:

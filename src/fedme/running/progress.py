@@ -10,6 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from fedme.core.foreign_text import one_line
+
+LONGEST_NOTE = 4000  # characters of a note, which may quote the text of others
 PAUSE = 2.0  # seconds between plain lines
 
 
@@ -46,7 +49,7 @@ class Display:
     def note(self, text: str, always: bool = False) -> None:
         """Print a line; notes that concern the results are printed `always`, even in quiet mode."""
         if always or not self.quiet:
-            self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+            self.console.print(one_line(text, LONGEST_NOTE), highlight=False, soft_wrap=True, markup=False)
 
     def start(self, label: str, total: int, done: int = 0, by_operation: bool = False) -> None:
         """Start work of `total` parts, of which `done` are done; with `by_operation` every tick completes a part."""

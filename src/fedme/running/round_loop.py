@@ -4,26 +4,33 @@ States are values, so a run can stop anywhere: what is saved is always a whole n
 """
 
 import functools
+import hashlib
 import itertools
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedme.artifacts import model_cards, saved_models, unseen_clients
+from fedme.artifacts import model_cards, model_choice, outputs as model_outputs, saved_models, unseen_clients
 from fedme.config.experiment import Experiment
 from fedme.core.atomic_files import together
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Round, Task
 from fedme.core.metrics import MEASURES, Measure
-from fedme.federation.client_work import AnyMethod, Evaluation, Finetune, ModelScore
+from fedme.core.model import Model
+from fedme.federation.client_work import GLOBAL, AnyMethod, Evaluation, Finetune, ModelScore
 from fedme.federation.malicious_clients import MaliciousClients
 from fedme.federation.offences import OffenceRecord
 from fedme.federation.round import Engine, Traffic, run_round
-from fedme.results import loggers, records
+from fedme.learning.robust_aggregation import defence_of
+from fedme.results import loggers, records, summary
 from fedme.results.lineage import Lineage, lineages
 from fedme.running import checkpoint, privacy_budget
+from fedme.running.alarm import NOTE, alarm
+from fedme.running.best_round import BEST, BestRound, better, with_best_round
+from fedme.running.divergence import DivergenceWatch
 from fedme.running.progress import Display
 from fedme.running.weight_store import Store
 
@@ -56,14 +63,18 @@ class RoundLoop:
         self.root = Key(experiment.settings.seed)
         self.headline = ""  # shown beside the progress
         self.offences: Mapping[ClientId, OffenceRecord] = {}
+        self.small_bound_noted = False
         self.ancestry: Mapping[ClientId, Lineage] = {}  # known after the last round
+        self.watch: DivergenceWatch | None = None
+        self.fingerprints: dict[ClientId, str] = {}  # of the personal models that are saved, where clients have their own
+        self.best: dict[ClientId, BestRound] = {}
 
     def run(self, at: checkpoint.Checkpoint, config: Mapping[str, Any]) -> None:
         """Continue from `at` to the last round."""
         settings = self.experiment.settings
         self.engine.states.update(at.clients)
         self.engine.states.ledgers.update(at.header.spent)
-        self.offences = at.header.offences
+        self.offences, self.best = at.header.offences, dict(at.best)
         book = records.Records(self.folder, at.header.metrics_bytes, at.header.metrics_check)
         self.display.start("round", settings.rounds, at.header.round)
         saved_round = at.header.round
@@ -73,7 +84,7 @@ class RoundLoop:
                 header = checkpoint.Header(
                     t + 1, book.size, at.header.assigned, dict(self.engine.states.ledgers), self.offences, book.check
                 )
-                at = checkpoint.Checkpoint(header, server, dict(self.engine.states), at.archs)
+                at = checkpoint.Checkpoint(header, server, dict(self.engine.states), at.archs, dict(self.best))
                 if (t + 1) % settings.checkpoint_every == 0 or t + 1 == settings.rounds:
                     self.store.later(functools.partial(self.save, at, config, book))
                     saved_round = t + 1
@@ -101,14 +112,23 @@ class RoundLoop:
         task = self.engine.current_task()
         attack, malicious = settings.attack, self.malicious
         engine = MaliciousClients(self.engine, self.method, attack, malicious) if malicious else self.engine
-        quorum, defence = settings.faults.needs, settings.defence
+        quorum, defence = replace(settings.faults.needs, least=defence_of(self.method).fewest), settings.defence
         result = run_round(self.method, task, engine, server, t, settings.rounds, self.root, quorum, defence, self.offences)
         self.offences = result.offences
         traffic = dict(result.traffic)
         for client in malicious:  # also if it did not take part in this round
             traffic.setdefault(client, Traffic()).note("malicious", settings.attack.kind)
+        for client, sent in result.traffic.items():
+            if not sent.answered and sent.reason.startswith("refused"):
+                self.display.note(f"round {t}: {client}: {sent.reason}")
+        for client, reason in result.not_averaged.items():
+            self.display.note(f"round {t}: {client}: not averaged: {reason}; the model stays as it is")
+        self._note_small_bound(t, result.traffic)
         if result.short:
             self.display.note(f"round {t} does not count: {result.short}; the server keeps its state", always=True)
+        self.watch = self.watch or DivergenceWatch(task.schema, settings.train)
+        if warning := self.watch.check(t, traffic):
+            self.display.note(warning, always=True)
         server = self.store.keep(result.server)
         self._store_states(result.traffic)
         scores: dict[ClientId, list[ModelScore]] = {}
@@ -119,7 +139,12 @@ class RoundLoop:
         if last or (t + 1) % settings.evaluate_every == 0:
             scores = self.evaluate_models(task, server, t, last)
             self.headline = _headline(scores, MEASURES[task.schema.task_type][0])
+            if wrong := alarm(scores, traffic, task.schema):
+                self.display.note(wrong.text(t), always=True)
+                for client in wrong.furthest:
+                    traffic[client].note(NOTE, f"{wrong.reason}; its models moved by {wrong.furthest[client]:.3g}")
         if last:
+            self._note_identical_models(traffic)
             offers = self.method.offers(server, task, self.root.at("init"))
             unseen_clients.save_offers(self.folder, offers, task, self.experiment, self.ancestry, saved=self.clients)
         rows = records.rows(t, traffic, scores, self.engine.samples, result.server_seconds, task.schema.task_type)
@@ -129,6 +154,30 @@ class RoundLoop:
         book.write(rows)
         self.logs.write(t, rows)
         return server
+
+    def _note_small_bound(self, t: int, traffic: Mapping[ClientId, Traffic]) -> None:
+        """Say once if `defence.norm` has changed most replies of a round: it is meant for a few."""
+        norm = self.experiment.settings.defence.norm
+        distances = [sent.moved for sent in traffic.values() if sent.moved is not None]
+        beyond = sum(distance > norm for distance in distances) if norm is not None else 0
+        if 2 * beyond > len(distances) and not self.small_bound_noted:
+            self.small_bound_noted = True
+            words = f"defence.norm = {norm:g} has scaled back {beyond} of {len(distances)} replies"
+            self.display.note(f"note: round {t}: {words}; a larger bound would slow training less")
+
+    def _note_identical_models(self, traffic: Mapping[ClientId, Traffic]) -> None:
+        """Say which clients ended with the same model, and note it in their records."""
+        groups: dict[str, list[ClientId]] = {}
+        for client, fingerprint in self.fingerprints.items():
+            groups.setdefault(fingerprint, []).append(client)
+        same = [clients for clients in groups.values() if len(clients) > 1]
+        for clients in same:
+            for client in clients[1:]:
+                if client in traffic:
+                    traffic[client].note(summary.SAME_MODEL, clients[0])
+        if same:
+            listed = "; ".join(", ".join(clients) for clients in same)
+            self.display.note(f"note: these clients ended with identical personal models: {listed}", always=True)
 
     def _store_states(self, clients: Iterable[ClientId]) -> None:
         """Hand the new states of these clients to the store, which keeps to its memory budget."""
@@ -146,10 +195,23 @@ class RoundLoop:
             deliveries = {client: self.method.deliver(task, server, client) for client in clients}
             evaluations = self.engine.evaluate_models(deliveries, Round(t, settings.rounds), finetune)
             scores |= {client: evaluation.value.scores for client, evaluation in evaluations.items()}
+            if self._keeps_best_round(task):
+                for client, evaluation in evaluations.items():
+                    self._keep_best_round(client, evaluation.value, t)
             if last:
                 self._save_models(task, {client: evaluation.value for client, evaluation in evaluations.items()})
             self._store_states(clients)
         return scores
+
+    def _keeps_best_round(self, task: Task) -> bool:
+        """Whether a second model of every client takes at most a part of the memory budget."""
+        parameters = sum(member.arch.parameters for member in task.members.values())
+        return task.dtype.itemsize * parameters <= self.store.budget // PART
+
+    def _keep_best_round(self, client: ClientId, evaluation: Evaluation, t: int) -> None:
+        best = better(self.best.get(client), evaluation, t) if evaluation.models else None
+        if best is not None and best is not self.best.get(client):
+            self.best[client] = self.store.keep(best)
 
     def _groups(self, task: Task) -> Iterator[list[ClientId]]:
         """Groups of clients whose models, with copies for fine-tuning, take at most a part of the memory budget."""
@@ -172,7 +234,10 @@ class RoundLoop:
                 if evaluation.models:  # models of sites stay at the sites
                     folder, data = saved_models.folder_of(self.folder, client), self.clients[client]
                     lineage = self.ancestry.get(client)
-                    notes |= dict.fromkeys(save_models(folder, self.experiment, task, data, evaluation, lineage))
+                    if self.method.own_architectures:
+                        self.fingerprints[client] = _fingerprint(evaluation.models["personal"])
+                    best = self.best.get(client)
+                    notes |= dict.fromkeys(save_models(folder, self.experiment, task, data, evaluation, lineage, best))
         for note in notes:
             self.display.note(f"note: {note}", always=True)
 
@@ -184,17 +249,38 @@ def save_models(
     data: ClientData,
     evaluation: Evaluation,
     lineage: Lineage | None = None,
+    best: BestRound | None = None,
 ) -> list[str]:
-    """Save a client's models at the end, the personal and the fine-tuned one. Returns notes for the user."""
+    """Save a client's models at the end, the one that it chooses on its validation part, and their outputs.
+
+    The personal and the fine-tuned model are always saved, the server's and that of the best round only if it is chosen.
+    Returns notes for the user.
+    """
     classes, rounds = list(task.members[data.id].labels), experiment.settings.rounds
+    evaluation = with_best_round(evaluation, best, rounds - 1)
+    outputs = model_outputs.by_file(evaluation.outputs)
+    validated, targets = model_outputs.of_split(outputs, "val")
+    choice = model_choice.choose(validated, targets)
     notes = []
-    for name, file, stage in (("personal", "model", "round"), ("finetuned", "finetuned", "finetuned")):
-        if name in evaluation.models:
+    for name, file in model_outputs.FILES.items():
+        if name in evaluation.models and (name not in (GLOBAL, BEST) or choice.name == file):
+            stage = "finetuned" if name == "finetuned" else "round"
+            trained = best.round + 1 if best is not None and name == BEST else rounds
+            ancestry = None if name == BEST else lineage  # known of the last model only
             about = model_cards.about(
-                data, stage, experiment.method_name, rounds, evaluation.scores, lineage, task.schema.task_type
+                data, stage, experiment.method_name, trained, evaluation.scores, ancestry, task.schema.task_type, name
             )
             notes.append(saved_models.save(folder, file, evaluation.models[name], task.schema, classes, about))
+    model_outputs.write(folder, outputs)
+    model_choice.write(folder, choice)
     return [note for note in notes if note]
+
+
+def _fingerprint(model: Model) -> str:
+    digest = hashlib.sha256(model.arch.name.encode())
+    for name in sorted(model.params):
+        digest.update(model.params[name].detach().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _headline(scores: Mapping[ClientId, list[ModelScore]], measure: Measure) -> str:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 import torch
 
 import fedme
-from fedme.config.experiment import Experiment, load, to_toml
-from fedme.config.identity import source_digests
+from fedme.config.experiment import Experiment, to_toml
+from fedme.config.identity import digest, source_digests
+from fedme.config.named_code import load_saved
 from fedme.core.atomic_files import RunError, locked, replacing, sealed, write_json, write_text
 from fedme.core.key import Key
 from fedme.core.processors import processors
@@ -26,6 +28,7 @@ from fedme.federation.client_work import AnyMethod
 from fedme.federation.failures import FailingClients
 from fedme.federation.in_process import InProcessEngine
 from fedme.federation.round import Engine
+from fedme.learning.robust_aggregation import defence_of, require_enough_copies
 from fedme.results import loggers, records, run_directory, summary
 from fedme.results.summary import CONFIG
 from fedme.running import assembly, checkpoint, privacy_budget
@@ -66,10 +69,22 @@ def start(experiment: Experiment, display: Display, notes: Sequence[str] = ()) -
     return folder
 
 
-def resume(folder: Path, display: Display, experiment: Experiment | None = None) -> bool:
+def start_or_resume(folder: Path, experiment: Experiment, display: Display, notes: Sequence[str] = ()) -> None:
+    """Start a run in this directory, or go on with the one that is there if it is the same."""
+    plain = experiment.plain() | {"output": str(folder)}
+    if not (folder / CONFIG).exists():
+        start(replace(experiment, settings=replace(experiment.settings, output=str(folder))), display, notes)
+        return
+    if digest(summary.config_of(folder)) != digest(plain):
+        raise RunError(f"{folder}: holds another run, with other settings or other samples; choose another output")
+    resume(folder, display, experiment)
+
+
+def resume(folder: Path, display: Display, experiment: Experiment | None = None, imports: bool = False) -> bool:
     """Continue a run from its last checkpoint. Returns False if it is already finished.
 
-    The experiment is the one in `config.toml`, unless a program supplies it together with its samples.
+    The experiment is the one in `config.toml`, unless a program supplies it together with its samples. Code that it names is
+    imported only with `imports`.
     """
     if not (folder / CONFIG).exists():
         if _unbegun(folder):
@@ -77,11 +92,13 @@ def resume(folder: Path, display: Display, experiment: Experiment | None = None)
         raise RunError(f"{folder}: not a run directory (no {CONFIG}); `fedme run` starts one")
     with locked(folder), on_disk(folder):
         run_directory.require_readable(folder)
-        experiment = experiment or load(folder / CONFIG)[0]
+        experiment = experiment or load_saved(folder / CONFIG, imports)
         run_directory.require_same_sources(folder, experiment.plain())
         if (folder / summary.NAME).exists():
             summary.verified_config(folder, summary.read(folder))
             return False
+        if note := run_directory.version_note(folder):
+            display.note(note)
         _run_experiment(folder, display, experiment)
     return True
 
@@ -180,6 +197,7 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment) -> N
         if prepared.selection:
             write_json(folder / "selection.json", prepared.selection)
         settings.faults.check(prepared.task)
+        require_enough_copies(defence_of(experiment.method), settings.train.cohort or len(prepared.task.members))
         privacy_budget.require_private_training(experiment, prepared.archs.values(), federation.clients.values())
         assigned = {client: member.arch.name for client, member in prepared.task.members.items()}
         method: AnyMethod = experiment.method

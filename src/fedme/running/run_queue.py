@@ -18,8 +18,9 @@ from typing import Any
 from rich.console import Console
 
 from fedme import networks
-from fedme.config.experiment import ConfigError, load, parse
+from fedme.config.experiment import ConfigError, parse, read_toml
 from fedme.config.identity import changed_files, digest
+from fedme.config.named_code import load_saved, named_code
 from fedme.core.atomic_files import RunError, locked
 from fedme.core.method import TaskError
 from fedme.core.typed import TypedError
@@ -151,9 +152,14 @@ def finished(planned: Planned) -> bool:
     if not config.exists():
         return False
     run_directory.require_readable(planned.folder)
-    if identity(load(config)[0].plain()) != identity(planned.config):
+    if identity(load_saved(config, _same_code(planned)).plain()) != identity(planned.config):
         raise RunError(f"{planned.folder}: holds another experiment than {planned.name} is now; move it away or delete it")
     return (planned.folder / summary.NAME).exists()
+
+
+def _same_code(planned: Planned) -> bool:
+    """Whether the run in the directory names no other code than the planned run, which the user asked for."""
+    return set(named_code(read_toml(planned.folder / summary.CONFIG))) <= set(named_code(planned.config))
 
 
 def changed_sources(planned: Planned) -> list[str]:
@@ -180,7 +186,7 @@ def attempt(planned: Planned, display: Display, after: Callable[[Path], None]) -
     """Start or continue a run; returns the message of a user error."""
     try:
         if (planned.folder / summary.CONFIG).exists():
-            run.resume(planned.folder, display)
+            run.resume(planned.folder, display, imports=_same_code(planned))
         else:
             run.start(parse({**planned.config, "output": str(planned.folder)}, planned.name), display)
         after(planned.folder)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fedme.core.atomic_files import RunError, replacing
+from fedme.core.flat_params import FlatParams, flat_params
 from fedme.core.model import Arch
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ class Place:
 class Weights(Mapping[str, Tensor]):
     """Named tensors held by a store: in memory, in a file, or both."""
 
-    def __init__(self, store: "Store", layout: Layout, tensors: dict[str, Tensor] | None, place: Place | None) -> None:
+    def __init__(self, store: "Store", layout: Layout, tensors: Mapping[str, Tensor] | None, place: Place | None) -> None:
         self.store, self.layout, self.tensors, self.place = store, layout, tensors, place
         self.used = store.time
         self.nbytes = sum(TYPES[dtype].itemsize * math.prod(shape) for _, dtype, shape in layout)
@@ -66,9 +67,14 @@ class Weights(Mapping[str, Tensor]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A worker process receives plain tensors."""
-        return dict, (self.loaded(),)
+        return dict, (dict(self.loaded()),)
 
-    def loaded(self) -> dict[str, Tensor]:
+    @property
+    def flat_params(self) -> FlatParams | None:
+        """The weights in one tensor, if they are."""
+        return flat_params(self.tensors) if self.tensors is not None else None
+
+    def loaded(self) -> Mapping[str, Tensor]:
         """The tensors; they stay in memory until the store frees them."""
         self.used = self.store.time
         if self.tensors is None:
@@ -100,8 +106,13 @@ class Store:
     def _adopted(self, tensors: Mapping[str, Tensor]) -> Weights:
         if isinstance(tensors, Weights) and tensors.store is self:
             return tensors
-        layout = tuple((name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items())
-        return Weights(self, self.layouts.setdefault(layout, layout), dict(tensors), None)
+        flat = flat_params(tensors)
+        if flat is not None:
+            dtype = str(flat.layout.dtype).removeprefix("torch.")
+            layout = tuple((name, dtype, shape) for name, shape in flat.layout.shapes.items())
+        else:
+            layout = tuple((name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items())
+        return Weights(self, self.layouts.setdefault(layout, layout), flat or dict(tensors), None)
 
     def at(self, layout: Layout, place: Place) -> Weights:
         """A set that is already in a file; its checksum is checked when it is read."""
@@ -226,7 +237,7 @@ def _mapped(value: Any, change: Any, seen: dict[int, Any]) -> Any:
     if id(value) in seen:
         return seen[id(value)][1]
     if isinstance(value, Mapping):
-        if value and all(isinstance(item, Tensor) for item in value.values()):
+        if isinstance(value, FlatParams) or (value and all(isinstance(item, Tensor) for item in value.values())):
             new: Any = change(value)
         else:
             items = {key: _mapped(item, change, seen) for key, item in value.items()}

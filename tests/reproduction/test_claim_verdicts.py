@@ -4,9 +4,9 @@ import pytest
 
 from fedme.reproduction import comparison_tables
 from fedme.reproduction.catalogue import Claim, Column, Result, Row
+from fedme.reproduction.claim_verdicts import of_cell, of_claim
 from fedme.reproduction.findings import Findings, error, value
 from fedme.reproduction.measured import Curve, Measured
-from fedme.reproduction.verdicts import of_cell, of_claim
 
 RESULT = Result(
     "made-up",

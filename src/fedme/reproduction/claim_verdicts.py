@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fedme.reproduction.catalogue import Cell, Claim, Result
 from fedme.reproduction.findings import Findings, error, points
-from fedme.reproduction.stats import Paired, paired
+from fedme.results.statistics import Paired, paired
 from fedme.results.summary import spread
 
 EQUAL = 0.005  # the largest difference of numbers that are equal in print

@@ -1,0 +1,46 @@
+"""Code that a configuration names: methods, networks and functions as "module:name".
+
+Importing a module runs it. A configuration that a person gives to `fedme run` may name code. A run directory, or an experiment
+that an operator sent, may come from somebody else: its code is imported only if the user says so.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedme.config.experiment import ConfigError, Experiment, load, read_toml
+
+
+def named_code(config: Mapping[str, Any]) -> list[str]:
+    """Every import path in a configuration, in the places where one is imported."""
+    models, clients = _table(config.get("models")), _table(config.get("clients"))
+    pool = models.get("pool")
+    specs = [*(pool if isinstance(pool, list | tuple) else [pool]), models.get("shared"), models.get("assign")]
+    specs += [_table(client).get("model") for client in clients.values()]
+    method = config.get("method")
+    paths = [text.partition("(")[0].strip() for text in _texts([method, specs]) if ":" in text.partition("(")[0]]
+    return list(dict.fromkeys(paths))
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def load_saved(path: Path, imports: bool, remedy: str = "use --imports (in Python: imports=True)") -> Experiment:
+    """Read an experiment that may come from somebody else. One that names code is refused unless `imports` allows it."""
+    paths = named_code(read_toml(path))
+    if paths and not imports:
+        shown = ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
+        raise ConfigError(f"{path}: names code: {shown}; importing it runs it. If you trust this folder, {remedy}")
+    return load(path)[0]

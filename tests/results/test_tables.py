@@ -1,0 +1,33 @@
+"""Tables in terminals of every width."""
+
+import io
+
+import pytest
+from hypothesis import given, strategies as st
+from rich.console import Console
+
+from fedme.results.tables import render
+
+HEADER = ["client", "model", "samples", "personal", "chosen", "local", "local model", "gain", "low", "high", "verdict"]
+ROW = ["site-a", "dnn-8", "15", "53.33", "model", "50.00", "people_networks:MyNet(width=64)", "+3.3", "-32", "+33", "better"]
+
+
+def printed(header, rows, width):
+    out = io.StringIO()
+    render("title", header, rows, "table", Console(file=out, width=width))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 80, 140])
+def test_no_column_is_lost_in_a_narrow_terminal(width):
+    text = printed(HEADER, [ROW], width)
+    assert all(name in text for name in HEADER)
+    assert all(cell in text for cell in ROW if len(cell) <= 12)
+    assert "".join(part for part in text.split() if part in ROW[6]).count("people_") == 1
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("client") == {40: 4, 80: 2, 140: 1}[width]
+
+
+@given(st.lists(st.from_regex(r"[a-z]{1,12}", fullmatch=True), min_size=1, max_size=12, unique=True), st.integers(32, 200))
+def test_every_name_is_there(names, width):
+    assert set(names) <= set(printed(names, [["1"] * len(names)], width).split())
