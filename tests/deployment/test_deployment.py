@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import ssl
@@ -19,6 +20,8 @@ from safetensors.torch import load_file
 from fedme.artifacts import unseen_clients
 from fedme.config.experiment import load
 from fedme.deployment.operator_folder import Federation, program
+from fedme.deployment.privacy_account import PrivacyAccount
+from fedme.deployment.site_settings import Site
 from fedme.results import records
 from fedme_test_deployment import Deployment, free_port, wait_for
 
@@ -41,6 +44,14 @@ from torch import nn
 HERE = Path(__file__).parent
 
 
+def held(stage):  # hold-train or hold-evaluate stops the network; with a pattern in it, once the site has such a file
+    try:
+        pattern = (HERE / f"hold-{stage}").read_text()
+    except FileNotFoundError:
+        return False
+    return not pattern or any(HERE.glob(pattern))
+
+
 class Own(nn.Module):
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -48,13 +59,16 @@ class Own(nn.Module):
 
     def forward(self, x):
         stage = "train" if self.training else "evaluate"
-        while len(x) > 2 and (HERE / f"hold-{stage}").exists():  # two samples: a check that the network fits the data
+        while len(x) > 2 and held(stage):  # two samples: a check that the network fits the data
             (HERE / f"held-{stage}").touch()
             time.sleep(0.2)
         if (HERE / f"raise-{stage}").exists():
             raise RuntimeError("the data of patient 17 is odd")
         return self.net(x)
 """
+
+
+AFTER_ROUND_0 = "state/runs/*/state-000001.safetensors"
 
 
 def bring_network(deployment, name, monkeypatch):
@@ -65,7 +79,8 @@ def bring_network(deployment, name, monkeypatch):
 
 
 def status(deployment):
-    return json.loads(deployment.do("deploy", "status", "federation", "--json"))
+    state = json.loads(deployment.do("deploy", "status", "federation", "--json"))
+    return state | {"sites": {name: site["status"] for name, site in state["sites"].items()}}
 
 
 def personal(deployment, run, name):
@@ -93,10 +108,10 @@ def test_the_same_models_as_in_one_process(deployment, monkeypatch):
         deployment.node(name)
     assert deployment.submit().wait(1200) == 0, deployment.output_of("submit").read_text()
     check_models(deployment, "experiment")  # FedMe, of two architectures
-    lines = [json.loads(line) for line in (deployment.site("a") / "state" / "audit.jsonl").read_text().splitlines()]
-    assert [line["what"] for line in lines] == ["received", "sent", "received", "sent", "received"]
-    assert {model["as"] for model in lines[0]["models"]} == {"own", "guest"}
-    assert lines[0]["with"]["lender"] in "bc"
+    lines = [json.loads(line) for line in (deployment.site("a") / "records" / "audit.jsonl").read_text().splitlines()]
+    assert [line["what"] for line in lines] == ["sent", *(["received", "sent"] * 3)]  # a handshake, two rounds, an evaluation
+    assert {model["as"] for model in lines[1]["models"]} == {"own", "guest"}
+    assert lines[1]["with"]["lender"] in "bc"
     ours = (deployment.federation / "runs" / "experiment" / "audit.jsonl").read_text().splitlines()
     assert len(ours) == 15
     bring_network(deployment, "b", monkeypatch)
@@ -124,9 +139,9 @@ def test_private_sites_keep_their_own_accounts(deployment):
     assert all(7.8 < epsilons[name] <= 8.0 for name in "abc")
     sites = json.loads((folder / "sites.json").read_text())
     for name in "abc":
-        account = json.loads((deployment.site(name) / "state" / "runs" / token / "privacy.json").read_text())
+        account = PrivacyAccount.of(Site.read(deployment.site(name) / "site.toml"))
         batches = -(-sites[name]["handshake"]["samples"] // 20)
-        assert [entry["steps"] for entry in account] == [2 * batches]  # two rounds of one epoch
+        assert [cost.steps for cost in account.ledger(token)] == [2 * batches]  # two rounds of one epoch
 
 
 @pytest.mark.parametrize("deployment", [{"host": "127.0.0.2"}], indirect=True)
@@ -210,13 +225,28 @@ def test_whoever_is_not_known_is_refused(deployment, tmp_path):
     assert deployment.output_of("server").read_text().count("registered b") == 2
 
 
+def test_a_site_leaves_and_another_is_removed(deployment):
+    """A site that has left is stopped and stays away; the key of one that was removed is refused, also after a restart."""
+    deployment.server()
+    for name in "abc":
+        deployment.node(name)
+    wait_for(lambda: status(deployment)["sites"] == dict.fromkeys("abc", "online"), "the sites", pause=2)
+    assert "its node is stopped" in deployment.do("deploy", "leave", str(deployment.site("a") / "site.toml"))
+    assert deployment.processes.pop("a").wait(60) == 0
+    assert "this site has left" in deployment.do("deploy", "node", str(deployment.site("a") / "site.toml"), code=2)
+    before = len(deployment.output_of("b").read_text())  # it may have started before its key was registered
+    assert "removed b: its key is refused from now on" in deployment.do("deploy", "remove", "federation", "b")
+    refusal = "the server does not know this site's key"
+    wait_for(lambda: refusal in deployment.output_of("b").read_text()[before:], "the refusal of b")
+    assert "b" not in status(deployment)["sites"]
+    assert deployment.output_of("server").read_text().count("registered b") == 1
+    assert status(deployment)["sites"]["c"] == "online"
+
+
 def test_a_site_that_does_not_fit_is_refused_by_name(deployment):
-    assert status(deployment) == {
-        "server": "down",
-        "address": f"127.0.0.1:{deployment.port}",
-        "sites": dict.fromkeys("abc", "unknown: the server is down"),
-        "runs": {},
-    }
+    state = status(deployment)
+    assert (state["server"], state["address"], state["runs"]) == ("down", f"127.0.0.1:{deployment.port}", {})
+    assert state["sites"] == dict.fromkeys("abc", "unknown: the server is down")
     assert "nothing was running" in deployment.do("deploy", "stop", "federation")
     deployment.settings(min_sites=1, min_replies=2)  # no round starts with c only
     deployment.change(deployment.site("a") / "site.toml", model="dnn-4")  # not in the pool
@@ -230,7 +260,13 @@ def test_a_site_that_does_not_fit_is_refused_by_name(deployment):
     reason = "the server's experiment differs from the one this site agreed to: seed"
     wait_for(lambda: f"refused b: {reason}" in deployment.log(), "the refusal of b")
     wait_for(lambda: "waiting for sites: 1 of 2 are connected" in deployment.log(), "the server to wait")
-    assert status(deployment)["runs"]["experiment"] == {"status": "running", "rounds": 0, "of": 2, "without_model": []}
+    assert status(deployment)["runs"]["experiment"] == {
+        "status": "running",
+        "rounds": 0,
+        "of": 2,
+        "without_model": [],
+        "failure": None,
+    }
     assert "stopped experiment; `fedme deploy submit --resume" in deployment.do("deploy", "stop", "federation", "--run")
     assert deployment.processes["submit"].wait(60) == 2
     assert "the run ended: stopped by the operator; `fedme deploy submit" in deployment.output_of("submit").read_text()
@@ -252,6 +288,7 @@ def test_a_run_survives_what_happens(deployment, monkeypatch):
     for name in "abc":
         deployment.node(name)
     wait_for(lambda: status(deployment)["sites"]["c"] == "online", "c", pause=2)
+    hold.write_text(AFTER_ROUND_0)  # b takes its time in round 1, and then fails
     deployment.submit()
     wait_for(lambda: "b connected: network_b:Own" in deployment.log(), "the sites")
 
@@ -259,12 +296,11 @@ def test_a_run_survives_what_happens(deployment, monkeypatch):
         path = deployment.federation / "runs" / "experiment"
         return max((row["round"] for row in records.read(path)), default=-1) if (path / records.NAME).exists() else -1
 
-    wait_for(lambda: rounds() >= 0, "the first round")
-    hold.touch()  # b takes its time in round 1, and then fails
+    wait_for((deployment.site("b") / "held-train").exists, "b at work in round 1")
     fail.touch()
     os.kill(deployment.pids("flower-superlink")[0], signal.SIGKILL)
     wait_for(lambda: "superlink ended" in deployment.output_of("server").read_text(), "the server's end")
-    for pid in deployment.pids("flower-supernode", "sites/c"):
+    for pid in deployment.pids("flower_site_internals node", "sites/c"):
         os.kill(pid, signal.SIGKILL)
     deployment.node("d")
     wait_for(lambda: status(deployment)["sites"]["d"] == "online", "the late joiner", pause=2)
@@ -272,14 +308,18 @@ def test_a_run_survives_what_happens(deployment, monkeypatch):
     wait_for(lambda: "no reply from b: RuntimeError (see the site's log)" in deployment.log(), "the failure of b")
     fail.unlink()
     wait_for(lambda: "joins in round 2" in deployment.log(), "the late joiner")
+    assert "server.crt" in deployment.do("deploy", "renew", "federation")
+    wait_for(lambda: "the server has a new certificate" in deployment.output_of("server").read_text(), "the new certificate")
     wait_for(lambda: rounds() >= 2, "the third round")
     app = wait_for(lambda: deployment.pids("flwr-serverapp"), "the server app")
     for pid in app:
         os.kill(pid, signal.SIGKILL)
-    assert deployment.processes["submit"].wait(300) == 2
-    assert "--resume" in deployment.output_of("submit").read_text()
-    time.sleep(2)
-    assert deployment.submit("--resume").wait(1800) == 0, deployment.output_of("submit").read_text()
+    assert deployment.processes["submit"].wait(1800) == 0, deployment.output_of("submit").read_text()
+    assert (
+        "the server app ended before the run was done; the server continues the run"
+        in deployment.output_of("submit").read_text()
+    )
+    assert "experiment: its server app ended before it was done; continuing it" in deployment.output_of("server").read_text()
     rows = list(records.read(deployment.federation / "runs" / "experiment"))
     notes = {(row["round"], row["client"]): row["notes"] for row in rows if "notes" in row}
     assert {t for t, _ in notes} == set(range(5))
@@ -299,12 +339,14 @@ def test_lost_state_is_noticed_and_nobody_is_forgotten(deployment, monkeypatch):
     deployment.server()
     for name in "abc":
         deployment.node(name)
+    (deployment.site("c") / "hold-train").touch()  # no round ends without c
     deployment.submit()
-    wait_for(lambda: list((deployment.site("a") / "state").glob("runs/*/state-000001.safetensors")), "the first round")
-    wait_for(lambda: list((deployment.site("c") / "state").glob("runs/*/state-000001.safetensors")), "the first round of c")
-    (deployment.site("c") / "hold-train").touch()
-    (deployment.site("c") / "hold-evaluate").touch()
+    wait_for(lambda: list(deployment.site("a").glob(AFTER_ROUND_0)), "the first round")
     shutil.rmtree(deployment.site("a") / "state" / "runs")
+    for stage in ("train", "evaluate"):
+        (deployment.site("c") / f"hold-{stage}").write_text(AFTER_ROUND_0)
+    wait_for(lambda: list(deployment.site("c").glob(AFTER_ROUND_0)), "the first round of c")
+    (deployment.site("c") / "held-train").unlink(missing_ok=True)
     wait_for((deployment.site("c") / "held-train").exists, "c at work in round 1")
     _leave(deployment, "c")
     wait_for(lambda: "round 1: 2 of 3 needed replies; asking the others again" in deployment.log(), "the round to wait")
@@ -318,14 +360,13 @@ def test_lost_state_is_noticed_and_nobody_is_forgotten(deployment, monkeypatch):
     assert "a lost its private state" in deployment.log()
     assert not any("missing" in row.get("notes", {}) for row in rows)
     output = deployment.output_of("submit").read_text()
-    assert "not connected at the end: c; `fedme deploy submit --resume` delivers their models" in output
+    assert "not connected at the end: c; they get their models when they are back" in output
     assert status(deployment)["runs"]["experiment"]["without_model"] == ["c"]
     assert not personal(deployment, "experiment", "c").exists()
     (deployment.site("c") / "hold-evaluate").unlink()
     deployment.node("c")
-    assert deployment.submit("--resume").wait(600) == 0, deployment.output_of("submit").read_text()
+    wait_for(lambda: status(deployment)["runs"]["experiment"]["without_model"] == [], "the delivery to c", pause=2)
     assert json.loads((personal(deployment, "experiment", "c") / "model.json").read_text())["arch"] == "network_c:Own"
-    assert status(deployment)["runs"]["experiment"]["without_model"] == []
 
 
 @pytest.mark.parametrize("deployment", [{"sites": "ab"}], indirect=True)
@@ -400,8 +441,8 @@ def test_a_model_of_100_megabytes_passes(deployment, capsys):
             "flower-superlink",
             "fedme.deployment.reverse_proxy",
             "flwr-serverapp",
-            "flower-supernode",
-            "flwr-clientapp",
+            "flower_site_internals node",
+            "flower_site_internals client",
         ):
             most[words] = max([most.get(words, 0), *map(_peak, deployment.pids(words))])
         time.sleep(0.5)
@@ -416,7 +457,7 @@ def test_a_model_of_100_megabytes_passes(deployment, capsys):
 def _leave(deployment, name):
     """End a site's node and the client app that it runs."""
     deployment.stop(name)
-    for pid in deployment.pids("flwr-clientapp", f"sites/{name}"):
+    for pid in deployment.pids("flower_site_internals client", f"sites/{name}"):
         os.kill(pid, signal.SIGKILL)
 
 
@@ -436,3 +477,24 @@ def _folder(path):
 def _log(deployment, name):
     path = deployment.site(name) / "state" / "log" / "node.log"
     return path.read_text() if path.exists() else ""
+
+
+@pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime (apt-get install faketime)")
+@pytest.mark.parametrize("deployment", [{"sites": "a"}], indirect=True)
+def test_a_site_whose_clock_is_off_says_so_and_takes_part_once_it_is_set(deployment, monkeypatch):
+    deployment.server()
+    command = deployment.command
+    # Not by the program faketime, which would not pass on the signal that ends the node.
+    shifted = ["env", "LD_PRELOAD=/usr/$LIB/faketime/libfaketime.so.1", "FAKETIME=+2h"]
+    monkeypatch.setattr(deployment, "command", lambda *words: [*shifted, *command(*words)])
+    deployment.node("a")
+    monkeypatch.undo()
+    output = deployment.output_of("a")
+    wait_for(
+        lambda: re.search(r"a: node ended \(this machine's clock is 7\d\d\d s ahead of the server's", output.read_text()),
+        "the reason",
+    )
+    assert status(deployment)["sites"]["a"] != "online"
+    deployment.stop("a")
+    deployment.node("a")
+    wait_for(lambda: status(deployment)["sites"]["a"] == "online", "the site", pause=2)

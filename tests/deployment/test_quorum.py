@@ -50,6 +50,13 @@ def test_whichever_wants_more_replies(tmp_path, monkeypatch, replies, words, ask
     assert [client for client, answer in answers.items() if isinstance(answer, Reply)] == list("abc"[: len(asked)])
 
 
+def test_a_robust_average_waits_for_five_whatever_the_operator_says(tmp_path, monkeypatch):
+    words = ["method.name=fedavg", "models.pool=['mlr']", "defence.average=median"]
+    sites = engine(tmp_path, monkeypatch, Settings(min_replies=1, min_sites=1, patience=1e-9), *words)
+    with pytest.raises(EngineError, match="for sites, but 0 of 5 are connected"):
+        sites.current_task()
+
+
 def test_patience_ends(tmp_path, monkeypatch):
     sites = engine(tmp_path, monkeypatch, Settings(min_replies=3, patience=1e-9))
     with pytest.raises(EngineError, match="round 0: only 1 of 3 needed replies"):

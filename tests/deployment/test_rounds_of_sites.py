@@ -10,11 +10,13 @@ from safetensors.torch import load_file
 
 from fedme.config.experiment import ConfigError
 from fedme.core.atomic_files import RunError
-from fedme.deployment import site_engine, submitted_runs
+from fedme.core.method import TaskError
+from fedme.deployment import site_engine, submitted_runs, transfer_log
 from fedme.deployment.operator_folder import Federation
 from fedme.federation.flower import EngineError
 from fedme.federation.flower.message_content import MessageContent
 from fedme.methods import METHODS
+from fedme.methods.fedavg import FedAvg
 from fedme.report import chromium
 from fedme.results import records, summary
 from fedme.running import checkpoint
@@ -29,7 +31,8 @@ def deployment(tmp_path, monkeypatch):
 
 
 def create_run(deployment):
-    return submitted_runs.create(Federation.read(deployment.federation), deployment.federation / "experiment.toml")
+    federation = Federation.read(deployment.federation)
+    return submitted_runs.create(federation, submitted_runs.read(federation, federation.folder / "experiment.toml"))
 
 
 def saved(deployment, run, name):
@@ -55,14 +58,85 @@ def test_every_method_gives_the_models_of_one_process(method, deployment):
         for folder in [deployment.federation, *deployment.federation.glob("sites/*")]:
             np.savez(folder / "public.npz", x=arrays["x"], y=arrays["y"])
         deployment.agree(data=deployment.experiment()["data"] | {"public_file": "public.npz"})
+    if method in ("fedproto", "heterofl"):
+        own["models"] = {"pool": ["dnn-8"], "shared": "dnn-8"}
+        for name in "abc":
+            deployment.change(deployment.site(name) / "site.toml", model="dnn-8")
+    if method == "lg-fedavg":  # networks with as many features
+        own["models"] = {"pool": ["mlr"], "shared": "mlr"}
+        for name in "abc":
+            deployment.change(deployment.site(name) / "site.toml", model="mlr")
     deployment.agree(**own)
     run = create_run(deployment)
     LocalGrid(deployment).run_server(run)
     check_models(deployment, run, "abc")
     assert submitted_runs.without_model(run) == []
     shared = {path.name for path in run.glob("shared/*") if path.is_dir()}
-    assert shared == {"fedme": set("abc"), "local": set(), "fedmd": set()}.get(method, shared)
-    assert bool(shared) == (method not in ("local", "fedmd"))
+    assert shared == {"fedme": set("abc"), "fedamp": set("abc")}.get(method, shared)
+    assert bool(shared) == (not METHODS[method].nothing_to_offer)
+
+
+def test_a_site_that_does_not_tell_its_number_of_samples_counts_as_the_median_site(deployment, monkeypatch):
+    deployment.agree(method={"name": "fedavg"})
+    for name, rows in (("a", 60), ("b", 40), ("c", 50)):
+        arrays = np.load(deployment.site(name) / "data.npz")
+        np.savez(deployment.site(name) / "data.npz", x=arrays["x"][:rows], y=arrays["y"][:rows])
+    deployment.change(deployment.site("a") / "site.toml", tell={"samples": False})
+    used, aggregate = [], FedAvg.aggregate
+
+    def spy(self, server, replies, *rest):
+        used.append({client: reply.samples for client, reply in replies.items()})
+        return aggregate(self, server, replies, *rest)
+
+    monkeypatch.setattr(FedAvg, "aggregate", spy)
+    run = create_run(deployment)
+    grid, replies = LocalGrid(deployment), []
+    answer = grid.answer
+
+    def listen(message):
+        reply = answer(message)
+        if grid.sites[message.metadata.dst_node_id] == "a":
+            replies.append(MessageContent.from_records(reply.content))
+        return reply
+
+    grid.answer = listen
+    log = grid.run_server(run)
+    assert used == [{"a": 26, "b": 24, "c": 29}] * 2
+    assert "a connected: dnn-8, an untold number of training samples" in log
+    rows = [row for row in records.read(run) if row["client"] == "a"]
+    assert {row["stage"] for row in rows} == {"training"}, "accuracies and numbers of correct answers would tell it"
+    assert [row["samples"] for row in rows] == [26, 26]
+    first, *rounds, last = replies
+    assert first.body["handshake"]["samples"] == 0
+    assert all(
+        (reply.body["up"]["samples"], reply.body["report"]["scores"], reply.body["spent"]) == (1, {}, []) for reply in rounds
+    )
+    assert (last.body["scores"], last.body["spent"]) == ([], [])
+    assert saved(deployment, run, "a") is not None
+
+
+def test_a_method_that_needs_numbers_of_samples_refuses_a_site_that_does_not_tell(deployment, monkeypatch):
+    deployment.agree(method={"name": "fedavg"})
+    deployment.settings(min_sites=3, patience=0.5)
+    deployment.change(deployment.site("a") / "site.toml", tell={"samples": False})
+    monkeypatch.setattr(FedAvg, "hides_samples", False)
+    run = create_run(deployment)
+    with pytest.raises(EngineError):
+        LocalGrid(deployment).run_server(run)
+    assert "refused a: method 'fedavg' needs every site's number of samples, but this site does not tell" in deployment.log()
+
+
+def test_no_model_of_another_architecture_leaves_a_site(deployment):
+    """Site a sends its own model, mlr, but no other; so it gets no guest of another architecture."""
+    deployment.change(deployment.site("a") / "site.toml", lend={"architectures": ["mlr"]})
+    deployment.change(deployment.site("b") / "site.toml", lend={"architectures": ["mlr"]})  # its own model is dnn-16
+    run = create_run(deployment)
+    LocalGrid(deployment).run_server(run)
+    notes = [row["notes"].get("missing") for row in records.read(run) if row["client"] == "b" and "notes" in row]
+    assert notes == ["this site lets no model of architecture 'dnn-16' leave (lend.architectures)"] * 2
+    for name in "ab":
+        sent = [line for line in transfer_log.read(deployment.site(name) / "records") if line["what"] == "sent"]
+        assert {model["arch"] for line in sent for model in line["models"]} == ({"mlr"} if name == "a" else set())
 
 
 @pytest.mark.parametrize("method", ["fedme", "fedavg"])
@@ -71,7 +145,7 @@ def test_batch_norm_statistics_of_a_site_stay_there(method, update_bn, deploymen
     network = "fedme_test_user_networks:Normed"
     deployment.agree(method={"name": method}, models={"pool": [network], "shared": network, "update_bn": update_bn})
     for name in "abc":
-        deployment.change(deployment.site(name) / "site.toml", model=network)
+        deployment.change(deployment.site(name) / "site.toml", model=network, imports=True)
     grid, sent = LocalGrid(deployment), []
     answer = grid.answer
 
@@ -131,7 +205,7 @@ def test_a_site_that_was_away_at_the_end_gets_its_model_later(deployment):
     grid = LocalGrid(deployment, lambda site, message_type, count: site in "bc" and message_type == "evaluate" and count == 0)
     log = grid.run_server(run)
     assert "no scores from c: Node Unavailable" in log
-    assert "not connected at the end: b, c; `fedme deploy submit --resume` delivers their models" in log
+    assert "not connected at the end: b, c; they get their models when they are back" in log
     assert (run / summary.NAME).exists()
     assert saved(deployment, run, "c") is None
     assert submitted_runs.unfinished(Federation.read(deployment.federation)) == run
@@ -214,6 +288,27 @@ def test_a_lost_folder_is_noticed(deployment):
     assert notes == [{"lost_state": "version 0 instead of 2"}]
 
 
+class Boasting(LocalGrid):
+    """Site c claims impossible versions of its state."""
+
+    def reply(self, message):
+        reply = super().reply(message)
+        if message.metadata.message_type == "train" and self.sites[message.metadata.dst_node_id] == "c":
+            content = MessageContent.from_records(reply.content)
+            changed = MessageContent({**content.body, "before": -(10**4000), "after": 10**4000}, content.tensors)
+            reply.content = changed.to_records()
+        return reply
+
+
+def test_versions_that_a_site_claims_are_kept_within_what_is_possible(deployment):
+    run = create_run(deployment)
+    Boasting(deployment).run_server(run)
+    known = json.loads((run / submitted_runs.SITES).read_text())
+    assert {name: known[name]["version"] for name in "abc"} == {"a": 2, "b": 2, "c": 2}
+    notes = [row["notes"]["lost_state"] for row in records.read(run) if "lost_state" in row.get("notes", {})]
+    assert notes == ["version 0 instead of 1"]
+
+
 def test_a_site_may_have_a_criterion_of_its_own(deployment):
     deployment.agree(method={"name": "fedme", "adopt_by": {"c": "accuracy"}})
     run = create_run(deployment)
@@ -238,7 +333,70 @@ def test_what_a_run_of_sites_leaves_can_be_looked_at(deployment, fedme):
     assert (code, "15 transfers" in out) == (0, True)
     code, out, _ = fedme("deploy", "audit", run, "--format", "csv")  # a table is folded to the width of the terminal
     assert (code, "sent to a" in out, "own: mlr, guest: dnn-16" in out) == (0, True, True)
-    code, out, _ = fedme("deploy", "audit", deployment.site("a") / "state", "--json")
-    assert [line["peer"] for line in json.loads(out)] == ["server"] * 5
+    code, out, _ = fedme("deploy", "audit", deployment.site("a"), "--json")
+    assert [line["peer"] for line in json.loads(out)] == ["server"] * 7  # a handshake, two rounds, an evaluation
+    assert [line["what"] for line in json.loads(out)] == ["sent", *(["received", "sent"] * 3)]
     code, _, err = fedme("deploy", "audit", deployment.folder)
     assert (code, "no audit.jsonl here" in err) == (2, True)
+
+
+def test_a_site_asks_whether_joining_helps_and_nothing_is_sent(deployment, fedme):
+    code, _, err = fedme("deploy", "verdict", deployment.site("a") / "site.toml")
+    assert (code, "no models of a finished run" in err) == (2, True)
+    run = create_run(deployment)
+    LocalGrid(deployment).run_server(run)
+    before = fedme("deploy", "audit", deployment.site("a") / "state", "--json")[1]
+    code, out, err = fedme("deploy", "verdict", deployment.site("a") / "site.toml", "--json")
+    assert code == 0, err
+    verdict = json.loads(out)
+    assert verdict["decision"] in ("join", "do not join", "cannot tell")
+    assert verdict["gains"]["accuracy"]["low"] <= verdict["gains"]["accuracy"]["gain"] <= verdict["gains"]["accuracy"]["high"]
+    assert verdict["value"] - verdict["local"] == pytest.approx(verdict["gains"]["accuracy"]["gain"])
+    code, out, _ = fedme("deploy", "verdict", deployment.site("a") / "site.toml", "--run", submitted_runs.token(run))
+    assert code == 0
+    assert "Verdict: " in out
+    assert "The site uses its" in out
+    assert fedme("deploy", "audit", deployment.site("a") / "state", "--json")[1] == before
+    code, _, err = fedme("verdict", run)
+    assert (code, "every site asks there, with `fedme deploy verdict`" in err) == (2, True)
+
+
+def test_networks_that_cannot_share_a_layer_are_refused_when_a_run_is_submitted(deployment):
+    deployment.agree(method={"name": "lg-fedavg"})  # bodies of 64, 16 and 8 features
+    with pytest.raises(TaskError, match=r"client mlr cannot share the layers of method 'lg-fedavg': head.weight has shape"):
+        create_run(deployment)
+
+
+def test_a_run_that_waits_for_refused_sites_says_why(deployment):
+    deployment.agree(method={"name": "lg-fedavg"}, models={"pool": ["dnn-16"], "shared": "dnn-16"})
+    run = create_run(deployment)
+    deployment.settings(patience=0.5)
+    for name in "ac":  # outside the experiment's pool: only the handshake can tell
+        deployment.change(deployment.site(name) / "site.toml", model="dnn-8")
+    with pytest.raises(EngineError) as refused:
+        LocalGrid(deployment).run_server(run)
+    assert "for sites, but 1 of 3 are connected; refused a: unknown architecture 'dnn-8': method 'lg-fedavg'" in str(
+        refused.value
+    )
+    assert "; refused c: unknown architecture 'dnn-8'" in str(refused.value)
+    assert "refused a: unknown architecture 'dnn-8'" in deployment.log(run.name)
+
+
+def test_a_robust_average_of_few_sites_is_refused_when_it_is_submitted(deployment):
+    deployment.agree(method={"name": "fedavg"}, defence={"average": "median"})
+    with pytest.raises(TaskError, match="'median' needs at least 5 clients in a round, got 3"):
+        create_run(deployment)
+    deployment.agree(method={"name": "fedme"})
+    with pytest.raises(TaskError, match="'median' needs at least 5 copies of a model"):
+        create_run(deployment)
+
+
+@pytest.mark.parametrize("method", ["fd", "fedproto", "heterofl"])
+def test_what_privacy_cannot_cover_is_refused_at_the_server_and_at_every_site(deployment, fedme, method):
+    deployment.agree(method={"name": method}, privacy={"epsilon": 8.0}, models={"pool": ["dnn-16"], "shared": "dnn-16"})
+    deployment.change(deployment.site("a") / "site.toml", model="dnn-16")
+    commands = [("submit", "--federation", deployment.federation), ("node", deployment.site("a") / "site.toml", "--check")]
+    for words in commands:
+        code, _, err = fedme("deploy", *words)
+        assert code == 2
+        assert f"privacy: cannot cover method '{method}': its clients send" in " ".join(err.split())

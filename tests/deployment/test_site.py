@@ -1,8 +1,11 @@
 """The files of a site: settings, prepared data, private state, audit log; and which models it accepts."""
 
+import io
 import json
+import shutil
 import tempfile
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,8 @@ import tomli_w
 import torch
 from hypothesis import given, strategies as st
 
+from fedme.artifacts import model_choice, outputs
+from fedme.artifacts.saved_models import folder_of
 from fedme.config.experiment import ConfigError, load
 from fedme.core.atomic_files import RunError
 from fedme.core.key import Key
@@ -19,14 +24,16 @@ from fedme.core.model import Model
 from fedme.core.typed import TypedError, build
 from fedme.datasets.data_errors import DataError
 from fedme.datasets.site_files import Sites
-from fedme.deployment import site_app, transfer_log
+from fedme.deployment import append_only, site_app, transfer_log
 from fedme.deployment.handshake import Handshake, admit, create_handshake, differing_keys
-from fedme.deployment.node import command
+from fedme.deployment.node import check, command, run as run_node
 from fedme.deployment.operator_folder import Federation, Settings
+from fedme.deployment.privacy_account import PrivacyAccount
 from fedme.deployment.provisioning import write
 from fedme.deployment.site_data import client_data
 from fedme.deployment.site_settings import Site, agreed_task, with_members
 from fedme.deployment.site_state import PrivateState, check_ledger, exchanges_before
+from fedme.federation.client_work import Finetune, ModelScore
 from fedme.federation.flower.message_content import MessageContent
 from fedme.federation.reply_validation import check_sent
 from fedme.learning.accountant import Ledger, PrivacyCost, epsilon
@@ -131,7 +138,7 @@ def test_a_table_and_what_can_be_wrong_with_it(tmp_path):
     assert labels == ["yes", "no"]
     assert sites(2).read(path, None, ["age", "dose"])[1] == []
     for shape, label, features, message in (
-        ((2,), "ill", ("age", "note"), "sample 1 \\(counted from 0\\) in 'note' is empty"),
+        ((2,), "ill", ("age", "note"), "sample 0 \\(counted from 0\\) in 'note' must be a number, got 'x' \\(2 of 2"),
         ((3,), "ill", ("age", "dose"), "samples must have 3 numbers for shape \\[3\\], got 2"),
         ((1,), "sick", ("age",), "there is no column 'sick'"),
         ((1,), "ill", ("aage",), "there is no column 'aage'.*'age'"),
@@ -139,8 +146,56 @@ def test_a_table_and_what_can_be_wrong_with_it(tmp_path):
         with pytest.raises(DataError, match=message):
             sites(*shape).read(path, label, features)
     path.write_text("age,ill,note\n1,yes,x\n")
-    with pytest.raises(DataError, match="column 'note', sample 0 \\(counted from 0\\): must be a number, got 'x'"):
+    with pytest.raises(DataError, match="sample 0 \\(counted from 0\\) in 'note' must be a number, got 'x'"):
         sites(2).read(path, "ill")
+
+
+def test_gaps_and_ranges_of_the_agreed_columns(folder):
+    """A site fills gaps with values of its own training part, keeps them, and is told of a column in another unit."""
+    experiment = folder / "sites/a/experiment.toml"
+    agreed = {"shape": [2], "columns": ["age", "chol"], "ranges": {"chol": [100, 500]}, "missing": "median"}
+    config = tomllib.loads(experiment.read_text())
+    config["data"] = {"name": "sites", "classes": ["no", "yes"], **agreed}
+    config["models"] = {"pool": ["mlr"]}
+    experiment.write_text(tomli_w.dumps(config))
+    draw = np.random.default_rng(0)
+    rows = [
+        f"{draw.normal(50, 9):.1f},{'?' if i % 5 == 0 else round(draw.normal(6, 1), 2)},{i},{'no' if i % 3 else 'yes'}"
+        for i in range(40)
+    ]
+    (folder / "sites/a/data.csv").write_text("\n".join(["Age,cholesterol,id,ill", *rows]) + "\n")
+    path = folder / "sites/a/site.toml"
+    settings = tomllib.loads(path.read_text())
+    settings["data"] = {"file": "data.csv", "label": "ill", "features": ["Age", "cholesterol"]}
+    settings["model"] = "mlr"
+    path.write_text(tomli_w.dumps(settings))
+    here = Site.read(path)
+    data = client_data(here)
+    assert torch.isfinite(data.train.source.x).all()
+    value = data.preprocessing["columns"][1]["value"]
+    chol = data.train.source.x[:, 1]
+    observed = [row for row in data.train.rows.tolist() if row % 5]
+    assert value == pytest.approx(chol[observed].quantile(0.5).item())
+    assert chol[0].item() == pytest.approx(value)
+    assert client_data(here).preprocessing == data.preprocessing  # from the prepared file
+    summary, note = check(here).splitlines()
+    assert "24 train" in summary
+    assert note.startswith("note: 'chol' is mostly between 4.")
+    assert "the experiment says 100 to 500" in note
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"columns": ("a",)}, "columns: must name 2 columns once each"),
+        ({"ranges": {"a": (0, 1)}}, "ranges: 'a' is not in columns, which are not given"),
+        ({"missing": "median"}, "missing: needs the names of the columns"),
+        ({"columns": ("a", "b"), "fill": {"a": 1.0}}, "fill: gaps are errors"),
+    ],
+)
+def test_agreed_columns_must_fit(options, message):
+    with pytest.raises(DataError, match=message):
+        Sites((2,), ("yes", "no"), **options)
 
 
 def test_arrays_and_what_can_be_wrong_with_them(tmp_path):
@@ -255,7 +310,8 @@ def test_only_methods_that_send_models_need_a_catalogue(folder):
                 admit(unknown, experiment, base, archs)
     with pytest.raises(TaskError, match="install the same version"):
         admit(Handshake(**(vars(handshake) | {"fedme": "9.9"})), experiment, base, archs)
-    for samples in (0, -5, 10**15):
+    assert admit(Handshake(**(vars(handshake) | {"samples": 0})), experiment, base, archs).id == "a"  # it does not tell
+    for samples in (-5, 10**15):
         with pytest.raises(TaskError, match=f"training samples must be >= 1 and <= .*, got {samples}"):
             admit(Handshake(**(vars(handshake) | {"samples": samples})), experiment, base, archs)
 
@@ -282,32 +338,251 @@ def test_every_transfer_is_a_line(tmp_path):
     assert (second["bytes"], second["models"]) == (0, [])
 
 
-def test_a_private_site_never_answers_twice_with_the_same_noise(folder):
+def private(folder, **changed):
+    """Site a with an experiment of two private rounds, and a function that asks it for one."""
     path = folder / "sites" / "a" / "site.toml"
     agreed_to = path.with_name("experiment.toml")
-    changed = {"rounds": 2, "method": {"name": "fedavg"}, "models": {"pool": ["mlr"]}, "privacy": {"epsilon": 4.0}}
-    agreed_to.write_text(tomli_w.dumps(tomllib.loads(agreed_to.read_text()) | changed))
+    settings = {"rounds": 2, "method": {"name": "fedavg"}, "models": {"pool": ["mlr"]}, "privacy": {"epsilon": 4.0}} | changed
+    agreed_to.write_text(tomli_w.dumps(tomllib.loads(agreed_to.read_text()) | settings))
     own_site = Site.read(path)
     task, archs = own_site.task()
     model = Model.init(task.shared, Key(0))
 
-    def ask():
-        down = MessageContent.of(run="r", when=Round(0, 2), down=SharedModel(model))
+    def ask(run="r", t=0, total=2):
+        down = MessageContent.of(run=run, when=Round(t, total), down=SharedModel(model))
         reply = site_app.train(down, {"site": str(path)})
         return reply.read("up", TrainedCopy, archs).model, reply.read("spent", Ledger)
 
+    return own_site, ask
+
+
+def greet(own_site, run):
+    """A handshake for a new run of the experiment that the site agreed to."""
+    request = MessageContent.of(run=run, config=own_site.experiment.plain())
+    return site_app.handshake(request, {"site": str(own_site.folder / "site.toml")})
+
+
+def test_a_private_site_never_answers_twice_with_the_same_noise(folder):
+    own_site, ask = private(folder)
     (first, once), (second, twice) = ask(), ask()
     assert not torch.equal(
         first.params["1.weight"], second.params["1.weight"]
     )  # otherwise the server could remove the noise by asking twice
     assert [cost.steps for cost in twice] == [2 * cost.steps for cost in once]
-    assert PrivateState(own_site.state, "r").spent() == twice  # the site's own ledger counts, not the server's
+    account = PrivacyAccount.of(own_site)
+    assert account.ledger("r") == twice  # the site's own account counts, not the server's
     assert 3.9 < epsilon(twice, 1e-5) <= 4.0
     with pytest.raises(site_app.SiteError, match="beyond privacy.epsilon = 4"):
         ask()
-    (PrivateState(own_site.state, "r").folder / "privacy.json").write_text("[1]")
+    assert account.ledger() == twice, "nothing left the site, so nothing was spent"
+    account.path.write_text("[1]\n")
     with pytest.raises(site_app.SiteError, match="RunError"):
         ask()
+
+
+def test_a_budget_belongs_to_the_site_and_not_to_a_run(folder):
+    """The server names the runs: a new name, a new data file or a deleted state must not start from zero."""
+    own_site, ask = private(folder)
+    greet(own_site, "first")
+    for t in (0, 1):
+        ask("first", t)
+    spent = PrivacyAccount.of(own_site).epsilon()
+    assert 3.9 < spent <= 4.0
+    shutil.rmtree(own_site.state)
+    np.savez(own_site.folder / "data.npz", x=np.ones((40, 64)), y=np.arange(40) % 10)
+    message = r"from epsilon 3\.\d+ to [5-9]\.\d+, beyond its limit of 4; the site can open another account for new data only"
+    with pytest.raises(site_app.SiteError, match=message):
+        greet(own_site, "second")  # before it starts
+    with pytest.raises(site_app.SiteError, match=message):
+        ask("second")  # also without a handshake
+    assert PrivacyAccount.of(own_site).epsilon() == spent
+    (own_site.folder / "site.toml").write_text((own_site.folder / "site.toml").read_text().replace("127.0.0.1:", "127.0.0.9:"))
+    with pytest.raises(site_app.SiteError, match=message):  # another server
+        greet(own_site, "third")
+
+
+def test_a_site_sets_a_limit_for_all_runs(folder):
+    edited(folder, "# epsilon = 8.0", "epsilon = 5.0")
+    own_site, ask = private(folder)
+    for t in (0, 1):
+        ask("first", t)
+    greet(own_site, "first")  # a run that resumes, or a node that reconnects
+    with pytest.raises(site_app.SiteError, match=r"beyond its limit of 5"):
+        greet(own_site, "second")
+    smaller, ask = private(folder, privacy={"epsilon": 1.0})
+    greet(smaller, "second")
+    for t in (0, 1):
+        ask("second", t)
+    account = PrivacyAccount.of(smaller)
+    assert 4.0 < account.epsilon() < 5.0, "the costs of both runs compose: less than the sum of their epsilons"
+    assert [run["run"] for run in account.runs()] == ["first", "second"]
+    free, _ = private(folder)
+    path = free.folder / "experiment.toml"
+    path.write_text(tomli_w.dumps({key: value for key, value in tomllib.loads(path.read_text()).items() if key != "privacy"}))
+    with pytest.raises(site_app.SiteError, match=r"limits what leaves it to epsilon 5, but the experiment has no \[privacy\]"):
+        greet(Site.read(free.folder / "site.toml"), "third")
+
+
+def test_costs_are_on_disk_before_the_reply_and_the_limit_holds_there_too(folder, monkeypatch):
+    own_site, ask = private(folder)
+    written = []
+    monkeypatch.setattr(site_app.transfer_log, "record", lambda *given: written.append(PrivacyAccount.of(own_site).lines()))
+    ask()
+    assert [len(lines) for lines in written] == [0, 1]  # when the request and when the reply were logged
+    monkeypatch.setattr(PrivacyAccount, "require_room", lambda *given: None)
+    ask("other", 1)
+    with pytest.raises(site_app.SiteError, match="beyond its limit of 4; nothing was sent"):
+        ask("third")
+
+
+def test_only_the_site_opens_another_account(folder, fedme, monkeypatch):
+    own_site, ask = private(folder)
+    file = own_site.folder / "site.toml"
+    for t in (0, 1):
+        ask("first", t)
+    code, out, err = fedme("deploy", "budget", file, "--json")
+    shown = json.loads(out)
+    assert (code, shown["limit"], shown["delta"]) == (0, 4.0, 1e-5)
+    assert 3.9 < shown["epsilon"] <= 4.0
+    assert [run["answers"] for run in shown["runs"]] == [2]
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    code, out, err = fedme("deploy", "budget", file, "--new-data", "--reason", "patients of 2027")
+    assert code != 0
+    assert json.loads(fedme("deploy", "budget", file, "--json")[1])["epsilon"] == shown["epsilon"]
+    code, out, err = fedme("deploy", "budget", file, "--new-data", "--reason", "patients of 2027", "--yes")
+    assert code == 0, err
+    after = json.loads(fedme("deploy", "budget", file, "--json")[1])
+    assert (after["epsilon"], after["runs"]) == (0.0, [])
+    assert [(line["new_data"], line["closed_at"]) for line in after["closed"]] == [("patients of 2027", shown["epsilon"])]
+    greet(own_site, "second")
+    assert len(PrivacyAccount.of(own_site).path.read_text().splitlines()) == 3, "nothing is ever deleted"
+
+
+def test_a_site_that_has_left_answers_nothing_until_it_comes_back(folder, fedme):
+    own_site, ask = private(folder)
+    greet(own_site, "r")
+    code, _, err = fedme("deploy", "leave", own_site.folder / "site.toml", "--reason", "the study is over")
+    assert (code, "a has left" in err, "What was sent before remains" in err) == (0, True, True)
+    for request in (lambda: greet(own_site, "r"), ask):
+        with pytest.raises(site_app.SiteError, match="this site has left the federation"):
+            request()
+    with pytest.raises(ConfigError, match=r"to come back, delete left.jsonl in its records"):
+        run_node(own_site, print)
+    assert "the study is over" in (own_site.records / "left.jsonl").read_text()
+    (own_site.records / "left.jsonl").unlink()
+    greet(own_site, "r")
+
+
+def test_a_site_that_nobody_knows_cannot_be_removed(folder, fedme):
+    code, _, err = fedme("deploy", "remove", folder, "x")
+    assert (code, "no site is called 'x'; there are a, b" in " ".join(err.split())) == (2, True)
+    assert (folder / "sites" / "a" / "key.pub").exists()
+    fedme("deploy", "remove", folder, "a")  # it was never registered
+    assert not (folder / "sites" / "a" / "key.pub").exists()
+    assert Federation.read(folder).keys().keys() == {"b"}
+
+
+@pytest.mark.parametrize("name", ["../log", "../../sites/b/key", "a/../a", "/etc/passwd", "."])
+def test_a_name_of_a_site_is_no_path(name, folder, fedme):
+    other = folder / "server" / "log.json"
+    other.write_text("{}")
+    code, _, err = fedme("deploy", "remove", folder, name)
+    assert (code, f"no site is called '{name}'" in " ".join(err.split())) == (2, True)
+    assert other.exists()
+    assert Federation.read(folder).keys().keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J\u202eevil\nall is well", "x" * 10**6])
+def test_text_of_the_server_is_data_in_the_log_of_a_site(name, folder, caplog):
+    own = site(folder)
+    request = MessageContent.of(run="r", config={**own.experiment.plain(), name: 1})
+    with pytest.raises(site_app.SiteError) as refused:
+        site_app.handshake(request, {"site": str(own.folder / "site.toml")})
+    assert "the server's experiment differs from the one this site agreed to" in str(refused.value)
+    assert "the server's experiment differs" in caplog.text
+    for text in (str(refused.value), caplog.messages[-1], (own.records / "audit.jsonl").read_text()):
+        assert not {"\x1b", "\u202e"} & set(text)
+        assert "\nall is well" not in text
+        assert len(text) < 20_000
+
+
+def test_a_torn_line_does_not_count_and_damage_is_named(tmp_path):
+    path = tmp_path / "deep" / "lines.jsonl"
+    for i in range(3):
+        append_only.append(path, {"i": i, "text": "ä\n"})
+    whole = path.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o600
+    last = len(whole.splitlines(keepends=True)[-1])
+    for cut in range(1, last + 1):  # every way in which the last write can be incomplete
+        path.write_bytes(whole[:-cut])
+        assert [line["i"] for line in append_only.lines(path)] == [0, 1]
+        append_only.append(path, {"i": 7})
+        assert [line["i"] for line in append_only.lines(path)] == [0, 1, 7]
+    path.write_bytes(whole.replace(b'"i": 1', b'"i" 1'))
+    with pytest.raises(RunError, match="line 2 is damaged"):
+        append_only.lines(path)
+
+
+def test_everything_that_leaves_is_a_line(folder, fedme):
+    own_site, ask = private(folder)
+    greet(own_site, "first")
+    ask("first")
+    shutil.rmtree(own_site.state)
+    with pytest.raises(site_app.SiteError):
+        ask("first", 7)
+    transfers = json.loads(fedme("deploy", "audit", own_site.folder, "--json")[1])
+    sent = [line for line in transfers if line["what"] == "sent"]
+    assert [sorted(line["with"])[:1] for line in sent] == [["arch"], ["losses"], ["error"]]
+    assert sent[0]["with"]["samples"] == 24
+    assert "agreed to 2 rounds" in sent[2]["with"]["error"]
+
+
+@pytest.mark.parametrize(("t", "total"), [(10**9, 10**9 + 1), (2, 2), (0, 3), (-1, 2), (1, 1)])
+def test_a_site_is_asked_only_for_rounds_that_it_agreed_to(folder, t, total):
+    own_site, ask = private(folder)
+    with pytest.raises(site_app.SiteError, match=f"agreed to 2 rounds, counted from 0, but is asked for {t} of {total}"):
+        ask("r", t, total)
+    assert not PrivacyAccount.of(own_site).lines()
+    assert not own_site.state.exists()
+
+
+def test_a_site_is_asked_only_for_fine_tuning_that_it_agreed_to(folder):
+    own_site, ask = private(folder, finetune={"epochs": 2}, privacy={"noise_multiplier": 1.0})
+    ask()
+    task, _ = own_site.task()
+    agreed_to = Finetune(own_site.experiment.settings.train, 2)
+
+    def evaluate(finetune):
+        content = MessageContent.of(
+            run="r", when=Round(0, 2), delivery=SharedModel(Model.init(task.shared, Key(0))), finetune=finetune
+        )
+        return site_app.evaluate(content, {"site": str(own_site.folder / "site.toml")})
+
+    assert evaluate(agreed_to).read("spent", Ledger)
+    evaluate(None)
+    with pytest.raises(site_app.SiteError, match="finetune: the site did not agree to this fine-tuning"):
+        evaluate(replace(agreed_to, epochs=3))
+
+
+def test_a_site_keeps_the_model_of_its_best_round(folder):
+    """It is a candidate at the end, and it is kept on the site's own disk between rounds."""
+    rounds = 6
+    own_site, _ = private(folder, rounds=rounds, privacy={"noise_multiplier": 1.0})
+    task, _ = own_site.task()
+    validated = []
+    for t in range(rounds):
+        delivery = SharedModel(Model.init(task.shared, Key(rounds - t)))
+        content = MessageContent.of(run="r", when=Round(t, rounds), delivery=delivery, finetune=None)
+        reply = site_app.evaluate(content, {"site": str(own_site.folder / "site.toml")})
+        scores = {(score.model, score.split): score.metrics.accuracy for score in reply.read("scores", list[ModelScore])}
+        validated.append(scores["personal", "val"])
+    best = max(range(rounds), key=lambda t: (validated[t], t))
+    assert best != rounds - 1
+    kept = outputs.read(folder_of(own_site.state / "runs" / "r", "a"))
+    right = (kept["val/best"].argmax(1) == kept["val/targets"]).double().mean().item()
+    assert right == pytest.approx(validated[best])
+    choice = model_choice.read(folder_of(own_site.state / "runs" / "r", "a"))
+    assert "best" in choice.candidates
 
 
 def test_a_server_looks_at_short_ledgers_only():

@@ -40,7 +40,8 @@ def test_three_sites_on_one_laptop(tmp_path):
     assert code == 0, text
     run = tmp_path / "federation" / "runs" / "digits"
     assert json.loads((run / "summary.json").read_text())["rounds"] == 2
-    assert "site south: online" in text
+    assert "south: connected to 127.0.0.1:19443" in text
+    assert "node: running" in text
     for name in ("north", "south", "east"):
         (card,) = (tmp_path / "federation" / "sites" / name).glob("state/runs/*/clients/*/model.json")
         assert json.loads(card.read_text())["client"] == name
@@ -49,4 +50,11 @@ def test_three_sites_on_one_laptop(tmp_path):
 def test_every_command_of_the_tutorial_is_ours():
     commands = [line for language, _, text in BLOCK.findall(PAGE.read_text()) if language == "sh" for line in text.splitlines()]
     assert len(commands) > 8
-    assert all(line.startswith("fedme ") for line in commands)
+    assert all(line.startswith(("fedme ", "for site in north south east; do fedme ")) for line in commands)
+
+
+def test_the_tutorial_has_seven_commands():
+    text = PAGE.read_text()
+    tutorial = text[text.index("## Three sites on one laptop") : text.index("What is there now:")]
+    commands = [line for language, _, block in BLOCK.findall(tutorial) if language == "sh" for line in block.splitlines()]
+    assert len(commands) + 1 == 7  # and `python data.py`

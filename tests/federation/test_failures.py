@@ -18,7 +18,7 @@ from fedme.methods.fedme.fedme import FedMe
 from fedme.methods.fml import FML
 from fedme.results import records
 from fedme.results.lineage import lineages
-from fedme_test_support import DENSE, LINEAR, WIDE, clients, personal, same, split, task
+from fedme_test_support import BODIES, DENSE, LINEAR, WIDE, clients, personal, same, split, task
 
 TRAIN = Training(epochs=1, batch=4, lr=0.05)
 ROOT = Key(0)
@@ -170,7 +170,7 @@ def test_a_round_below_the_quorum_leaves_the_server_as_it_was_and_says_so(quorum
 @pytest.mark.parametrize("name", METHODS)
 def test_nobody_is_never_averaged(name):
     method = METHODS[name](train=TRAIN)
-    setting = task((LINEAR,) * 3, public=8, unlabeled=split(6, Key(9)))
+    setting = task((BODIES.get(name, LINEAR),) * 3, public=8, unlabeled=split(6, Key(9)))
     for faults in (Faults(dropout=1.0), Faults(leave=dict.fromkeys("012", 0)), Faults(lost=1.0)):
         engine, server = begin(method, faults, setting, clients(public=8))
         done = run_round(method, setting, engine, server, 0, 1, ROOT, faults.needs)
@@ -205,8 +205,10 @@ def test_a_round_of_several_exchanges_counts_as_a_whole():
 @pytest.mark.parametrize("name", METHODS)
 def test_with_a_third_failing_every_client_keeps_a_model_and_every_loss_has_a_name(name):
     method = METHODS[name](train=TRAIN)
-    mixed = name in ("local", "fedmd", "fml", "pfml", "fedme")
-    setting = task((DENSE, WIDE, LINEAR, LINEAR, DENSE) if mixed else (LINEAR,) * 5, public=8, unlabeled=split(6, Key(9)))
+    mixed = name in ("local", "fd", "feddf", "fedmd", "fml", "pfml", "fedme")
+    setting = task(
+        (DENSE, WIDE, LINEAR, LINEAR, DENSE) if mixed else (BODIES.get(name, LINEAR),) * 5, public=8, unlabeled=split(6, Key(9))
+    )
     data = clients((7, 3, 5, 2, 9), public=8)
     faults = Faults(dropout=0.3, lost=0.1, spread=1.0, deadline=4.0, join={"3": 2}, leave={"4": 4})
     servers, traffic, engine = rounds(method, faults, 6, setting, data)

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 from hypothesis import given, strategies as st
 
 from fedme.core.typed import TypedError
 from fedme.federation.flower import requests
+from fedme.federation.flower.internals import push_error
 from fedme.federation.flower.message_content import BODY, TENSORS, MessageContent
+from fedme.federation.flower.reply_limits import TEXT_BYTES, ReplyLimit
 from fedme.federation.flower.requests import Failure, GridRequests
 
 
@@ -94,7 +95,7 @@ class TwoReplies:
 
     def pull_messages(self, numbers):
         def reply(about, text):
-            metadata = SimpleNamespace(reply_to_message_id=about)
+            metadata = SimpleNamespace(reply_to_message_id=about, src_node_id=1)
             return SimpleNamespace(metadata=metadata, has_error=lambda: False, content=message(json.dumps({"says": text})))
 
         return [reply("m0", "stranger"), reply("m1", "first"), reply("m1", "again")]
@@ -112,33 +113,29 @@ def test_only_the_first_reply_to_a_message_is_looked_at():
 
 
 class Restarted(TwoReplies):
-    """A grid whose server restarts while a message is pushed, and while a reply is pulled."""
+    """A grid whose server restarts while a message is pushed."""
 
     def __init__(self, times):
-        self.pushes, self.pulls = times, 1
+        self.pushes = times
 
     def push_messages(self, messages):
         self.pushes -= 1
         if self.pushes >= 0:
-            raise ObjectPushError("o", 1, "s")
+            raise push_error()("o", 1, "s")
         return super().push_messages(messages)
-
-    def pull_messages(self, numbers):
-        self.pulls -= 1
-        if self.pulls >= 0:
-            raise ObjectPullError("o", "gone")
-        return super().pull_messages(numbers)
 
 
 def test_a_server_that_is_started_again_in_between_is_asked_again():
     replies = GridRequests(Restarted(3), 0.0).send("train", {"a": (1, MessageContent.of())})
     assert replies["a"].read("says", str) == "first"
-    with pytest.raises(ObjectPushError):  # not for ever
+    with pytest.raises(push_error()):  # not for ever
         GridRequests(Restarted(1000), 0.0).send("train", {"a": (1, MessageContent.of())})
 
 
 def test_a_reply_that_is_too_large_is_an_offence():
-    replies = GridRequests(TwoReplies(), 0.0).send("train", {"a": (1, MessageContent.of())}, max_bytes=lambda client: 5)
+    replies = GridRequests(TwoReplies(), 0.0).send(
+        "train", {"a": (1, MessageContent.of())}, limit=lambda client: ReplyLimit(-TEXT_BYTES + 5)
+    )
     assert isinstance(replies["a"], Failure)
     assert replies["a"].offence
     assert "expected at most 5" in replies["a"].reason

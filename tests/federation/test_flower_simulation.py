@@ -1,5 +1,6 @@
 """Runs on Flower's simulation runtime are bit-identical to runs in one process, and can be stopped and resumed."""
 
+import ipaddress
 import os
 import shutil
 import signal
@@ -56,14 +57,34 @@ REAL = {
 }
 
 
+STARTED: list[subprocess.Popen[bytes]] = []
+
+
 def fedme(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     with (folder / "output").open("w") as output:
-        return subprocess.Popen([sys.executable, "-m", "fedme", *words], cwd=folder, stdout=output, stderr=output)
+        STARTED.append(subprocess.Popen([sys.executable, "-m", "fedme", *words], cwd=folder, stdout=output, stderr=output))
+    return STARTED[-1]
+
+
+@pytest.fixture(autouse=True)
+def no_process_outlives_its_test():
+    """A test that fails must not leave a run behind, which would slow down and fail later tests."""
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        process.terminate()  # nothing, if it has ended
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def weights(folder: Path) -> dict[str, bytes]:
     files = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.glob("clients/*/*.safetensors"))}
-    assert len(files) == 8  # four clients, before and after fine-tuning
+    assert (
+        len(files) >= 12
+    )  # of four clients: before and after fine-tuning, and their outputs; a server's model that was chosen
     return files
 
 
@@ -96,6 +117,8 @@ def test_every_method_gives_the_models_of_one_process(method, tmp_path, monkeypa
     (tmp_path / "experiment.toml").write_text(CONFIG)
     words = ["method.name=" + method, "models.shared=dnn-8", "data.public=20"]
     words += ["method.public_epochs=1"] if method == "fedmd" else []
+    words += ["models.pool=['dnn-8','dnn-16-8']"] if method in ("lg-fedavg", "fedproto") else []
+    words += ["models.pool=['dnn-8','dnn-16']"] if method == "heterofl" else []
     for place, engine in (("here", []), ("there", ["engine=flower"])):
         experiment, _ = load(tmp_path / "experiment.toml", [f"output={tmp_path / place}", *words, *engine])
         run.start(experiment, Display(Console(quiet=True), quiet=True))
@@ -155,6 +178,15 @@ def test_on_a_cluster_that_is_there_already(tmp_path):
     assert numbers(tmp_path / "there") == numbers(tmp_path / "here")
 
 
+@pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="needs a virtual environment")
+def test_an_interpreter_whose_path_has_a_space(tmp_path, monkeypatch):
+    (tmp_path / "experiment.toml").write_text(CONFIG)
+    (tmp_path / "an environment").symlink_to(sys.prefix)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "an environment" / "bin" / "python"))
+    done = fedme(tmp_path, "run", "experiment.toml", "engine=flower", "engine.workers=2", "output=there", "rounds=1")
+    assert done.wait(180) == 0, (tmp_path / "output").read_text()
+
+
 def test_a_client_that_fails_stops_the_run_by_name(tmp_path):
     (tmp_path / "experiment.toml").write_text(CONFIG)
     failed = fedme(tmp_path, "run", "experiment.toml", "engine=flower", "data.val=0")
@@ -184,3 +216,65 @@ def test_what_flower_says_in_one_line():
     assert error_text(2, wrapped) == "no data"
     assert error_text(5, "Node Unavailable") == "Node Unavailable"
     assert error_text(7, None) == "error 7"
+
+
+def listening(pids):
+    """The addresses on which these processes listen, from the kernel."""
+    sockets = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                sockets.add(os.readlink(link))
+            except OSError:
+                continue
+    found = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            local, state, inode = line.split()[1], line.split()[3], line.split()[9]
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                raw = bytes.fromhex(local.split(":")[0])
+                words = [raw[i : i + 4][::-1] for i in range(0, len(raw), 4)]
+                address = ipaddress.ip_address(b"".join(words))
+                found.append(getattr(address, "ipv4_mapped", None) or address)
+    return found
+
+
+def descendants(pid):
+    parents = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            number, _, rest = status.read_text().partition(" (")
+        except OSError:
+            continue
+        parents[int(number)] = int(rest.rpartition(") ")[2].split()[1])
+    family, size = {pid}, 0
+    while len(family) > size:
+        size = len(family)
+        family |= {child for child, parent in parents.items() if parent in family}
+    return family
+
+
+@pytest.mark.slow
+def test_ray_listens_on_loopback_and_asks_for_a_secret(tmp_path):
+    """Without that, whoever reaches this machine can run code in the processes of a simulation."""
+    (tmp_path / "experiment.toml").write_text(CONFIG)
+    words = ["experiment.toml", "method=fml", "models.shared=dnn-8", "rounds=2000", "engine=flower", "output=there"]
+    running = fedme(tmp_path, "run", *words)
+    try:
+        wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("there/metrics.jsonl")), "a round", 180)
+        family = descendants(running.pid)
+        programs = {Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].rpartition(b"/")[2]: pid for pid in family}
+        assert b"gcs_server" in programs
+        assert b"raylet" in programs
+        addresses = listening(family)
+        assert len(addresses) > 2
+        assert all(address.is_loopback for address in addresses), addresses
+        environment = Path(f"/proc/{programs[b'gcs_server']}/environ").read_bytes().split(b"\0")
+        settings = dict(entry.partition(b"=")[::2] for entry in environment if b"=" in entry)
+        assert settings[b"RAY_AUTH_MODE"] == b"token"
+        assert len(settings[b"RAY_AUTH_TOKEN"]) == 64
+    finally:
+        os.kill(running.pid, signal.SIGINT)
+        running.wait(60)
+    log = (tmp_path / "output").read_text() + "".join(path.read_text() for path in tmp_path.glob("there/*.log"))
+    assert settings[b"RAY_AUTH_TOKEN"].decode() not in log

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from fedme.core.data import ClientData
 from fedme.core.key import Key
@@ -30,7 +30,7 @@ from fedme_test_support import DENSE, LINEAR, NORMALISED, WIDE, clients, split, 
 
 TRAIN = Training(epochs=1, batch=4, lr=0.05)
 ROOT = Key(0)
-MIXED = ("local", "fedmd", "fml", "pfml", "fedme")
+MIXED = ("local", "fd", "feddf", "fedmd", "fml", "pfml", "fedme")
 SHARING = [name for name in METHODS if name not in ("local", "centralized")]
 MALFORMED = [*SPOILING, "replay"]
 
@@ -44,12 +44,17 @@ def tensors(value) -> list[torch.Tensor]:
 
 
 class Silent(InProcessEngine):
-    """Some replies never arrive, though the clients did their work; then they hear nothing more in the round."""
+    """Some replies never arrive, though the clients did their work; then they hear nothing more in the round.
+
+    Below the quorum the server asks again. As in `FailingClients`, nobody works twice for that.
+    """
 
     lost = frozenset()
+    worked = None  # the last round in which clients have worked whose replies are lost
 
     def exchange(self, downs, when):
-        first = when.phase == self.method.phases[0]
+        first = when.phase == self.method.phases[0] and when.t != self.worked
+        self.worked = when.t
         answers = super().exchange({c: down for c, down in downs.items() if first or (when.t, c) not in self.lost}, when)
         return {c: NoReply("lost") if (when.t, c) in self.lost else answer for c, answer in answers.items()}
 
@@ -83,6 +88,7 @@ def run(name, kind, engine_of, pairs, rounds=3):
     kind=st.sampled_from(MALFORMED),
     pairs=st.sets(st.tuples(st.integers(0, 2), st.sampled_from("0123")), min_size=1, max_size=6),
 )
+@example(kind="non-finite", pairs={(1, client) for client in "0123"})  # below the quorum: the server asks again
 def test_a_bad_reply_is_as_if_it_had_never_come(name, kind, pairs):
     expected, silent, _ = run(name, kind, Silent, pairs)
     server, bad, traffic = run(name, kind, Bad, pairs)
@@ -104,7 +110,7 @@ def test_the_reason_names_the_place():
         ("non-finite", "refused: model.params.0.weight: is not finite"),
         ("shape", "refused: model.params.0.weight: must be float64 of shape (6, 3), got float64 of shape (1, 6, 3)"),
         ("architecture", "refused: model.arch: must be of architecture normalised, got intruder"),
-        ("replay", "refused: when: it is about"),
+        ("replay", "refused: when: expected"),
     ):
         _, _, traffic = run("fedavg", kind, Bad, {(0, "2")}, rounds=1)
         assert traffic[0]["2"].reason.startswith(words)
@@ -230,7 +236,14 @@ def test_reports_and_scores_must_be_possible():
             check_report(report, seconds, "classification")
     check_report(Report({}, {"own": replace(score, accuracy=float("nan"))}), 1.0, "regression")  # never right or wrong
     fine = ModelScore("personal", "mlr", "round", "test", Metrics(10, 7, 3, 0.5, 0.7))
-    check_scores([fine])
+    check_scores([fine], "classification")
+    decisions = Metrics(10, 17, 3, 0.5, 17 / 30, exact_match=0.2)  # 3 labels per sample
+    check_scores([replace(fine, metrics=decisions)], "multi-label")
+    for impossible in (replace(decisions, correct=31), replace(decisions, correct=-1), replace(decisions, accuracy=None)):
+        with pytest.raises(TypedError, match="is not possible for 10 samples"):
+            check_scores([replace(fine, metrics=impossible)], "multi-label")
+    with pytest.raises(TypedError):
+        check_scores([replace(fine, metrics=decisions)], "classification")
     for odd in (
         replace(fine, split="train"),
         replace(fine, stage="training"),
@@ -240,7 +253,7 @@ def test_reports_and_scores_must_be_possible():
         replace(fine, metrics=replace(fine.metrics, auroc=float("nan"))),
     ):
         with pytest.raises(TypedError):
-            check_scores([odd])
+            check_scores([odd], "classification")
 
 
 def test_a_client_looks_at_what_the_server_sends():
@@ -319,7 +332,7 @@ def test_an_answer_that_was_not_asked_for_is_nobodys():
 def test_everybody_in_quarantine_is_a_round_of_nobody():
     for name in SHARING:
         method = method_of(name)
-        setting = task((LINEAR,) * 3, public=8, unlabeled=split(6, Key(9)))
+        setting = task((DENSE,) * 3, public=8, unlabeled=split(6, Key(9)))
         engine = InProcessEngine(method, setting, clients(public=8), ROOT)
         server = method.init_server(setting, ROOT.at("init"))
         out = dict.fromkeys(setting.members, OffenceRecord(0, "refused: x", FOR_GOOD))

@@ -15,7 +15,7 @@ from fedme.federation.round import Reply, Traffic, run_round
 from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
 from fedme.methods.fedavg import FedAvg
-from fedme_test_support import DENSE, LINEAR, NORMALISED, WIDE, Losing, clients, split, task
+from fedme_test_support import BODIES, DENSE, LINEAR, NORMALISED, WIDE, Losing, clients, split, task
 
 TRAIN = Training(epochs=1, batch=4, lr=0.05)
 ROOT = Key(0)
@@ -64,8 +64,8 @@ class Recording(InProcessEngine):
 @pytest.mark.parametrize("name", METHODS)
 def test_bytes_and_seconds_are_those_of_the_messages_of_all_exchanges(name):
     method = METHODS[name](train=TRAIN)
-    mixed = name in ("local", "fedmd", "fml", "pfml", "fedme")
-    setting = task((DENSE, WIDE, LINEAR) if mixed else (LINEAR,) * 3, public=8, unlabeled=split(6, Key(9)))
+    mixed = name in ("local", "fd", "feddf", "fedmd", "fml", "pfml", "fedme")
+    setting = task((DENSE, WIDE, LINEAR) if mixed else (BODIES.get(name, LINEAR),) * 3, public=8, unlabeled=split(6, Key(9)))
     engine, server = begin(method, setting, clients(public=8), Recording)
     done = run_round(method, setting, engine, server, 0, 1, ROOT)
     assert len(engine.heard) == len(method.phases) * (1 if method.pooled else 3)
@@ -119,7 +119,7 @@ def tensors(value) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", METHODS)
 def test_the_order_of_arrival_changes_no_bit(name):
     method = METHODS[name](train=TRAIN)
-    setting = task((LINEAR,) * 5, public=8, unlabeled=split(6, Key(9)))
+    setting = task((BODIES.get(name, LINEAR),) * 5, public=8, unlabeled=split(6, Key(9)))
     data = clients((7, 3, 5, 2, 9), public=8)
     results = []
     for kind in (InProcessEngine, Shuffled):

@@ -1,7 +1,7 @@
 """The first message between server and site: who the site is, and whether both agree on the experiment."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -28,7 +28,7 @@ class Handshake:
     client: ClientId
     arch: str
     labels: tuple[str, ...]
-    samples: int
+    samples: int  # 0: the site does not tell
     version: int  # of its private state in this run
     max_parameters: int | None
     accepts: tuple[str, ...] | None
@@ -44,12 +44,14 @@ def create_handshake(site: Site, run: str, config: Mapping[str, Any], data: Clie
             f"the server's experiment differs from the one this site agreed to: {', '.join(keys[:5])}; "
             f"the operator must send the new experiment.toml, and the site must install it if it agrees"
         )
-    member = site.member()
+    member, method = site.member(), site.experiment.method
+    if not site.settings.tell.samples:
+        require_hidden_samples(method)
     return Handshake(
         member.id,
         member.arch.name,
         member.labels,
-        len(data.train),
+        len(data.train) if site.settings.tell.samples else 0,
         max(PrivateState(site.state, run).versions(), default=0),
         member.max_parameters,
         member.accepts,
@@ -57,6 +59,14 @@ def create_handshake(site: Site, run: str, config: Mapping[str, Any], data: Clie
         __version__,
         fingerprint(data.public),
     )
+
+
+def require_hidden_samples(method: AnyMethod) -> None:
+    """Refuse a method whose clients must tell their numbers of samples."""
+    if not method.hides_samples:
+        raise TaskError(
+            f"method '{method.name()}' needs every site's number of samples, but this site does not tell (tell.samples)"
+        )
 
 
 def differing_keys(agreed: Any, received: Any, at: str = "") -> list[str]:
@@ -73,19 +83,30 @@ def admit(handshake: Handshake, experiment: Experiment, task: Task, archs: Mappi
     method: AnyMethod = experiment.method
     if handshake.fedme.split(".")[:2] != __version__.split(".")[:2]:
         raise TaskError(f"it has fedme {handshake.fedme}, the server {__version__}; install the same version")
-    if not 1 <= handshake.samples <= MAX_SAMPLES:
+    if handshake.samples == 0:
+        require_hidden_samples(method)
+    elif not 1 <= handshake.samples <= MAX_SAMPLES:
         raise TaskError(f"training samples must be >= 1 and <= {MAX_SAMPLES}, got {handshake.samples}")
     # The server only imports architectures of its own experiment, never because a message names them.
     arch = archs.get(handshake.arch) or Arch.named(handshake.arch, nn.Module)
     limits = handshake.max_parameters, handshake.accepts, handshake.lends_to
     member = Member(handshake.client, arch, handshake.labels, *limits)
     single = with_members(task, {member.id: member})
-    method.check(single)
-    # Methods whose server keeps the clients' models (FedMe) must be able to build them; the others never receive one.
-    delivery = method.deliver(single, method.init_server(single, Key(experiment.settings.seed).at("init")), member.id)
-    if handshake.arch not in archs and any(model.arch is arch for _, model in models_in(delivery)):
+    unknown = handshake.arch not in archs
+    if unknown:
+        method.check(with_members(task, {member.id: replace(member, arch=task.shared)}))  # everything but the architecture
+    try:
+        method.check(single)
+        # Methods whose server keeps the clients' models (FedMe) must be able to build them; the others never receive one.
+        delivery = method.deliver(single, method.init_server(single, Key(experiment.settings.seed).at("init")), member.id)
+        needed = any(model.arch is arch for _, model in models_in(delivery))
+    except TaskError:  # LG-FedAvg compares layers of the networks
+        if not unknown:
+            raise
+        needed = True
+    if unknown and needed:
         raise TaskError(
-            f"unknown architecture '{handshake.arch}': this method sends models between sites, so the architecture must be in "
-            f"the experiment's models.pool; known: {', '.join(archs)}"
+            f"unknown architecture '{handshake.arch}': method '{method.name()}' needs the networks of its sites, so "
+            f"they must be in the experiment's models.pool; known: {', '.join(archs)}"
         )
     return member

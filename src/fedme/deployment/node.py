@@ -1,24 +1,27 @@
 """Run a site: keep Flower's node running. It retries until the server accepts it, and reconnects after every restart."""
 
 import json
-import socket
+import os
+import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from fedme.config.experiment import ConfigError
-from fedme.core.atomic_files import locked
-from fedme.deployment.operator_folder import flower_environment, program
+from fedme.core.atomic_files import require_unlocked
+from fedme.deployment import append_only, node_supervisor
+from fedme.deployment.node_supervisor import now
+from fedme.deployment.operator_folder import flower_environment
 from fedme.deployment.site_data import client_data
-from fedme.deployment.site_settings import NAME, Site
-from fedme.deployment.supervisor import Supervisor
+from fedme.deployment.site_settings import LEFT, NAME, Site, require_member
+from fedme.deployment.submitted_runs import running
 from fedme.running.privacy_budget import require_private_training
 
-CONNECTED = "SuperNode ID"  # Flower's node logs this when the server has accepted it
+PROGRAM = (sys.executable, "-m", "fedme.deployment.flower_site_internals")  # Flower's node, held to FedMe's own app
 
 
 def command(site: Site) -> list[str]:
-    """The command of Flower's node, with a free local port for its own processes."""
+    """The command of Flower's node; it also needs a free local port, for its own processes."""
     server = site.settings.server
     if server.insecure:
         trust = ["--insecure"]
@@ -28,11 +31,8 @@ def command(site: Site) -> list[str]:
             if not site.path(file).exists():
                 raise ConfigError(f"{site.path(file)}: no such file; copy it from the folder that the operator sent")
         trust = [word for option, file in files.items() for word in (option, str(site.path(file)))]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        local = ["--host", "127.0.0.1", "--port", str(free.getsockname()[1])]
     settings = f"site={json.dumps(str(site.folder / NAME))}"
-    return [program("flower-supernode"), *trust, "--superlink", server.address, *local, "--node-config", settings]
+    return [*PROGRAM, "node", *trust, "--superlink", server.address, "--node-config", settings]
 
 
 def environment(site: Site) -> dict[str, str]:
@@ -49,23 +49,34 @@ def check(site: Site) -> str:
     require_private_training(site.experiment, archs.values(), [data])
     member = task.members[site.settings.name]
     parts = ", ".join(f"{len(getattr(data, part))} {part}" for part in ("train", "val", "test"))
-    return f"{member.id}: {member.arch.name}, {parts} samples; accepts {', '.join(archs)}"
+    summary = f"{member.id}: {member.arch.name}, {parts} samples; accepts {', '.join(archs)}"
+    notes = site.experiment.dataset.range_notes(data.train.source.x)  # type: ignore[attr-defined]
+    return "\n".join([summary, *(f"note: {note}" for note in notes)])
+
+
+def leave(site: Site, reason: str) -> str:
+    """Withdraw this site's agreement: its node does not start again, and every request is refused. Returns what was done."""
+    append_only.append(site.records / LEFT, {"time": now(), "reason": reason})
+    stopped = ""
+    lock = site.state / ".lock"
+    if lock.exists() and running(site.state):
+        os.kill(int(lock.read_text()), signal.SIGTERM)
+        stopped = "; its node is stopped"
+    return (
+        f"{site.settings.name} has left{stopped}. What was sent before remains with the server and the other sites. "
+        f"Ask the operator for `fedme deploy remove {site.settings.name}`; delete {site.records / LEFT} to come back"
+    )
 
 
 def run(site: Site, log: Callable[[str], None]) -> None:
-    """Keep the node running until it is stopped by a signal."""
+    """Keep the node running until it is stopped by a signal. This process becomes the supervisor, without PyTorch."""
+    require_member(site)
     log(check(site))
-    with locked(site.state):
-        name, address = site.settings.name, site.settings.server.address
-        supervisor = Supervisor(site.state / "log", environment(site), lambda text: log(f"{name}: {text}"))
-        announced = -1  # the start of the node whose connection was logged
-
-        def announce() -> None:
-            nonlocal announced
-            if announced != supervisor.log_start["node"] and CONNECTED in supervisor.output("node"):
-                announced = supervisor.log_start["node"]
-                log(f"{name}: connected to {address}")
-
-        supervisor.start("node", lambda: command(site))
-        log(f"{name}: connecting to {address}; the log is in {site.state / 'log'}; Ctrl-C stops")
-        supervisor.run_until_stopped(announce)
+    require_unlocked(site.state)
+    server = site.settings.server
+    authority = "" if server.insecure else str(site.path(server.certificate))
+    plan = node_supervisor.Plan(
+        site.settings.name, server.address, authority, str(site.state), command(site), environment(site)
+    )
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", node_supervisor.__name__, json.dumps(asdict(plan))])

@@ -1,71 +1,64 @@
-"""The operator's actions: run the server, register the sites' keys, submit runs, show their status, stop them."""
+"""The operator's actions: submit runs, follow them, stop them, remove a site."""
 
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedme.config.experiment import load
-from fedme.core.atomic_files import RunError, locked, write_json, write_text
-from fedme.deployment import submitted_runs
-from fedme.deployment.operator_folder import CONNECTION, Federation, program
-from fedme.deployment.supervisor import Supervisor
-from fedme.results import records, summary
+from fedme.config.experiment import Experiment
+from fedme.core.atomic_files import RunError, locked
+from fedme.deployment import attempts, submitted_runs
+from fedme.deployment.bundle import write_app
+from fedme.deployment.operator_folder import CONNECTION, NODES, Federation, program
 
 START_TIMEOUT = 300.0  # seconds for Flower to start a server app; machines may be busy
 STOP_TIMEOUT = 30.0  # seconds for a stopped run or server to end
-REGISTER_INTERVAL = 3.0  # seconds between two searches for new keys
+ONLINE = "online"  # Flower's word for a connected node
+NO_SERVER = "is `fedme deploy server` running?"
 
 
-def serve(federation: Federation, log: Callable[[str], None]) -> None:
-    """Keep Flower's server running, and register the keys of all sites."""
-    with locked(federation.server):
-        supervisor = Supervisor(federation.server / "log", federation.environment(), log)
-        for name, command in federation.programs().items():
-            supervisor.start(name, command)
-        log(f"sites connect to {federation.address}; Flower's server listens on {federation.control}, for this machine only")
-        log(f"the logs are in {federation.server / 'log'}; Ctrl-C stops")
-        supervisor.run_until_stopped(Registrar(federation, log))
+def remove(federation: Federation, name: str) -> str:
+    """End a site's membership: its key is unregistered, and no run admits it any more. Returns what was done."""
+    folder = federation.folder / "sites" / name
+    registered = {path.stem for path in federation.server.glob(f"{NODES}/*.json")}
+    if name not in {*federation.keys(), *registered}:  # compared as a name: it is never taken for a path
+        raise RunError(f"{federation.folder}: no site is called '{name}'; there are {', '.join(federation.keys()) or 'none'}")
+    nodes = {site: node for node, site in federation.nodes().items()}
+    if name in nodes and not federation.settings.insecure:
+        answer = flower(
+            federation, [program("flwr"), "supernode", "unregister", str(nodes[name]), CONNECTION, "--format", "json"]
+        )
+        if not answer.get("success"):
+            reason = " ".join(str(answer.get("error-message") or answer.get("error")).split())
+            raise RunError(f"the key of {name} is still registered: {reason}; start the server and repeat the command")
+    federation.registration(name).unlink(missing_ok=True)
+    removed = folder / "key.pub"
+    if removed.exists():
+        removed.rename(folder / "key.pub.removed")  # the running server would register it again
+    return f"removed {name}: its key is refused from now on; models and results that it contributed to remain"
 
 
-class Registrar:
-    """Registers every public key, including keys that are added or replaced while the server runs."""
-
-    def __init__(self, federation: Federation, log: Callable[[str], None]) -> None:
-        self.federation, self.log = federation, log
-        self.unusable: set[str] = set()  # sites whose key Flower knows under a lost node id
-        self.next_time = 0.0
-
-    def __call__(self) -> None:
-        if self.federation.settings.insecure or time.monotonic() < self.next_time:
-            return
-        registered = set(self.federation.nodes().values())
-        for name, key in self.federation.keys().items():
-            path = self.federation.registration(name)
-            outdated = name not in registered or path.stat().st_mtime_ns < key.stat().st_mtime_ns
-            if outdated and name not in self.unusable:
-                self._register(name, key, path)
-        self.next_time = time.monotonic() + REGISTER_INTERVAL
-
-    def _register(self, name: str, key: Path, path: Path) -> None:
-        answer = flower(self.federation, self.federation.register(key))
-        if "node-id" in answer:
-            write_json(path, answer)
-            self.log(f"registered {name}")
-        elif "already in use" in str(answer) and path.exists():
-            path.touch()  # the same key in a newer file
-        elif "already in use" in str(answer):
-            self.unusable.add(name)
-            self.log(f"the key of {name} is registered, but {path} is missing; give the site a new key pair")
+def reachable(federation: Federation) -> bool:
+    """Whether something listens where Flower's server should; Flower's commands take most of a minute to find out."""
+    host, port = federation.control.split(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 def flower(federation: Federation, command: Sequence[str]) -> dict[str, Any]:
     """Run one of Flower's commands and return its JSON answer; {"error": ...} if there is none."""
+    if not reachable(federation):
+        return {"error": f"unavailable: no server at {federation.control}"}
     done = subprocess.run(command, env={**os.environ, **federation.environment()}, capture_output=True, text=True, check=False)
     table = re.search(r"\{.*\}", done.stdout, re.DOTALL)
     try:
@@ -75,16 +68,62 @@ def flower(federation: Federation, command: Sequence[str]) -> dict[str, Any]:
     return answer or {"error": " ".join((done.stderr or done.stdout).split())[-300:]}
 
 
-def submit(federation: Federation, folder: Path) -> None:
-    """Let Flower start the server app for the run in `folder`."""
+def wait_for_server(federation: Federation, seconds: float, log: Callable[[str], None]) -> None:
+    """Wait until Flower's server accepts connections."""
+    deadline, said = time.monotonic() + seconds, False
+    while not reachable(federation):
+        if time.monotonic() > deadline:
+            start = f"`fedme deploy server {federation.folder}`"
+            raise RunError(f"no server at {federation.control} within {seconds:.0f} s; start it with {start}")
+        if not said:
+            log(f"waiting up to {seconds:.0f} s for the server; `fedme deploy server {federation.folder}` starts it")
+            said = True
+        time.sleep(0.5)
+
+
+def submit(federation: Federation, what: Experiment | Path, wait: float, log: Callable[[str], None]) -> Path:
+    """Start a run of an experiment, or continue the run in a folder; returns the run's folder.
+
+    If a run of the same experiment is at work already, it is returned. Nothing is left behind if the server does not accept it.
+    """
+    wait_for_server(federation, wait, log)
+    folder = what if isinstance(what, Path) else submitted_runs.same_experiment(federation, what)
+    if folder is not None and submitted_runs.running(folder):
+        log(f"{folder.name} is running already; following it")
+    elif folder is not None:
+        start_attempt(federation, folder)
+    elif isinstance(what, Experiment):
+        folder = submitted_runs.create(federation, what)
+        try:
+            start_attempt(federation, folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    assert folder is not None
+    return folder
+
+
+def start_attempt(federation: Federation, folder: Path, patience: float = START_TIMEOUT) -> None:
+    """Let Flower start the server app for the run in `folder`; it continues from the last checkpoint.
+
+    A server that is still starting is waited for, for `patience` seconds.
+    """
     with locked(folder):  # fails if a server app is at work
-        (folder / submitted_runs.FAILED).unlink(missing_ok=True)
-    deadline = time.monotonic() + START_TIMEOUT
+        pass
+    if not patience and not reachable(federation):
+        raise RunError(f"no server at {federation.control} yet")
+    last = attempts.attempt(folder)
+    if last is not None and not (runs_of_flower(federation) or {}).get(last.flower_run, "finished").startswith("finished"):
+        flower(federation, [program("flwr"), "stop", last.flower_run, CONNECTION, "--format", "json"])
+    write_app(federation.server / "app")  # that of the installed version: sites accept no other
+    made = attempts.begin(folder, submitted_runs.rounds_done(folder))
+    deadline = time.monotonic() + patience
     while "run-id" not in (answer := flower(federation, [*federation.run(folder.name), "--format", "json"])):
         reason = " ".join(str(answer.get("error-message") or answer.get("error")).split())
         if "unavailable" not in reason or time.monotonic() > deadline:  # otherwise the server is still starting
-            raise RunError(f"the server at {federation.control} did not accept the run: {reason}; {resume_hint(folder)}")
+            raise RunError(f"the server at {federation.control} did not accept the run: {reason}")
         time.sleep(1)
+    attempts.accept(folder, made, str(answer["run-id"]))
 
 
 def resume_hint(folder: Path) -> str:
@@ -92,11 +131,11 @@ def resume_hint(folder: Path) -> str:
     return f"`fedme deploy submit --resume --federation {folder.parent.parent}` continues it"
 
 
-def follow(folder: Path, log: Callable[[str], None]) -> None:
-    """Repeat the server app's log until the run is done."""
-    path, start = folder / submitted_runs.LOG, time.monotonic()
+def follow(federation: Federation, folder: Path, log: Callable[[str], None]) -> None:
+    """Repeat the server app's log until the run is done. The server continues a run that ends early."""
+    path, idle_since = folder / submitted_runs.LOG, time.monotonic()
     offset = path.stat().st_size if path.exists() else 0
-    started = False
+    last, said = attempts.attempt(folder), ""
     while True:
         running = submitted_runs.running(folder)
         if path.exists():
@@ -105,51 +144,53 @@ def follow(folder: Path, log: Callable[[str], None]) -> None:
                 text = file.read()
             lines = text[: text.rfind(b"\n") + 1]  # the last line may be incomplete
             offset += len(lines)
-            started = started or bool(lines)
             for line in lines.decode(errors="replace").splitlines():
                 log(line)
-        started = started or running
-        if (folder / submitted_runs.FAILED).exists():
-            raise RunError(f"the run ended: {(folder / submitted_runs.FAILED).read_text().strip()}; {resume_hint(folder)}")
-        if started and not running:
-            if submitted_runs.done(folder):
-                return
-            raise RunError(f"the server app ended before the run was done; {resume_hint(folder)}")
-        if not started and time.monotonic() - start > START_TIMEOUT:
-            raise RunError(f"the server app did not start; is `fedme deploy server` running? {resume_hint(folder)}")
+        attempt, failure = attempts.attempt(folder), attempts.failure(folder)
+        if failure is not None and failure.final:
+            raise RunError(f"the run ended: {failure.reason}; {resume_hint(folder)}")
+        ended = attempts.started(folder) and not running
+        if ended and submitted_runs.done(folder) and failure is None:
+            return
+        supervised = submitted_runs.running(federation.server)
+        if running or attempt != last:
+            idle_since, last, said = time.monotonic(), attempt, ""
+        elif (failure is not None or ended) and not said:
+            said = failure.reason if failure is not None else "the server app ended before the run was done"
+            log(f"{said}; " + ("the server continues the run" if supervised else NO_SERVER))
+        if time.monotonic() - idle_since > START_TIMEOUT and not (supervised and said):
+            raise RunError(f"the server app did not start within {START_TIMEOUT:.0f} s; {NO_SERVER}; {resume_hint(folder)}")
         time.sleep(1)
 
 
-def status(federation: Federation) -> dict[str, Any]:
-    """The status of the server, the sites and the runs."""
+def runs_of_flower(federation: Federation) -> dict[str, str] | None:
+    """The status of every run that Flower knows, by Flower's id; None if there is no answer."""
+    answer = flower(federation, [program("flwr"), "list", CONNECTION, "--format", "json"])
+    return {str(run["run-id"]): str(run["status"]) for run in answer["runs"]} if "runs" in answer else None
+
+
+def sites_of_flower(federation: Federation) -> dict[str, dict[str, Any]] | None:
+    """Whether every site that Flower knows is connected, and since when; None if there is no answer."""
     answer = flower(federation, [program("flwr"), "supernode", "list", CONNECTION, "--format", "json"])
-    names = federation.nodes()
-    sites = dict.fromkeys(federation.keys(), "not registered")
-    for node in answer.get("nodes", []):
-        sites[names.get(int(node["node-id"]), f"node {node['node-id']}")] = str(node["status"])
-    runs = {}
-    for folder in submitted_runs.all_runs(federation):
-        rounds = [row["round"] + 1 for row in records.read(folder)] if (folder / records.NAME).exists() else []
-        runs[folder.name] = {
-            "status": "running" if submitted_runs.running(folder) else "done" if submitted_runs.done(folder) else "stopped",
-            "rounds": max(rounds, default=0),
-            "of": load(folder / summary.CONFIG)[0].settings.rounds,
-            "without_model": submitted_runs.without_model(folder),
-        }
     if "nodes" not in answer:
-        sites = dict.fromkeys(sites, "unknown: the server is down")
-    return {"server": "up" if "nodes" in answer else "down", "address": federation.address, "sites": sites, "runs": runs}
+        return None
+    names, sites = federation.nodes(), dict[str, dict[str, Any]]()
+    for node in answer["nodes"]:
+        since = node["online-at"] if node["status"] == ONLINE else node["offline-at"]
+        name = names.get(int(node["node-id"]), f"node {node['node-id']}")
+        sites[name] = {"status": str(node["status"]), "since": None if since in ("", "N/A") else str(since).replace(" ", "T")}
+    return sites
 
 
 def stop(federation: Federation, only_run: bool) -> list[str]:
     """Stop the run, and the server unless `only_run`. Returns a message per stopped program."""
     messages = []
-    running = [folder for folder in submitted_runs.all_runs(federation) if submitted_runs.running(folder)]
+    running = [folder for folder in submitted_runs.all_runs(federation) if _goes_on(folder)]
     for folder in running:
-        write_text(folder / submitted_runs.FAILED, "stopped by the operator\n")
-    for run in flower(federation, [program("flwr"), "list", CONNECTION, "--format", "json"]).get("runs", []):
-        if not str(run["status"]).startswith("finished"):
-            flower(federation, [program("flwr"), "stop", str(run["run-id"]), CONNECTION, "--format", "json"])
+        attempts.record_failure(folder, "stopped by the operator", "stopped")
+    for run, run_status in (runs_of_flower(federation) or {}).items():
+        if not run_status.startswith("finished"):
+            flower(federation, [program("flwr"), "stop", run, CONNECTION, "--format", "json"])
     for folder in running:
         stopped = f"stopped {folder.name}; {resume_hint(folder)}"
         messages.append(stopped if _wait_until_free(folder) else f"{folder.name} does not stop")
@@ -157,6 +198,13 @@ def stop(federation: Federation, only_run: bool) -> list[str]:
         os.kill(int((federation.server / ".lock").read_text()), signal.SIGTERM)
         messages.append("stopped the server" if _wait_until_free(federation.server) else "the server does not stop")
     return messages or ["nothing was running"]
+
+
+def _goes_on(folder: Path) -> bool:
+    """Whether a server app is at work on this run, or the server will start the next one."""
+    failure = attempts.failure(folder)
+    waiting = not submitted_runs.done(folder) and attempts.attempt(folder) is not None and not (failure and failure.final)
+    return submitted_runs.running(folder) or waiting
 
 
 def _wait_until_free(folder: Path) -> bool:

@@ -124,7 +124,8 @@ class Federation:
         where = ["--host", self.settings.listen or self.settings.host, "--port", str(self.settings.port)]
         files = {"--authority": "ca.crt", "--certificate": "server.crt", "--key": "server.key"}
         tls = [] if self.settings.insecure else self._files(files)
-        return [sys.executable, "-m", "fedme.deployment.reverse_proxy", *where, "--server", self.control, *tls]
+        to = ["--server", self.control, "--federation", str(self.folder)]
+        return [sys.executable, "-m", "fedme.deployment.reverse_proxy", *where, *to, *tls]
 
     def _files(self, options: Mapping[str, str]) -> list[str]:
         return [word for option, file in options.items() for word in (option, str(self.server / file))]

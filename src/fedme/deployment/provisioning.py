@@ -8,6 +8,7 @@ import ipaddress
 import json
 import secrets
 import shutil
+import tomllib
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,22 +18,27 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedme.config.experiment import ConfigError
+from fedme.core.atomic_files import write_text
+from fedme.deployment.bundle import write_app
 from fedme.deployment.operator_folder import CONNECTION, NAME, NODES, Federation, Settings
 from fedme.deployment.site_settings import agreed_task, read_experiment
-from fedme.deployment.templates import APP, EXPERIMENT, FEDERATION, OPERATOR, SITE, SITE_README
+from fedme.deployment.templates import DEFENCE, EXPERIMENT, FEDERATION, OPERATOR, SITE, SITE_README
 
 YEARS = 3
+LONGEST_NAME = 120
 
 
 def write(folder: Path, experiment: Path | None, sites: list[str], settings: Settings) -> list[str]:
     """Write the files that do not exist yet, and return their names."""
+    if repeated := sorted({name for name in sites if sites.count(name) > 1}):
+        raise ConfigError(f"sites: {', '.join(repeated)} is given twice; every site needs a name of its own")
     if experiment is not None:
         agreed_task(read_experiment(experiment))  # rejects an experiment that cannot be deployed before anything is written
     folder.mkdir(parents=True, exist_ok=True)
     existing = {path for path in folder.rglob("*") if path.is_file()}
     _write_new(folder / NAME, FEDERATION.format(**{key: json.dumps(value) for key, value in asdict(settings).items()}))
     federation = Federation.read(folder)
-    _write_new(folder / "experiment.toml", experiment.read_text() if experiment is not None else EXPERIMENT)
+    _write_new(folder / "experiment.toml", _with_defence(experiment.read_text() if experiment is not None else EXPERIMENT))
     data = read_experiment(folder / "experiment.toml").dataset
     for name in (data.unlabeled_file, data.public_file):
         if experiment is not None and name is not None and not (folder / name).exists():
@@ -42,6 +48,11 @@ def write(folder: Path, experiment: Path | None, sites: list[str], settings: Set
         _site(federation, site)
     _write_new(folder / "README.md", OPERATOR)
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path not in existing)
+
+
+def _with_defence(experiment: str) -> str:
+    """The experiment with bounds on what a single site can do, unless it says itself."""
+    return experiment if "defence" in tomllib.loads(experiment) else experiment.rstrip("\n") + "\n" + DEFENCE
 
 
 def _write_new(path: Path, text: str) -> None:
@@ -56,8 +67,7 @@ def _copy_if_present(source: Path, target: Path) -> None:
 
 def _server(federation: Federation) -> None:
     server, settings = federation.server, federation.settings
-    (server / "app").mkdir(parents=True, exist_ok=True)
-    (server / "flwr").mkdir(exist_ok=True)
+    (server / "flwr").mkdir(parents=True, exist_ok=True)
     (server / NODES).mkdir(exist_ok=True)
     server.chmod(0o700)
     if not (server / "superexec.secret").exists():
@@ -66,12 +76,14 @@ def _server(federation: Federation) -> None:
         _certificates(server, settings.host)
     trust = "insecure = true" if settings.insecure else f'root-certificates = "{server / "ca.crt"}"'
     (server / "flwr" / "config.toml").write_text(f'[superlink.{CONNECTION}]\naddress = "{federation.control}"\n{trust}\n')
-    (server / "app" / "pyproject.toml").write_text(APP)
+    write_app(server / "app")
 
 
 def _site(federation: Federation, name: str) -> None:
     if not name or not all(character.isalnum() or character in "-_" for character in name):
         raise ConfigError(f"invalid site name '{name}'; use letters, digits, '-' and '_'")
+    if len(name.encode()) > LONGEST_NAME:  # it is the name of a folder
+        raise ConfigError(f"a site's name must have at most {LONGEST_NAME} bytes, got {len(name.encode())}: '{name}'")
     folder, settings = federation.folder / "sites" / name, federation.settings
     if folder.exists():
         return
@@ -97,9 +109,37 @@ def _key_pair(folder: Path) -> None:
     (folder / "key.pub").write_bytes(public + b"\n")
 
 
+def renew(federation: Federation) -> list[str]:
+    """Issue both certificates again, for the same keys and three more years; returns the names of the files.
+
+    Sites that trust the authority's certificate of before accept the server's new one until the former expires.
+    """
+    server = federation.server
+    if federation.settings.insecure:
+        raise ConfigError(f"{federation.folder}: an insecure federation has no certificates")
+    keys = []
+    for name in ("ca.key", "server.key"):
+        if not (server / name).exists():
+            raise ConfigError(f"{server / name}: no such file; restore it from a backup")
+        keys.append(serialization.load_pem_private_key((server / name).read_bytes(), None))
+    _issue(server, federation.settings.host, *keys)  # type: ignore[arg-type]
+    copies = sorted(federation.folder.glob("sites/*/ca.crt"))
+    for copy in copies:
+        shutil.copy(server / "ca.crt", copy)
+    return [str(path.relative_to(federation.folder)) for path in (server / "server.crt", server / "ca.crt", *copies)]
+
+
 def _certificates(server: Path, host: str) -> None:
     """Create the federation's own authority, and a certificate for the server's address."""
     authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    encoding = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    _secret(server / "ca.key", authority.private_bytes(*encoding))
+    _secret(server / "server.key", key.private_bytes(*encoding))
+    _issue(server, host, authority, key)
+
+
+def _issue(server: Path, host: str, authority: ec.EllipticCurvePrivateKey, key: ec.EllipticCurvePrivateKey) -> None:
+    """Write the certificates of the authority and of the server."""
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "FedMe federation")])
     usage = dict.fromkeys(
         ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
@@ -129,11 +169,8 @@ def _certificates(server: Path, host: str) -> None:
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(key_id), critical=False)
         .sign(authority, hashes.SHA256())
     )
-    encoding = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    _secret(server / "ca.key", authority.private_bytes(*encoding))
-    _secret(server / "server.key", key.private_bytes(*encoding))
-    (server / "ca.crt").write_bytes(root.public_bytes(serialization.Encoding.PEM))
-    (server / "server.crt").write_bytes(leaf.public_bytes(serialization.Encoding.PEM))
+    write_text(server / "ca.crt", root.public_bytes(serialization.Encoding.PEM).decode())
+    write_text(server / "server.crt", leaf.public_bytes(serialization.Encoding.PEM).decode())
 
 
 def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:

@@ -1,10 +1,11 @@
 """The server app: the round loop of every run, with sites as clients. It resumes from its checkpoint after a crash."""
 
+import functools
 import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,16 @@ from rich.console import Console
 from fedme.core.atomic_files import RunError, locked
 from fedme.core.data import ClientId
 from fedme.core.key import Key
-from fedme.deployment import submitted_runs
+from fedme.deployment import attempts, proxy_files, submitted_runs
 from fedme.deployment.operator_folder import FOLDER, Federation
 from fedme.deployment.site_data import fingerprint, public_samples, with_server_data
 from fedme.deployment.site_engine import SiteEngine
 from fedme.deployment.site_settings import agreed_task, with_members
-from fedme.deployment.submitted_runs import FAILED, LOG, SITES
+from fedme.deployment.submitted_runs import LOG, SITES
+from fedme.federation.flower import EngineError
 from fedme.federation.flower.flower_apps import server_app
 from fedme.federation.flower.requests import GridRequests
-from fedme.results import loggers, records, summary
+from fedme.results import loggers, records, run_directory, summary
 from fedme.running import checkpoint
 from fedme.running.progress import Display
 from fedme.running.round_loop import RoundLoop
@@ -40,13 +42,17 @@ def main(grid: Any, run_config: Mapping[str, Any]) -> None:
     if not (folder / summary.CONFIG).exists():
         raise RunError(f"{folder}: no run to start here; it needs the experiment as {summary.CONFIG}")
     with _locked_patiently(folder), (folder / LOG).open("a", encoding="utf-8") as log:
-        (folder / FAILED).unlink(missing_ok=True)
+        attempts.record_start(folder)
         try:
             with Display(Console(file=log, width=160)) as display:
                 run(federation, folder, grid, display)
         except BaseException as error:
-            if not (folder / FAILED).exists():  # `fedme deploy stop` writes its reason before it stops the run
-                (folder / FAILED).write_text(f"{error}\n")
+            ended = not isinstance(error, Exception)  # by a signal, for instance because the superexec has ended
+            passes = ended or isinstance(error, EngineError | OSError)
+            reason = "its server app was ended" if ended else str(error) or type(error).__name__
+            if attempts.failure(folder) is None:  # `fedme deploy stop` writes its reason before it stops the run
+                with suppress(OSError):  # the disk may be full
+                    attempts.record_failure(folder, reason, "outage" if passes else "error")
             raise
 
 
@@ -67,6 +73,8 @@ def _locked_patiently(folder: Path) -> Iterator[None]:
 
 def run(federation: Federation, folder: Path, grid: Any, display: Display) -> None:
     """Run the remaining rounds of the run in `folder`. If all are done, deliver models to sites that missed the end."""
+    if note := run_directory.version_note(folder):
+        display.note(note)
     experiment = submitted_runs.read(federation, folder / summary.CONFIG)
     config, settings = experiment.plain(), experiment.settings
     torch.set_num_threads(settings.engine.threads)
@@ -77,11 +85,12 @@ def run(federation: Federation, folder: Path, grid: Any, display: Display) -> No
         experiment,
         with_server_data(task, federation.folder, experiment),
         archs,
-        GridRequests(grid, POLL_INTERVAL, federation.settings.timeout),
+        GridRequests(grid, POLL_INTERVAL, federation.settings.timeout, refusals=proxy_files.Refusals(federation.server)),
         federation.settings,
         None if federation.settings.insecure else federation.nodes,  # a function: keys may be registered later
         display.note,
         fingerprint(public_samples(experiment, federation.folder)),
+        functools.partial(proxy_files.announce_limit, federation.server, folder.name),
     )
     store = Store(folder, int(settings.engine.memory * 2**30))
     try:
@@ -108,9 +117,10 @@ def run(federation: Federation, folder: Path, grid: Any, display: Display) -> No
                 loop.run(at, config)
     finally:
         store.close()
+        proxy_files.withdraw_limit(federation.server, folder.name)
     summary.write(folder, config)
     if late := engine.without_model():
-        display.note(f"not connected at the end: {', '.join(late)}; `fedme deploy submit --resume` delivers their models")
+        display.note(f"not connected at the end: {', '.join(late)}; they get their models when they are back")
 
 
 def deliver_late(

@@ -14,10 +14,10 @@ import torch
 from fedme.config.experiment import Experiment
 from fedme.core.atomic_files import RunError, read_tensors, write_json, write_tensors
 from fedme.core.data import Arrays, ClientData, Scaling, Split
-from fedme.core.key import Key
 from fedme.core.method import Task
 from fedme.datasets.data_errors import DataError
-from fedme.datasets.federated_dataset import TEST_FRACTION, split_client
+from fedme.datasets.federated_dataset import TEST_FRACTION
+from fedme.datasets.splits import Splitting
 from fedme.deployment.site_settings import Site
 
 NAME = "data.safetensors"
@@ -31,7 +31,12 @@ def client_data(site: Site) -> ClientData:
     if "public_x" in tensors:
         public = Split(Arrays(tensors["public_x"], tensors["public_y"], scaling), torch.arange(len(tensors["public_y"])))
     train, val, test = (Split(source, tensors[part]) for part in ("train", "val", "test"))
-    return ClientData(site.settings.name, train, val, test, public)
+    preprocessing = None
+    if "gap_values" in tensors:  # of this site, so they are saved with its models and sent to nobody
+        shared = site.experiment.dataset.preparation
+        pairs = zip(shared.columns, tensors["gap_values"].tolist(), strict=True)
+        preprocessing = replace(shared, columns=tuple(replace(c, value=value) for c, value in pairs)).plain()
+    return ClientData(site.settings.name, train, val, test, public, preprocessing=preprocessing)
 
 
 def public_samples(experiment: Experiment, folder: Path) -> Split | None:
@@ -41,6 +46,7 @@ def public_samples(experiment: Experiment, folder: Path) -> Split | None:
         return None
     path = folder / dataset.public_file
     x, labels = dataset.read(path, dataset.public_label)
+    x = _without_gaps(x, experiment, path)
     return Split(Arrays(x, _class_indices(labels, dataset.classes, path, {}), Scaling(dataset.scale)), torch.arange(len(x)))
 
 
@@ -51,8 +57,18 @@ def with_server_data(task: Task, folder: Path, experiment: Experiment) -> Task:
     if name is None:
         return task
     x, _ = experiment.dataset.read(folder / name)
+    x = _without_gaps(x, experiment, folder / name)
     source = Arrays(x, torch.zeros(len(x), dtype=torch.int64), Scaling(experiment.dataset.scale))
     return replace(task, unlabeled=Split(source, torch.arange(len(x))))
+
+
+def _without_gaps(x: torch.Tensor, experiment: Experiment, path: Path) -> torch.Tensor:
+    """Samples of the server, whose gaps are filled with the values that all sites agreed on."""
+    preparation = experiment.dataset.preparation
+    lacking = [c.name for at, c in preparation.numeric_columns() if c.value is None and bool(x[:, at].isnan().any())]
+    if lacking:
+        raise DataError(f"{path}: '{lacking[0]}' has gaps; fill them in, or agree on a value in data.fill")
+    return preparation.fill(x)  # type: ignore[no-any-return]
 
 
 def fingerprint(public: Split | None) -> str:
@@ -87,7 +103,7 @@ def _source(site: Site) -> dict[str, str | int]:
         stats = [entry.stat() for file in files for entry in (file, *file.rglob("*"))]  # a file, or a folder of images
     except OSError as error:
         raise DataError(f"{error.filename}: {error.strerror}") from error
-    settings = repr((site.settings.data, site.settings.name, experiment.dataset, experiment.data, experiment.settings.seed))
+    settings = repr((site.settings.data, site.settings.name, experiment.dataset, experiment.data, experiment.partition_key))
     size, changed = sum(stat.st_size for stat in stats), max(stat.st_mtime_ns for stat in stats)
     return {"size": size, "changed": changed, "asked": hashlib.sha256(settings.encode()).hexdigest()}
 
@@ -97,12 +113,17 @@ def _prepare(site: Site) -> dict[str, torch.Tensor]:
     path = site.path(settings.file)
     x, labels = experiment.dataset.read(path, settings.label, settings.features)
     y = _class_indices(labels, site.labels, path, settings.rename)
-    key = Key(experiment.settings.seed).at("partition", "client", site.settings.name)
     none = torch.empty(0, dtype=torch.int64)
-    test = experiment.data.test or TEST_FRACTION
-    parts = split_client(site.settings.name, (torch.arange(len(x)), none), test, experiment.data.val, 0, key)
+    split = Splitting(
+        experiment.data.test or TEST_FRACTION, experiment.data.val, classes=y if experiment.data.stratify else None
+    )
+    key = experiment.partition_key.at("client", site.settings.name)
+    parts = split(site.settings.name, (torch.arange(len(x)), none), key)
     public = public_samples(experiment, site.shared)
     shared = {} if public is None else {"public_x": public.source.x, "public_y": public.y}  # type: ignore[attr-defined]
+    if experiment.dataset.preparation.fills:
+        own = experiment.dataset.with_values(x, parts.train)
+        x, shared = own.fill(x), shared | {"gap_values": torch.tensor([column.value for column in own.columns])}
     return {"x": x, "y": y, "train": parts.train, "val": parts.val, "test": parts.test} | shared
 
 

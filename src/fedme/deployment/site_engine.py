@@ -3,6 +3,9 @@
 Sites may be missing from any round.
 """
 
+import functools
+import operator
+import statistics
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -13,14 +16,15 @@ from fedme import networks
 from fedme.config.experiment import Experiment
 from fedme.core.atomic_files import write_json
 from fedme.core.data import ClientId
+from fedme.core.foreign_text import one_line
 from fedme.core.method import Report, Round, Task, TaskError
 from fedme.core.model import Arch
 from fedme.core.operations import Computation
-from fedme.core.tree import nbytes
 from fedme.core.typed import TypedError, build
 from fedme.deployment import transfer_log
 from fedme.deployment.handshake import Handshake, admit
 from fedme.deployment.operator_folder import Settings
+from fedme.deployment.reply_sizes import largest_reply
 from fedme.deployment.site_settings import with_members
 from fedme.deployment.site_state import check_ledger, exchanges_before
 from fedme.deployment.submitted_runs import SITES
@@ -29,15 +33,17 @@ from fedme.execution.reference import one_by_one
 from fedme.federation.client_work import AnyMethod, Evaluation, Finetune, ModelScore
 from fedme.federation.flower import EngineError
 from fedme.federation.flower.message_content import MessageContent
+from fedme.federation.flower.reply_limits import SMALLEST, ReplyLimit
 from fedme.federation.flower.requests import Failure, GridRequests, Node
 from fedme.federation.reply_validation import MessageTypes, check_scores
 from fedme.federation.round import ClientStates, NoReply, RejectedReply, Reply
 from fedme.learning.accountant import Ledger
+from fedme.learning.robust_aggregation import defence_of
 
-REPLY_MARGIN = 1 << 26  # bytes of a reply beyond twice the size of the message: outputs, reports
 RETRY_DELAY = 1.0  # seconds between two polls for sites, and before requests are repeated; the latter doubles every time
 MAX_RETRY_DELAY = 30.0  # seconds
 REFUSAL_SECONDS = 30.0  # until a refused site may try again
+UNREADABLE = (TypedError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 SITE_ERROR = "SiteError: "  # precedes an error text that the site itself has written
 
 
@@ -49,6 +55,14 @@ class SiteRecord:
     version: int  # of its private state, after its last reply
     joined: int  # the round
     has_model: bool = False  # whether it received its model at the end
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a node was refused, and when it may try again."""
+
+    until: float
+    reason: str  # empty if there was no handshake
 
 
 @dataclass
@@ -67,6 +81,7 @@ class SiteEngine:
     )  # the site of every registered node; None without authentication
     log: Callable[[str], None]
     public: str = ""  # fingerprint of the server's public samples
+    announce_limit: Callable[[ReplyLimit], None] = lambda limit: None  # tells the proxy how large a reply may be
     states: ClientStates = field(default_factory=ClientStates, init=False)  # only ledgers: states stay at the sites
 
     def __post_init__(self) -> None:
@@ -75,13 +90,15 @@ class SiteEngine:
         self._types = MessageTypes.of(self._method)
         self._records: dict[ClientId, SiteRecord] = {}
         self._nodes: dict[ClientId, Node] = {}  # of the connected sites
-        self._refused: dict[Node, float] = {}  # when they may try again
+        self._refused: dict[Node, Refusal] = {}
         self._round = 0
 
     @property
     def samples(self) -> dict[ClientId, int]:
-        """The number of training samples per site."""
-        return {client: record.handshake.samples for client, record in self._records.items()}
+        """The number of training samples per site; a site that does not tell counts as the median of those that do."""
+        told = [record.handshake.samples for record in self._records.values() if record.handshake.samples]
+        median = int(statistics.median(told)) if told else 1
+        return {client: record.handshake.samples or median for client, record in self._records.items()}
 
     def current_task(self) -> Task:
         """Admit new sites, wait for enough of them, and return the task with all members."""
@@ -136,17 +153,17 @@ class SiteEngine:
     ) -> dict[ClientId, Timed[Evaluation]]:
         """Let the sites evaluate their models, which stay there; at the end of the run the sites save them."""
         evaluations = {}
-        replies = self._send("evaluate", "delivery", deliveries, when, lambda client: REPLY_MARGIN, finetune=finetune)
+        replies = self._send("evaluate", "delivery", deliveries, when, dict.fromkeys(deliveries, SMALLEST), finetune=finetune)
         for client, reply in replies.items():
             try:
                 if isinstance(reply, Failure):
                     raise TypedError("", _reason(reply))
                 scores, seconds = reply.read("scores", list[ModelScore]), reply.read("seconds", float)
-                check_scores(scores)
+                check_scores(scores, self.task.schema.task_type)
                 self.states.ledgers[client] = check_ledger(reply.read("spent", Ledger))
                 evaluations[client] = Timed(Evaluation(None, {}, scores), seconds)
                 self._records[client] = replace(self._records[client], has_model=when.t + 1 == when.total)
-            except TypedError as error:
+            except UNREADABLE as error:
                 self.log(f"round {when.t}: no scores from {client}: {error}")
         self._save_records()
         return evaluations
@@ -157,21 +174,26 @@ class SiteEngine:
 
     @property
     def _min_replies(self) -> int:
+        """The replies that a round needs. A robust average may need more than the operator's file says."""
         cohort = self.experiment.settings.train.cohort
-        return min(self.settings.min_replies, cohort or self.settings.min_replies)
+        return max(min(self.settings.min_replies, cohort or self.settings.min_replies), defence_of(self._method).fewest)
 
     def _wait(self, enough: Callable[[], bool], situation: Callable[[], str]) -> None:
         """Admit sites until there are enough; log the situation whenever it changes."""
+
+        def missing() -> str:
+            return "; refused ".join([situation(), *(refusal.reason for refusal in self._refused.values() if refusal.reason)])
+
         deadline, logged = time.monotonic() + self.settings.patience, ""
         while True:
             self._update_sites()
             if enough():
                 return
-            if situation() != logged:
-                logged = situation()
+            if missing() != logged:
+                logged = missing()
                 self.log(f"waiting for sites: {logged}")
             if time.monotonic() > deadline:
-                raise EngineError(f"waited {self.settings.patience:.0f} s for sites, but {situation()}")
+                raise EngineError(f"waited {self.settings.patience:.0f} s for sites, but {missing()}")
             self.requests.on_poll()
             time.sleep(RETRY_DELAY)
 
@@ -181,7 +203,7 @@ class SiteEngine:
         name: str,
         values: Mapping[ClientId, Any],
         when: Round,
-        max_bytes: Callable[[ClientId], int],
+        limits: Mapping[ClientId, ReplyLimit],
         **common: Any,
     ) -> dict[ClientId, MessageContent | Failure]:
         """Send every connected site its value under this name, and collect the replies."""
@@ -190,14 +212,16 @@ class SiteEngine:
             if client in self._nodes:
                 transfer_log.record(self.folder, "sent", client, self.run, when.t, value)
                 requests[client] = self._nodes[client], MessageContent.of(run=self.run, when=when, **{name: value}, **common)
-        replies = self.requests.send(message_type, requests, max_bytes=max_bytes)
+        self.announce_limit(functools.reduce(operator.or_, limits.values(), SMALLEST))
+        replies = self.requests.send(message_type, requests, limit=limits.__getitem__)
         return {client: replies.get(client, Failure("not connected")) for client in values}
 
     def _exchange_once(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply | NoReply]:
-        received = self._send("train", "down", downs, when, lambda client: REPLY_MARGIN + 2 * nbytes(downs[client]))
+        limits = {client: largest_reply(self.task, down) for client, down in downs.items()}
+        received = self._send("train", "down", downs, when, limits)
         replies = {client: self._read_reply(client, content, when) for client, content in received.items()}
         for client, reply in replies.items():
-            if isinstance(reply, NoReply):
+            if isinstance(reply, NoReply) and not isinstance(reply, RejectedReply):  # the round loop names those
                 self.log(f"round {when.t}: no reply from {client}: {reply.reason}")
         return replies
 
@@ -207,19 +231,23 @@ class SiteEngine:
         try:
             up = content.read("up", self._types.up | None, self.archs)
             report, seconds = content.read("report", Report), content.read("seconds", float)
-            before, after = content.read("before", int), content.read("after", int)
+            versions = [content.read(name, int) for name in ("before", "after")]
             about = content.read("when", Round)
             self.states.ledgers[client] = check_ledger(content.read("spent", Ledger))
-        except TypedError as error:
-            return RejectedReply(f"refused: {error}")
+        except UNREADABLE as error:
+            return RejectedReply(f"refused: {one_line(str(error))}")
         transfer_log.record(self.folder, "received", client, self.run, when.t, up)
         record, notes = self._records[client], dict(report.notes)
-        expected = min(record.version, exchanges_before(self._method.phases, when))
+        exchanges = exchanges_before(self._method.phases, when)
+        before, after = (min(max(version, 0), exchanges + 1) for version in versions)  # a site may claim any number
+        expected = min(record.version, exchanges)
         if before < expected:
             notes["lost_state"] = f"version {before} instead of {expected}"
             self.log(f"round {when.t}: {client} lost its private state: it has {notes['lost_state']}")
         if record.joined == when.t and when.t:
             notes["joined"] = when.t
+        if not record.handshake.samples and hasattr(up, "samples"):
+            up = replace(up, samples=self.samples[client])
         self._records[client] = replace(record, version=after)
         return Reply(up, replace(report, notes=notes), seconds, about)
 
@@ -229,13 +257,14 @@ class SiteEngine:
         for client in [client for client, node in self._nodes.items() if node not in connected]:
             del self._nodes[client]
             self.log(f"{client} disconnected")
-        refused = {node for node, until in self._refused.items() if until > time.monotonic()}
+        self._refused = {node: refusal for node, refusal in self._refused.items() if node in connected}
+        refused = {node for node, refusal in self._refused.items() if refusal.until > time.monotonic()}
         new = sorted(connected - set(self._nodes.values()) - refused)
         if not new:
             return
         content = MessageContent.of(run=self.run, config=self.experiment.plain())
         requests = {node: (node, content) for node in new}
-        for node, reply in self.requests.send("query.handshake", requests, max_bytes=lambda node: REPLY_MARGIN).items():
+        for node, reply in self.requests.send("query.handshake", requests, limit=lambda node: SMALLEST).items():
             self._admit(node, reply)
         self._update_members()
         self._save_records()
@@ -254,18 +283,20 @@ class SiteEngine:
             if client in self._nodes:
                 raise TaskError(f"'{client}' is already connected")
             admit(handshake, self.experiment, self.agreed, self.archs)
-        except (TaskError, TypedError, networks.ArchError, ValueError) as error:
+        except (TaskError, networks.ArchError, *UNREADABLE) as error:
             unreachable = isinstance(reply, Failure) and not reply.reason.startswith(SITE_ERROR)
             name = registered.get(node, f"node {node}")
             self.log(f"no handshake with {name}: {error}" if unreachable else f"refused {name}: {error}")
-            self._refused[node] = time.monotonic() + REFUSAL_SECONDS
+            self._refused[node] = Refusal(time.monotonic() + REFUSAL_SECONDS, "" if unreachable else f"{name}: {error}")
             return
+        self._refused.pop(node, None)
         previous = self._records.get(client)
         record = previous or SiteRecord(handshake, handshake.version, self._round)
         self._records[client] = replace(record, handshake=handshake)
         self._nodes[client] = node
         late = f", joins in round {self._round}" if self._round and not previous else ""
-        self.log(f"{client} connected: {handshake.arch}, {handshake.samples} training samples{late}")
+        count = handshake.samples or "an untold number of"
+        self.log(f"{client} connected: {handshake.arch}, {count} training samples{late}")
 
     def _update_members(self) -> None:
         """Make every site that has ever connected a member of the task."""

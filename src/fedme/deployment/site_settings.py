@@ -1,6 +1,7 @@
 """The settings of a site in `site.toml`: its data, its architecture, and what it shares. Only the site reads this file."""
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 
 from fedme import networks
 from fedme.config.experiment import ConfigError, Experiment, load, read_toml
+from fedme.config.named_code import load_saved
 from fedme.core.data import ClientId
 from fedme.core.method import Member, Task
 from fedme.core.model import Arch
@@ -18,6 +20,7 @@ from fedme.learning.training_settings import require
 from fedme.running.assembly import DTYPES
 
 NAME = "site.toml"
+LEFT = "left.jsonl"  # in the site's records, when it has left the federation
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,27 @@ class Lending:
     """The `[lend]` table: which sites may receive this site's model as a guest."""
 
     to: Literal["all"] | tuple[ClientId, ...] = "all"  # names of sites; an empty list: no site
+    architectures: Literal["all"] | tuple[str, ...] = "all"  # of models that may leave this site, its own and its guests
+
+
+@dataclass(frozen=True)
+class Telling:
+    """The `[tell]` table: what this site tells about itself."""
+
+    samples: bool = True  # false: its number of samples, scores and privacy costs stay here, and it counts as the median site
+
+
+@dataclass(frozen=True)
+class PrivacyLimit:
+    """The `[privacy]` table: the limit of the site's privacy account, over all runs and servers."""
+
+    epsilon: float | None = None  # None: the epsilon of the experiment that the site agrees to
+    delta: float | None = None  # None: that of the experiment
+
+    def __post_init__(self) -> None:
+        positive = self.epsilon is None or 0 < self.epsilon < math.inf
+        require(positive, "epsilon", f"must be positive and finite, got {self.epsilon}")
+        require(self.delta is None or 0 < self.delta < 1, "delta", f"must be between 0 and 1, got {self.delta}")
 
 
 @dataclass(frozen=True)
@@ -64,9 +88,13 @@ class Settings:
     data: SiteData
     model: str = ""  # an architecture of the experiment's pool; if models stay private, also any import path
     experiment: str = "experiment.toml"  # the experiment that this site agrees to
-    state: str = "state"  # the directory of private state, models and audit log
+    imports: bool = False  # whether code that the experiment names (a method, networks) may be imported
+    state: str = "state"  # the directory of private state and models
+    records: str = "records"  # the directory of the audit log and the privacy account, over all runs
     guests: Guests = Guests()
     lend: Lending = Lending()
+    tell: Telling = Telling()
+    privacy: PrivacyLimit = PrivacyLimit()
     server: ServerAddress = ServerAddress()
 
     def __post_init__(self) -> None:
@@ -100,13 +128,20 @@ class Site:
 
     @property
     def state(self) -> Path:
-        """The directory of private state, models and audit log."""
+        """The directory of private state and models."""
         return self.path(self.settings.state)
+
+    @property
+    def records(self) -> Path:
+        """The directory of what is kept over all runs: the audit log and the privacy account."""
+        return self.path(self.settings.records)
 
     @functools.cached_property
     def experiment(self) -> Experiment:
         """The experiment that this site agreed to."""
-        return read_experiment(self.path(self.settings.experiment))
+        file = self.path(self.settings.experiment)
+        read = load_saved(file, self.settings.imports, "set `imports = true` in site.toml")
+        return require_sites(read, file)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -127,7 +162,10 @@ class Site:
     def member(self) -> Member:
         """The site as a member of the federation."""
         guests, lend_to = self.settings.guests, self.settings.lend.to
+        leaving = self.settings.lend.architectures  # a guest is sent back
         accepts = None if guests.accept == "all" else guests.accept
+        if leaving != "all":
+            accepts = tuple(name for name in leaving if accepts is None or name in accepts)
         lends_to = None if lend_to == "all" else lend_to
         return Member(self.settings.name, self.arch(), self.labels, guests.max_parameters, accepts, lends_to)
 
@@ -148,9 +186,19 @@ class Site:
         return with_members(task, {member.id: member}), accepted | {arch.name: arch for arch in always}
 
 
+def require_member(site: Site) -> None:
+    """Refuse to work for a federation that the site has left."""
+    if (site.records / LEFT).exists():
+        raise ConfigError(f"this site has left the federation; to come back, delete {LEFT} in its records")
+
+
 def read_experiment(file: Path) -> Experiment:
-    """Read an experiment and check that its data is at sites."""
-    experiment, _ = load(file)
+    """Read an experiment of the operator's own and check that its data is at sites."""
+    return require_sites(load(file)[0], file)
+
+
+def require_sites(experiment: Experiment, file: Path) -> Experiment:
+    """Check that the data of an experiment is at sites."""
     if experiment.data_name != "sites":
         raise ConfigError(f"{file}: data.name is '{experiment.data_name}'; a deployment needs 'sites'")
     return experiment
@@ -178,7 +226,7 @@ def agreed_task(experiment: Experiment) -> tuple[Task, dict[str, Arch]]:
         return networks.arch(name, schema, classes)
 
     dtype: torch.dtype = DTYPES[experiment.settings.engine.dtype]
-    return Task(schema, {}, shared, resolve, None, 0, dtype, open=True), archs
+    return Task(schema, {}, shared, resolve, None, 0, dtype, open=True, same_start=models.same_start), archs
 
 
 def with_members(task: Task, members: Mapping[ClientId, Member]) -> Task:

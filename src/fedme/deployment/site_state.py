@@ -4,26 +4,26 @@ The version is the number of exchanges of the run that the state has seen. It tr
 site that has lost its state. The version before the newest is kept for a round that the server repeats.
 """
 
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from fedme.core.atomic_files import RunError, read_tensors, write_json, write_tensors
+from fedme.core.atomic_files import RunError, read_tensors, write_tensors
 from fedme.core.method import Round
 from fedme.core.model import Arch
 from fedme.core.serialization import pack, unpack
-from fedme.core.typed import TypedError, build
+from fedme.core.typed import TypedError
 from fedme.learning.accountant import Ledger
+from fedme.running.best_round import BestRound
 
 FORMAT = "fedme-private-1"
-LEDGER = "privacy.json"
 MAX_LEDGER_ENTRIES = 16  # that a server accepts; a method has one per size of its training parts
 VERSIONS_KEPT = 2
+BEST = "best-round.safetensors"
+RUN = re.compile(r"[a-z0-9-]{1,64}")  # a run's name at the sites
 
 
 def check_ledger(ledger: Ledger) -> Ledger:
@@ -37,7 +37,7 @@ class PrivateState:
     """The states of one run at one site."""
 
     def __init__(self, site_state: Path, run: str) -> None:
-        if not re.fullmatch(r"[a-z0-9-]{1,64}", run):
+        if not RUN.fullmatch(run):
             raise TypedError("run", "must be 1 to 64 characters of a-z, 0-9 and '-'")
         self.folder = site_state / "runs" / run
 
@@ -68,21 +68,24 @@ class PrivateState:
         for old in set(versions) - set(current):
             self._path(old).unlink()
 
-    def spent(self) -> Ledger:
-        """What this run has spent of the site's privacy."""
-        path = self.folder / LEDGER
+    def read_best(self, archs: Mapping[str, Arch]) -> BestRound | None:
+        """The site's model after its best round so far; None if there is none."""
+        path = self.folder / BEST
         if not path.exists():
-            return ()
+            return None
+        tensors, body = read_tensors(path)
         try:
-            return build(Ledger, json.loads(path.read_text(encoding="utf-8")))  # type: ignore[no-any-return]
-        except (TypedError, ValueError, OSError) as error:
-            raise RunError(f"{path}: damaged: {error}; restore it: this run cannot train without it") from error
+            best: BestRound = unpack(BestRound, body["best"], tensors, archs, "best")
+            return best
+        except (TypedError, KeyError) as error:
+            raise RunError(f"{path}: damaged: {error}; delete it to continue without") from error
 
-    def save_ledger(self, ledger: Ledger) -> None:
-        """Save what has been spent, before any result is sent."""
-        if ledger:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_json(self.folder / LEDGER, [asdict(cost) for cost in ledger])
+    def write_best(self, best: BestRound) -> None:
+        """Replace the site's model after its best round."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        tensors: dict[str, Tensor] = {}
+        body = pack(best, tensors, "best")
+        write_tensors(self.folder / BEST, tensors, {"format": FORMAT, "best": body})
 
     def _path(self, version: int) -> Path:
         return self.folder / f"state-{version:06d}.safetensors"

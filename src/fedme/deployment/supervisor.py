@@ -4,14 +4,17 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+LAUNCHER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("ends_with_parent.py")))
 POLL_INTERVAL = 0.3  # seconds
 MAX_DELAY = 15.0  # seconds between two starts of a program that keeps ending
 EXPLANATIONS = {  # of the last messages of Flower's programs
-    "Failed to activate SuperNode": "the server does not know this site's key yet, or still considers it connected",
+    "Failed to activate SuperNode": "the server does not know this site's key, or has another node with it: "
+    "a copy of this folder, or for a minute the one before a crash",
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not signed by the authority that this site trusts",
 }
 
@@ -24,10 +27,19 @@ def shell_line(words: Mapping[str, str] | Sequence[str], output: Path | None = N
 
 
 class Supervisor:
-    """Keeps programs running. Their output goes to files in `folder`; `log` receives a line when one ends."""
+    """Keeps programs running. Their output goes to files in `folder`; `log` receives a line when one ends.
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], log: Callable[[str], None]) -> None:
-        self.folder, self.environment, self.log = folder, {**os.environ, **environment}, log
+    `explain` may know a reason that the program does not; it returns an empty text if not.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        log: Callable[[str], None],
+        explain: Callable[[], str] = lambda: "",
+    ) -> None:
+        self.folder, self.environment, self.log, self.explain = folder, {**os.environ, **environment}, log, explain
         self.commands: dict[str, Callable[[], Sequence[str]]] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.restarts: dict[str, tuple[float, float]] = {}  # the time of the pending restart (0: none), and the next delay
@@ -63,6 +75,11 @@ class Supervisor:
                 process.kill()
                 process.wait()
 
+    def restart(self, name: str) -> None:
+        """End a program; it is started again like one that ends by itself."""
+        if self.processes[name].poll() is None:
+            self.processes[name].send_signal(signal.SIGINT)
+
     def output(self, name: str) -> str:
         """The output of a program since its last start."""
         with (self.folder / f"{name}.log").open("rb") as file:
@@ -75,7 +92,7 @@ class Supervisor:
             self.log_start[name] = file.tell()
             # In a session of its own, Ctrl-C reaches only the supervisor, which ends the programs in order.
             self.processes[name] = subprocess.Popen(
-                self.commands[name](),
+                [*LAUNCHER, str(os.getpid()), *self.commands[name]()],
                 stdout=file,
                 stderr=file,
                 stdin=subprocess.DEVNULL,
@@ -92,7 +109,7 @@ class Supervisor:
             restart_at, delay = self.restarts.get(name, (0.0, 1.0))
             if restart_at == 0.0:
                 self.restarts[name] = (now + delay, min(2 * delay, MAX_DELAY))
-                reason = f"signal {-code}" if code < 0 else self._last_error(name) or f"code {code}"
+                reason = f"signal {-code}" if code < 0 else self.explain() or self._last_error(name) or f"code {code}"
                 self.log(f"{name} ended ({reason}); starting it again in {delay:.0f} s")
             elif now >= restart_at:
                 self.restarts[name] = (0.0, delay)
@@ -101,6 +118,7 @@ class Supervisor:
     def _last_error(self, name: str) -> str:
         """The reason in the program's log, empty if there is none."""
         output = self.output(name)
-        errors = [line.strip() for line in output.splitlines() if "rror" in line or "Exit Code" in line or "Failed" in line]
+        said = [line.strip() for line in output.splitlines() if " INFO " not in line]  # a logger is called uvicorn.error
+        errors = [line for line in said if "rror" in line or "Exit Code" in line or "Failed" in line]
         last = errors[-1][:200] if errors else ""
         return next((explanation for words, explanation in EXPLANATIONS.items() if words in output), last)

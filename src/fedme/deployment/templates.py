@@ -25,6 +25,12 @@ batch = 20
 lr = 0.1
 """
 
+DEFENCE = """
+[defence]                     # against single sites; docs/threat-model.md says what it costs and what it does not do
+norm = 30.0                   # a model that moves further in a round is scaled back to this distance
+guest = 10.0                  # FedMe: a guest whose validation loss is worse than the own model's by more is not trained
+"""
+
 FEDERATION = """\
 # Settings of the server. Sites do not see this file.
 host = {host:<22} # the address that sites connect to; the server's certificate is issued for it
@@ -43,7 +49,9 @@ SITE = """\
 name = "{name}"
 model = "mlr"                 # from the experiment's models.pool; if models stay private (fml, pfml), also "module:Network"
 experiment = "experiment.toml"  # the experiment that this site agrees to
-state = "state"               # private state, models and audit log: back it up, and let nobody else read it
+imports = false               # true: code that the experiment names (a method, networks) may be imported
+state = "state"               # private state and models: back it up, and let nobody else read it
+records = "records"           # audit log and privacy account, over all runs: back it up, too
 
 [data]
 file = "data.npz"             # arrays x and y; or a .csv, .tsv or .parquet file, or a folder of images
@@ -57,6 +65,13 @@ accept = "all"                # or a list of architectures
 
 [lend]                        # which sites may receive this site's model as a guest
 to = "all"                    # or a list of sites; []: no site
+architectures = "all"         # or a list: models of other architectures never leave this site
+
+[tell]                        # what this site tells about itself
+samples = true                # false: also its scores stay here, and it counts as the median site
+
+[privacy]                     # the limit of this site's privacy account, over all runs and servers
+# epsilon = 8.0               # default: the epsilon of the experiment
 
 [server]
 address = "{address}"
@@ -77,8 +92,10 @@ OPERATOR = """\
 
 To add a site, run `fedme deploy init . --sites NAME`.
 
-Keep `server/` private. Anyone who reaches the control port of Flower's server can run code at every site. It is open to this
-machine only, so give accounts on this machine only to people you trust. Sites connect to the other port.
+To remove a site, run `fedme deploy remove . NAME`. It does not undo what the site has contributed.
+
+Keep `server/` private. Anyone who reaches the control port of Flower's server can start runs, and run code on this machine. The
+port is open to this machine only, so give accounts on this machine only to people you trust. Sites connect to the other port.
 """
 
 SITE_README = """\
@@ -90,25 +107,7 @@ SITE_README = """\
 3. Check your settings with `fedme deploy node site.toml --check`.
 4. Start `fedme deploy node site.toml` and leave it running. It reconnects after every restart of the site or the server.
 
-Your data never leaves your machine. `state/audit.jsonl` lists everything that was sent and received. When a run is done, your
-model is in `state/runs/`. Keep `key` and `state/` private.
-"""
-
-APP = """\
-[project]
-name = "fedme-run"
-version = "1.0.0"
-description = "Starts the installed FedMe; this app contains no code"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "fedme"
-
-[tool.flwr.app.components]
-serverapp = "fedme.deployment.server_app:app"
-clientapp = "fedme.deployment.site_app:app"
-
-[tool.flwr.app.config]
-run = ""
+Your data never leaves your machine. `fedme deploy audit .` lists everything that was sent and received, and
+`fedme deploy budget site.toml` what it cost of your privacy. When a run is done, your
+model is in `state/runs/`. Keep `key`, `state/` and `records/` private. To end all this: `fedme deploy leave site.toml`.
 """

@@ -1,7 +1,9 @@
 """The work of a client in every engine: take part in a round, and evaluate its models."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from torch import Tensor
 
 from fedme.core.data import ClientData
 from fedme.core.key import Key
@@ -14,6 +16,7 @@ from fedme.learning.own_statistics import with_better_statistics, with_own_stati
 from fedme.learning.training_settings import Training
 
 AnyMethod = Method[Any, Any, Any, Any]
+GLOBAL = "global"  # the role of the server's model in `Method.models`
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,16 @@ class ModelScore:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A client's state and models, and their scores."""
+    """A client's state and models, and their scores.
+
+    Also what models are compared by: "val/personal" are a model's outputs on the validation part, and "val/targets" what they
+    should be; the same for the test part. Before the last round they are those of the personal model only.
+    """
 
     state: Any
-    models: dict[str, Model]  # "personal", and "finetuned" if asked for
+    models: dict[str, Model]  # "personal", "finetuned" if asked for; after the last round also "global" if there is one
     scores: list[ModelScore]
+    outputs: dict[str, Tensor] = field(default_factory=dict)
 
 
 def participate(
@@ -111,7 +119,14 @@ def evaluate_models(
         for role, stage, model in shown
         for name in splits
     ]
-    return Evaluation(state, kept, scores)
+    last = when.t + 1 == when.total
+    if last:
+        kept |= {role: model for role, model in models.items() if role == GLOBAL and model is not models["personal"]}
+    answers = dict(zip(wanted, logits, strict=True))
+    compared = kept if last else {"personal": kept["personal"]}
+    outputs = {f"{name}/{role}": answers[id(model), name] for role, model in compared.items() for name in splits}
+    outputs |= {f"{name}/targets": split.y for name, split in splits.items()}
+    return Evaluation(state, kept, scores, outputs)
 
 
 def _of_method(work: Computation[T], data: ClientData, update_bn: bool) -> Computation[T]:

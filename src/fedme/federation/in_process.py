@@ -45,8 +45,8 @@ class InProcessEngine:
         self._started: dict[ClientId, int] = {}  # the round in which a client got its state
         if method.pooled:
             parts = list(clients.values())
-            pooled = [join([getattr(part, name) for part in parts]) for name in ("train", "val", "test")]
-            self.clients[POOL] = ClientData(POOL, *pooled)
+            train, val, test = (join([getattr(part, name) for part in parts]) for name in ("train", "val", "test"))
+            self.clients[POOL] = ClientData(POOL, train, val, test)
 
     @property
     def samples(self) -> dict[ClientId, int]:

@@ -1,4 +1,4 @@
-"""Hostile clients for simulations: the `[attack]` table. Some replies are spoilt on their way to the server."""
+"""Malicious clients for simulations: the `[attack]` table. Their replies are changed on the way to the server."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ FACTORS = {"sign-flip": -10.0, "huge-norm": 1000.0}  # what the change of a mode
 
 @dataclass(frozen=True)
 class Attack:
-    """Who is hostile, and what they do."""
+    """Which clients are malicious, and what they do."""
 
     clients: int | tuple[ClientId, ...] = setting((), "number of malicious clients, drawn at random, or a list of names")
     kind: AttackType = setting("sign-flip", "'label-flip' trains on wrong labels; the other attacks change the reply")
@@ -49,7 +49,7 @@ class Attack:
         return tuple(clients[index] for index in sorted(chosen))
 
     def poisoned(self, data: ClientData, classes: int) -> ClientData:
-        """The data that a hostile client learns from: class 0 is called the last one, and so on. Test data stay as they are."""
+        """The data that a malicious client trains on: labels in reverse order. Its test data are unchanged."""
         if self.kind != "label-flip":
             return data
         flipped = {name: getattr(data, name).labelled(classes - 1 - getattr(data, name).y) for name in ("train", "val")}
@@ -64,7 +64,7 @@ class MaliciousClients(EngineWrapper):
         self.method, self.attack, self.malicious = method, attack, malicious
 
     def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply | NoReply]:
-        """Collect the replies and spoil those of hostile clients."""
+        """Collect the replies and change those of malicious clients."""
         task = self.engine.current_task()
         answers = dict(self.engine.exchange(downs, when))
         for client in self.malicious:
@@ -135,7 +135,9 @@ def _another_architecture(value: Any) -> Any:
     if isinstance(value, Mapping) and value:
         first = next(iter(value))
         return {f"intruder.{first}" if name == first else name: item for name, item in value.items()}
-    return value[:, 1:] if isinstance(value, Tensor) else NotImplemented
+    if not isinstance(value, Tensor):
+        return NotImplemented
+    return value[..., 1:] if value.dim() else value.unsqueeze(0)
 
 
 SPOILING: dict[str, Spoiling] = {

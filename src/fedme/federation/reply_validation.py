@@ -6,19 +6,20 @@ that was sent, with the same names, shapes and types. All numbers must be finite
 
 import dataclasses
 import functools
-import math
 import types
 import typing
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from fedme.core import tree
+from fedme.core.data import ClientId
+from fedme.core.flat_params import flat_params
 from fedme.core.method import Report, Round, Task
-from fedme.core.metrics import Metrics
-from fedme.core.model import Arch, Model, not_finite
+from fedme.core.metrics import Metrics, possible
+from fedme.core.model import Arch, Model, models_in, not_finite
 from fedme.core.operations import Score
 from fedme.core.serialization import Plain, fitting
 from fedme.core.task_types import TaskType
@@ -27,6 +28,9 @@ from fedme.federation.client_work import AnyMethod, ModelScore
 
 LONGEST = 200  # characters of a text that a client sends for the records
 MOST = 64  # entries of a table of that kind
+MOST_SECONDS = 1e9  # of a client's work
+MOST_SAMPLES = 2**40
+RESERVED = frozenset(("missing", "malicious", "alarm", "not_averaged"))  # notes that only the round loop writes
 
 
 @dataclass(frozen=True)
@@ -67,13 +71,16 @@ def check_reply(method: AnyMethod, task: Task, down: Any, up: Any, when: Round, 
     fields = _fields(kind)
     if type(up) is not kind:
         raise TypedError("", f"must be a {kind.__name__}, got a {type(up).__name__}")
-    plain = {name for name in fields if isinstance(getattr(up, name), bool | int | float | str)}
+    plain = {name for name in fields if isinstance(getattr(up, name), (bool, int, float, str))}
     for name in plain:
         build(fields[name], getattr(up, name), name)
     if "samples" in plain and not 1 <= up.samples <= (samples if samples is not None else up.samples):
         raise TypedError("samples", f"must be >= 1 and <= {samples}, the number that the client announced, got {up.samples}")
     wanted = {name: getattr(down, name) for name in fields if hasattr(down, name) and name not in plain}
     wanted |= method.expects(task, down, up, when)
+    for name in fields.keys() - plain - wanted.keys():
+        if (sent := _counterpart(getattr(up, name), down, name)) is not None:
+            wanted[name] = sent
     for name, hint in fields.items():
         value = getattr(up, name)
         if name in plain:
@@ -88,8 +95,40 @@ def check_reply(method: AnyMethod, task: Task, down: Any, up: Any, when: Round, 
     return wanted
 
 
+def _counterpart(got: Any, down: Any, at: str) -> Any:
+    """What was sent that a field resembles whose name was not sent: the model of its architecture, the weights of its names.
+
+    None if there is no such value, or more than one.
+    """
+    if isinstance(got, Model):
+        models = [model for _, model in models_in(down) if model.arch == got.arch]
+        return models[0] if len(models) == 1 else None
+    if not (isinstance(got, Mapping) and got and all(isinstance(value, Tensor) for value in got.values())):
+        return None
+    near = [weights for weights in _weights_in(down) if weights.keys() & got.keys()]
+    if near and not any(got.keys() <= weights.keys() for weights in near):
+        odd = min(got.keys() - near[0].keys(), key=str)
+        raise TypedError(f"{at}.{odd}", "was not sent")
+    return {name: near[0][name] for name in got} if len(near) == 1 else None
+
+
+def _weights_in(value: Any) -> Iterator[Mapping[str, Tensor]]:
+    """Every table of tensors in a message."""
+    if isinstance(value, Mapping):
+        if value and all(isinstance(item, Tensor) for item in value.values()):
+            yield value
+        else:
+            for item in value.values():
+                yield from _weights_in(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type | Arch):
+        for field in dataclasses.fields(value):
+            yield from _weights_in(getattr(value, field.name))
+
+
 def require_alike(got: Any, sent: Any, at: str) -> None:
     """Refuse a value that does not look like what was sent: architecture, names, shapes, types."""
+    if got is sent or (isinstance(got, Model) and isinstance(sent, Model) and _same_layout(got, sent)):
+        return
     if isinstance(sent, Tensor) and isinstance(got, Tensor):
         if (got.shape, got.dtype) != (sent.shape, sent.dtype):
             raise TypedError(at, f"must be {_looks(sent)}, got {_looks(got)}")
@@ -108,6 +147,13 @@ def require_alike(got: Any, sent: Any, at: str) -> None:
         raise TypedError(at, "must be empty, because the server sent none")
     elif isinstance(sent, Tensor | Mapping | Arch) or dataclasses.is_dataclass(sent) or type(got) is not type(sent):
         raise TypedError(at, f"must be a {type(sent).__name__}, got a {type(got).__name__}")
+
+
+def _same_layout(got: Model, sent: Model) -> bool:
+    """Whether two models are obviously alike; it takes much longer to compare them weight by weight."""
+    flat, sent_flat = flat_params(got.params), flat_params(sent.params)
+    alike = flat is not None and sent_flat is not None and flat.layout is sent_flat.layout
+    return alike and got.arch is sent.arch and not got.buffers and not sent.buffers
 
 
 def _already(task: Task, kind: Any, value: Any, at: str) -> Any:
@@ -133,30 +179,39 @@ def _require_finite(value: Any) -> None:
         raise TypedError(at, "is not finite")
 
 
-def check_report(report: Report, seconds: float, kind: TaskType) -> None:
-    """Refuse what no client can have measured: records and their means must stay readable."""
-    _require(math.isfinite(seconds) and seconds >= 0, "seconds", f"must be finite and >= 0, got {seconds}")
+def check_report(report: Report, seconds: float, kind: TaskType, clients: Collection[ClientId] = ()) -> None:
+    """Refuse what no client can have measured: records and their means must stay readable. A note may name one of `clients`."""
+    _check_seconds(seconds, "seconds")
+    for name in report.notes.keys() & RESERVED:
+        raise TypedError(f"notes.{name}", "is written by the server only")
     for name, table in (("losses", report.losses), ("scores", report.scores), ("notes", report.notes)):
-        _require(len(table) <= MOST, name, f"must have at most {MOST} entries, got {len(table)}")
+        if len(table) > MOST:
+            raise TypedError(name, f"must have at most {MOST} entries, got {len(table)}")
         for key, value in table.items():
-            _require(len(key) <= LONGEST, name, f"names must have at most {LONGEST} characters, got {len(key)}")
-            _require(
-                not isinstance(value, str) or len(value) <= LONGEST, f"{name}.{key}", f"must have at most {LONGEST} characters"
-            )
+            if len(key) > LONGEST:
+                raise TypedError(name, f"names must have at most {LONGEST} characters, got {len(key)}")
+            if isinstance(value, str) and len(value) > LONGEST and value not in clients:
+                raise TypedError(f"{name}.{key}", f"must have at most {LONGEST} characters")
+            if isinstance(value, int) and abs(value) > 2**53:
+                raise TypedError(f"{name}.{key}", "must be between -2**53 and 2**53")
     for role, score in report.scores.items():
         _check_score(score, f"scores.{role}", kind)
 
 
 def _check_score(score: Score, at: str, kind: TaskType) -> None:
-    _require(score.samples >= 0, f"{at}.samples", "is negative")
-    if kind != "regression":  # numbers are never right or wrong
-        _require(0 <= score.accuracy <= 1, f"{at}.accuracy", f"must be between 0 and 1, got {score.accuracy}")
-    _require(
-        math.isfinite(score.seconds) and score.seconds >= 0, f"{at}.seconds", f"must be finite and >= 0, got {score.seconds}"
-    )
+    if not 0 <= score.samples <= MOST_SAMPLES:
+        raise TypedError(f"{at}.samples", f"must be >= 0 and <= {MOST_SAMPLES}, got {score.samples}")
+    if kind != "regression" and not 0 <= score.accuracy <= 1:  # numbers are never right or wrong
+        raise TypedError(f"{at}.accuracy", f"must be between 0 and 1, got {score.accuracy}")
+    _check_seconds(score.seconds, f"{at}.seconds")
 
 
-def check_scores(scores: list[ModelScore]) -> None:
+def _check_seconds(seconds: float, at: str) -> None:
+    if not 0 <= seconds <= MOST_SECONDS:
+        raise TypedError(at, f"must be >= 0 and <= {MOST_SECONDS:g}, got {seconds:g}")
+
+
+def check_scores(scores: list[ModelScore], task_type: TaskType) -> None:
     """The same for the scores of a client's models."""
     _require(len(scores) <= MOST, "scores", f"must have at most {MOST} entries, got {len(scores)}")
     for i, score in enumerate(scores):
@@ -166,14 +221,17 @@ def check_scores(scores: list[ModelScore]) -> None:
         )
         _require(score.stage in ("round", "finetuned"), f"{at}.stage", f"must be 'round' or 'finetuned', got '{score.stage}'")
         _require(score.split in ("val", "test"), f"{at}.split", f"must be 'val' or 'test', got '{score.split}'")
-        _check_metrics(metrics, at)
+        _check_metrics(metrics, at, task_type)
 
 
-def _check_metrics(metrics: Metrics, at: str) -> None:
+def _check_metrics(metrics: Metrics, at: str, task_type: TaskType) -> None:
+    for count in ("samples", "classes_present"):
+        value = getattr(metrics, count)
+        _require(value is None or 0 <= value <= MOST_SAMPLES, f"{at}.{count}", f"must be >= 0 and <= {MOST_SAMPLES}")
     _require(
-        0 <= metrics.correct <= metrics.samples,
+        possible(metrics.correct, metrics.samples, metrics.accuracy, task_type),
         f"{at}.correct",
-        f"must be between 0 and {metrics.samples} samples, got {metrics.correct}",
+        f"is not possible for {metrics.samples} samples and accuracy {metrics.accuracy}, got {metrics.correct}",
     )
     for name in ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "ece", "exact_match", "micro_f1"):
         value = getattr(metrics, name)
@@ -193,6 +251,23 @@ def check_sent(method: AnyMethod, task: Task, down: Any, when: Round) -> None:
 def _require(condition: bool, at: str, message: str) -> None:
     if not condition:
         raise TypedError(at, message)
+
+
+def moved(up: Any, sent: Mapping[str, Any]) -> float | None:
+    """How far the model of a reply that moved furthest is from what was sent; None if no weights were sent."""
+    norms = [norm for name, value in sent.items() for norm in _changes(getattr(up, name), value)]
+    return max(norms, default=None)
+
+
+def _changes(got: Any, sent: Any) -> Iterator[float]:
+    if isinstance(got, Model) and isinstance(sent, Model):
+        pairs = (got.params, sent.params), (got.buffers, sent.buffers)
+        yield from (tree.distance(after, before) for after, before in pairs if before)
+    elif isinstance(got, Mapping) and sent and all(isinstance(value, Tensor) for value in got.values()):
+        yield tree.distance(got, sent)
+    elif dataclasses.is_dataclass(got) and not isinstance(got, type | Arch) and type(got) is type(sent):
+        for field in dataclasses.fields(got):
+            yield from _changes(getattr(got, field.name), getattr(sent, field.name))
 
 
 def bounded(up: Any, sent: Mapping[str, Any], limit: float) -> Any:

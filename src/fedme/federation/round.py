@@ -7,11 +7,13 @@ clients are asked again; if that does not help, the round does not count.
 import functools
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fedme.core.data import ClientId
+from fedme.core.foreign_text import one_line
 from fedme.core.key import Key
 from fedme.core.method import POOL, Plan, Report, Round, Task
 from fedme.core.operations import Computation
@@ -20,9 +22,10 @@ from fedme.core.typed import TypedError
 from fedme.execution.lockstep import Timed
 from fedme.federation.client_work import AnyMethod, Evaluation, Finetune
 from fedme.federation.offences import OffenceRecord, quarantined, record_offences
-from fedme.federation.reply_validation import bounded, check_reply, check_report
+from fedme.federation.reply_agreement import different_from_most, full_form, tensor_kinds
+from fedme.federation.reply_validation import bounded, check_reply, check_report, moved
 from fedme.learning.accountant import Ledger
-from fedme.learning.robust_aggregation import OPEN, Defence
+from fedme.learning.robust_aggregation import OPEN, Defence, defence_of
 
 T = TypeVar("T")
 
@@ -35,6 +38,7 @@ class Reply:
     report: Report
     seconds: float
     when: Round | None = None  # the round that the client states; None: the engine knows it
+    moved: float | None = None  # how far its models are from what was sent, known once it was examined
 
 
 @dataclass(frozen=True)
@@ -55,10 +59,11 @@ class Quorum:
 
     replies: int | float = 1  # a number, or a fraction of the requested replies
     repeats: int = 2  # how often missing clients are asked again
+    least: int = 1  # a number that is needed in any case, by a robust average
 
     def needed(self, asked: int) -> int:
-        """The number of replies needed out of `asked`, at least 1."""
-        return self.replies if isinstance(self.replies, int) else max(1, math.ceil(self.replies * asked - 1e-9))
+        """The number of replies needed out of `asked`, at least `least`."""
+        return max(self.least, self.replies if isinstance(self.replies, int) else math.ceil(self.replies * asked - 1e-9))
 
 
 class ClientStates(dict[ClientId, Any]):
@@ -125,6 +130,7 @@ class Traffic:
     bytes_down: int = 0
     seconds: float = 0.0
     report: Report = field(default_factory=lambda: Report({}))
+    moved: float | None = None  # the largest change of a model that the client sent
 
     def add(self, down: Any, answer: Reply | NoReply | None) -> None:
         """Count one exchange of the round."""
@@ -134,6 +140,8 @@ class Traffic:
             return
         self.bytes_up += nbytes(answer.up) if answer.up is not None else 0
         self.seconds += answer.seconds
+        if answer.moved is not None and (self.moved is None or answer.moved > self.moved):
+            self.moved = answer.moved
         self.report = Report(
             {**self.report.losses, **answer.report.losses},
             {**self.report.scores, **answer.report.scores},
@@ -154,6 +162,7 @@ class RoundResult:
     server_seconds: float
     short: str = ""  # if the round does not count: how many replies are missing
     offences: Mapping[ClientId, OffenceRecord] = field(default_factory=dict)
+    not_averaged: Mapping[ClientId, str] = field(default_factory=dict)  # why a robust average left a reply out
 
 
 def run_round(
@@ -170,13 +179,13 @@ def run_round(
 ) -> RoundResult:
     """All exchanges of round `t`. If one of them is below the quorum, the server stays as it was before the round.
 
-    `conduct` is what is remembered of the clients' messages before it.
+    `offences` records the invalid replies of earlier rounds.
     """
     key, before = root.at("round", t, "server"), server
     traffic: dict[ClientId, Traffic] = {}
     seconds = 0.0
     offences = offences or {}
-    out, refused = quarantined(offences, t), dict[ClientId, str]()
+    out, refused, left_out = quarantined(offences, t), dict[ClientId, str](), dict[ClientId, str]()
     for phase in method.phases:
         when = Round(t, total, phase)
         began = time.perf_counter()
@@ -196,9 +205,50 @@ def run_round(
         # Replies arrive in any order; floating-point sums need a fixed one.
         ordered = {client: answers.get(client) for client in [POOL, *task.members] if client in plan.count}
         counted = {client: reply.up for client, reply in ordered.items() if isinstance(reply, Reply) and reply.up is not None}
-        server = method.aggregate(server, counted, when, key)
+        server, odd, few = _aggregated(method, server, counted, when, key)
+        heard = {client: up for client, up in counted.items() if client not in odd}
+        server = engine.run_on_server(method.refine(task, server, heard, when, key)).value
+        for client, reason in odd.items():
+            refused[client] = reason
+            traffic[client].answered, traffic[client].reason = False, reason
+        for client, reason in few.items():
+            left_out[client] = reason
+            traffic[client].note("not_averaged", reason)
         seconds += time.perf_counter() - began
-    return RoundResult(server, traffic, seconds, "", record_offences(offences, refused.items(), t, defence))
+    return RoundResult(server, traffic, seconds, "", record_offences(offences, refused.items(), t, defence), left_out)
+
+
+def _aggregated(
+    method: AnyMethod, server: Any, replies: Mapping[ClientId, Any], when: Round, key: Key
+) -> tuple[Any, dict[ClientId, str], dict[ClientId, str]]:
+    """The server's new state, the replies that were left out because they have another form than most, or too few copies."""
+    reason = "refused: its reply has not the form of the others"
+    odd = dict.fromkeys(different_from_most(replies, tensor_kinds), reason)
+    kept = {client: reply for client, reply in replies.items() if client not in odd}
+    few = _too_few(method, kept)
+    kept = {client: reply for client, reply in kept.items() if client not in few}
+    try:
+        return method.aggregate(server, kept, when, key), odd, few
+    except Exception as error:
+        others = different_from_most(kept, full_form)
+        if not others:
+            raise
+        odd |= dict.fromkeys(others, f"{reason}: {type(error).__name__}: {error}")
+        kept = {client: reply for client, reply in kept.items() if client not in odd}
+        few |= _too_few(method, kept)
+        return method.aggregate(server, {c: reply for c, reply in kept.items() if c not in few}, when, key), odd, few
+
+
+def _too_few(method: AnyMethod, replies: Mapping[ClientId, Any]) -> dict[ClientId, str]:
+    """The replies that a robust average cannot use: too few others are averaged with them. Their model stays as it is."""
+    robust = defence_of(method)
+    groups = {client: method.averaged_with(reply) for client, reply in replies.items()}
+    copies = Counter(groups.values())
+    return {
+        client: f"{copies[group]} copies of this model came, and '{robust.average}' needs {robust.fewest}"
+        for client, group in groups.items()
+        if copies[group] < robust.fewest
+    }
 
 
 def _examined(
@@ -216,14 +266,18 @@ def _examined(
         return came
     try:
         if came.when not in (None, when):
-            raise TypedError("when", f"it is about {came.when}, not {when}")
-        check_report(came.report, came.seconds, task.schema.task_type)
+            raise TypedError("when", f"expected {when}, got {came.when}")
+        check_report(came.report, came.seconds, task.schema.task_type, task.members)
         if came.up is None:
             return came
         sent = check_reply(method, task, down, came.up, when, samples.get(client))
     except TypedError as error:
         return RejectedReply(f"refused: {error}")
-    return came if defence.norm is None else replace(came, up=bounded(came.up, sent, defence.norm))
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        # A method's `expects` meets what no honest client sends.
+        return RejectedReply(f"refused: {type(error).__name__}: {one_line(str(error))}")
+    up = came.up if defence.norm is None else bounded(came.up, sent, defence.norm)
+    return Reply(up, came.report, came.seconds, came.when, moved(came.up, sent))
 
 
 def _collect_replies(

@@ -54,8 +54,10 @@ class MessageContent:
             if size > max_bytes:
                 raise TypedError("message", f"has {size} bytes, expected at most {max_bytes}")
             body = json.loads(text)
+            if "\\u" in text:
+                json.dumps(body, ensure_ascii=False).encode()  # refuses halves of characters, which no file can hold
             tensors = {name: _tensor(array.data) for name, array in arrays.items()}
-        except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise TypedError("message", f"cannot be read: {str(error).removeprefix('message: ')}") from error
         if not isinstance(body, dict):
             raise TypedError("message", "must be a table")

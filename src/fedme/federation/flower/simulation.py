@@ -6,12 +6,16 @@ process. Each process loads the data of the experiment once.
 
 import functools
 import logging
+import os
+import shlex
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import flwr.simulation
+import ray
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -83,7 +87,8 @@ class FlowerSimulation:
         for client, content in self._send("evaluate", requests, when).items():
             state = self.states[client] = content.read("state", self._types.state, self._actor.archs)
             models = content.read("models", dict[str, Model], self._actor.archs)
-            evaluation = Evaluation(state, models, content.read("scores", list[ModelScore]))
+            outputs = content.read("outputs", dict[str, torch.Tensor])
+            evaluation = Evaluation(state, models, content.read("scores", list[ModelScore]), outputs)
             evaluations[client] = Timed(evaluation, content.read("seconds", float))
         return evaluations
 
@@ -125,7 +130,8 @@ def handle(
     else:
         delivery, finetune = request.read("delivery", types.down, actor.archs), request.read("finetune", Finetune | None)  # type: ignore[arg-type]
         evaluation = engine.evaluate_models({client: delivery}, when, finetune)[client]
-        values = {"models": evaluation.value.models, "scores": evaluation.value.scores, "seconds": evaluation.seconds}
+        done = evaluation.value
+        values = {"models": done.models, "scores": done.scores, "outputs": done.outputs, "seconds": evaluation.seconds}
     return MessageContent.of(state=engine.states[client], spent=engine.states.ledgers[client], **values)
 
 
@@ -163,6 +169,11 @@ def run(
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     # "local" starts new Ray processes even if a cluster is already running on this machine.
     where: dict[str, Any] = {"address": address} if address else {"address": "local", "num_cpus": workers}
+    options = {**where, "log_to_driver": False, "logging_level": logging.ERROR}
+    if not address and (interpreter := shlex.quote(sys.executable)) != sys.executable:
+        # Ray gives the path of the interpreter to a shell, which would divide it at a space. Flower uses a Ray that is there.
+        environment = {"py_executable": interpreter, "env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}
+        ray.init(**options, include_dashboard=False, runtime_env=environment)
     try:
         flwr.simulation.run_simulation(
             app,
@@ -170,7 +181,7 @@ def run(
             len(actor.engine.clients),
             backend_config={
                 "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-                "init_args": {**where, "log_to_driver": False, "logging_level": logging.ERROR},
+                "init_args": options,
             },
         )
     finally:
