@@ -8,7 +8,7 @@ SOURCES := src tests benchmarks website tools
 BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 
-.PHONY: demo docs test test-slow test-deploy test-clone check format clean install bench bench-scale bench-memory reliability fuzz
+.PHONY: demo docs test test-slow test-deploy test-clone check format clean install bench bench-scale bench-memory reliability fuzz attack
 
 install: $(READY)
 
@@ -35,7 +35,7 @@ test-clone: $(READY) # demo and tests, twice, in a used copy of this tree, for a
 	$(IN_VENV) -m pytest -s tests/test_clone.py -m slow
 
 test-deploy: $(READY)
-	$(IN_VENV) -m pytest -n 2 -m deploy
+	$(IN_VENV) -m pytest -n 2 --dist loadgroup -m deploy
 
 check: $(READY)
 	$(IN_VENV) -m ruff format --check --quiet $(SOURCES)
@@ -65,6 +65,9 @@ reliability: $(READY) # what docs/reliability.md promises, tried; 2 idle process
 
 fuzz: $(READY) # damaged configurations, data files, checkpoints, messages and site files: a part of `make reliability`
 	PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(IN_VENV) -m fedme_reliability fuzz
+
+attack: $(READY) # attacks by a server, a site and an outsider on a real federation on loopback; some minutes
+	PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(IN_VENV) -m fedme_attacks
 
 clean:
 	rm -rf "$(VENV)" benchmarks/.venvs benchmarks/results build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

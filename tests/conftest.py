@@ -8,7 +8,11 @@ import pytest
 import torch
 from hypothesis import settings
 
-from fedme import cli
+# Workers of pytest-xdist inherit the size of a terminal, which readline puts into the environment. Tests are to see one width.
+for size in ("COLUMNS", "LINES"):
+    os.environ.pop(size, None)
+
+from fedme import cli  # noqa: E402  (it looks at the width)
 
 # The same examples every time, so that a red run can be repeated; FEDME_EXPLORE=1 looks for new ones.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -40,6 +44,7 @@ PACKAGES = "pip install -c constraints.txt -e '.[dev-full]'"
 # Files that cannot be imported without a package that the extra `dev` does not have.
 FILES = {
     "deployment/*.py": "flwr",
+    "fedme_attacks/*.py": "flwr",
     "federation/test_flower_*.py": "flwr",
     "fedme_reliability/test_fuzz.py": "flwr",
     "fedme_reliability/test_privacy.py": "dp_accounting",

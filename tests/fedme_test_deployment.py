@@ -158,7 +158,9 @@ class Deployment:
         for name in reversed(list(self.processes)):
             if self.processes[name].poll() is None:
                 self.stop(name)
-        for pid in self.pids("flwr-") + self.pids("flower-"):  # left behind by kills in a test
+        for pid in (
+            self.pids("flwr-") + self.pids("flower-") + self.pids("flower_site_internals")
+        ):  # left behind by kills in a test
             os.kill(pid, signal.SIGKILL)
 
     def expected(self) -> dict[str, Model]:

@@ -50,8 +50,16 @@ class Watching(Display):
                 raise Killed
 
 
+ONE_WIDTH = ["models.assign=dnn-8"]  # for LG-FedAvg and FedProto, whose networks must have as many features
+
+
 def do(folder, *words, fuse=None):
-    experiment, _ = load("digits-fedme", [*TINY, *words, f"output={folder}"])
+    own = (
+        ONE_WIDTH
+        if {word.split("=")[-1] for word in words if word.startswith("method")} & {"lg-fedavg", "fedproto", "heterofl"}
+        else []
+    )
+    experiment, _ = load("digits-fedme", [*TINY, *own, *words, f"output={folder}"])
     return run.start(experiment, Watching(fuse))
 
 

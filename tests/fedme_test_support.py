@@ -38,6 +38,9 @@ NORMALISED = Arch.named("normalised", normalised)
 ARCHS = {arch.name: arch for arch in (LINEAR, DENSE, WIDE, DROPPING, NORMALISED)}
 
 
+BODIES = {"fedproto": DENSE}  # methods that need a network with more than one layer
+
+
 def split(samples: int, key: Key, dtype: torch.dtype = torch.float64) -> Split:
     draw = key.torch()
     y = torch.randint(0, CLASSES, (samples,), generator=draw)

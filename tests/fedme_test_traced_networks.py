@@ -87,3 +87,31 @@ class Functional(nn.Module):
 
     def forward(self, x):
         return self.second(torch.relu(self.first(x.view(x.shape[0], -1))))
+
+
+class Grouped(nn.Module):
+    """Grouped convolutions, dropout as a function, and a layer that is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.groups = nn.Conv2d(1, 6, 3, 1, 1), nn.Conv2d(6, 9, 3, 2, 1, groups=3)
+        self.again, self.head = nn.Linear(9, 9), nn.Linear(9, CLASSES)
+
+    def forward(self, x):
+        x = F.mish(self.groups(F.softplus(self.first(x)))).amax((2, 3))
+        x = torch.tanh(self.again(F.dropout(x, 0.3, training=self.training)))
+        return self.head(F.dropout(torch.tanh(self.again(x)), 0.1, training=self.training))
+
+
+class Gated(nn.Module):
+    """Tied embeddings, positions, and a GRU in both directions."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.position = nn.Embedding(9, 4), nn.Embedding(7, 4)
+        self.gru, self.join = nn.GRU(4, 3, 2, batch_first=True, bidirectional=True), nn.Linear(6, 4)
+        self.head = nn.Linear(9, CLASSES)
+
+    def forward(self, x):
+        states, last = self.gru(self.embed(x) + self.position(torch.arange(x.shape[1])))
+        return self.head(F.linear(self.join(states.sum(1) + last[:2].transpose(0, 1).flatten(1)), self.embed.weight))

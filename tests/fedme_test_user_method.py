@@ -120,3 +120,75 @@ class Leaking(Soup):
         labels = data.train.y
         means = torch.stack([values[labels == c].mean(0) for c in range(10)])
         return state, MeanSpoonful(down.portion, means), Report({})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A message without models: tables of weights and a tensor, under names of their own."""
+
+    base: Mapping[str, Tensor]
+    scale: float
+
+
+@dataclass(frozen=True)
+class Tasting:
+    mixed: Mapping[str, Tensor]
+    colour: Tensor
+    cooks: int
+
+
+@dataclass(frozen=True)
+class Blind(Soup):
+    """Declares nothing of what its replies must look like: their fields resemble what is sent in no name."""
+
+    def dispatch(  # type: ignore[override]
+        self, task: Task, server: Pot, plan: Plan, when: Round, key: Key
+    ) -> Computation[dict[ClientId, Recipe]]:
+        return immediately({client: Recipe(server.broth.params, 2.0) for client in plan.train})
+
+    def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[Larder]:
+        return immediately(Larder(Model.init(task.shared, Key(0).at("pot"), task.dtype)))
+
+    def client_round(  # type: ignore[override]
+        self, state: Larder, down: Recipe, data: ClientData, when: Round, key: Key
+    ) -> Computation[tuple[Larder, Tasting, Report]]:
+        assert state.leftovers is not None
+        optimizer, schedule = self.train.local_optimizer(CrossEntropy(), when), self.train.batch_schedule(when)
+        begin = {"pan": state.leftovers.with_params(down.base)}
+        done = yield from train(begin, optimizer, data.train, schedule, key.at("first"))
+        colour = torch.bincount(data.train.y, minlength=10).to(next(iter(down.base.values())).dtype)
+        return Larder(done.models["pan"]), Tasting(done.models["pan"].params, colour, len(data.train)), Report(done.losses)
+
+    def expects(self, task: Task, down: Any, up: Any, when: Round) -> dict[str, Any]:
+        return {}
+
+    def aggregate(self, server: Pot, replies: Mapping[ClientId, Any], when: Round, key: Key) -> Pot:
+        if not replies:
+            return server
+        total = sum(up.colour for up in replies.values())
+        assert total.shape == (10,), "somebody's colour has another shape"
+        return Pot(average([server.broth.with_params(up.mixed) for up in replies.values()], [1.0] * len(replies)), 0)
+
+    def deliver(self, task: Task, server: Pot, client: ClientId) -> Recipe:  # type: ignore[override]
+        return Recipe(server.broth.params, 2.0)
+
+    def models(self, state: Larder, delivery: Recipe, data: ClientData, when: Round, key: Key) -> Computation[Models]:  # type: ignore[override]
+        assert state.leftovers is not None
+        return immediately({"personal": state.leftovers, "global": state.leftovers.with_params(delivery.base)})
+
+
+@dataclass(frozen=True)
+class Coloured(Blind):
+    """The same with the tensor first, which is what an attack spoils."""
+
+    def client_round(  # type: ignore[override]
+        self, state: Larder, down: Recipe, data: ClientData, when: Round, key: Key
+    ) -> Computation[tuple[Larder, "Swatch", Report]]:
+        larder, tasting, report = yield from Blind.client_round(self, state, down, data, when, key)
+        return larder, Swatch(tasting.colour, tasting.mixed), report
+
+
+@dataclass(frozen=True)
+class Swatch:
+    colour: Tensor
+    mixed: Mapping[str, Tensor]

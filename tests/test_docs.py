@@ -7,8 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import fedme
 from fedme import cli
+from fedme.execution.compiled import library
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
@@ -23,6 +27,25 @@ def blocks(page):
 OPTIONAL = ("transformers", "flwr_datasets")  # of development: without them their examples are skipped, the rest is run
 ELSEWHERE = ("deploy.md",)  # real processes: tests/deployment/test_tutorial.py runs it
 HERE = [page for page in PAGES if page.name not in ELSEWHERE]
+
+
+# Why examples are not trained in compiled code, as the engine says it. Every other one is.
+NOT_COMPILED = (
+    "the inputs are augmented or not one tensor",
+    "private training",
+    "unsupported loss ClassWeighted",
+    "unsupported loss Imitate",
+    "unsupported loss TowardsClass",  # FD, FedProto and HeteroFL have losses of their own
+    "unsupported loss TowardsPrototype",
+    "unsupported loss MaskedCrossEntropy",
+    "unsupported optimizer Mixing",  # APFL
+)
+
+
+def trained_elsewhere(folder):
+    """What the engine says about trainings outside of compiled code, in all runs below a folder."""
+    lines = [line for log in folder.rglob("engine.log") for line in log.read_text().splitlines()]
+    return [line for line in lines if line.startswith("train: ") and not line.endswith("operations compiled")]
 
 
 @pytest.mark.parametrize("page", HERE, ids=lambda page: str(page.relative_to(ROOT)))
@@ -58,10 +81,32 @@ def test_page(page, tmp_path, monkeypatch, capsys):
                 assert end.value.code in (0, None), f"{line}\n{said.out}{said.err}"
         else:
             assert kind == "", f"{page.name}: nobody runs a block of {kind}"
+    if not isinstance(library(), str):
+        slow = [line for line in trained_elsewhere(tmp_path) if not any(reason in line for reason in NOT_COMPILED)]
+        assert not slow, f"{page.name}: examples should be fast: {slow}"
     sys.modules.pop("fedhalf", None)
     sys.modules.pop("mynets", None)
     if lacking:
         pytest.skip(f"needs {', '.join(dict.fromkeys(lacking))} (pip install -c constraints.txt -e '.[dev-full]')")
+
+
+class Sine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return torch.sin(self.layer(x))
+
+
+@pytest.mark.parametrize(("network", "lines"), [(lambda: nn.Linear(6, 2), 0), (Sine, 1)], ids=["compiled", "sine"])
+def test_an_example_that_is_not_compiled_is_noticed(network, lines, tmp_path):
+    if isinstance(library(), str):
+        pytest.skip("needs compiled code (apt-get install g++ && make clean install)")
+    x = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
+    clients = [fedme.Client(name, train=(x, (x[:, 0] > 0).long()), model=network()) for name in ("a", "b")]
+    fedme.FedAvg(rounds=1).fit(clients, output=tmp_path / "run", quiet=True)
+    assert len(trained_elsewhere(tmp_path)) == lines
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

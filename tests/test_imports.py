@@ -90,7 +90,21 @@ def test_imports_go_one_way(path):
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_flower_is_imported_in_one_place(path):
     inside = path.relative_to(ROOT).parts[:2] == ("federation", "flower")
+    inside = inside or str(path.relative_to(ROOT)) in FLOWER_INTERNALS  # the site's programs
     assert inside or not {name.split(".")[0] for name in modules(parsed(path), path)} & {"flwr", "ray"}
+
+
+PUBLIC_FLOWER = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
+FLOWER_INTERNALS = {
+    "federation/flower/internals.py",
+    "deployment/flower_site_internals.py",
+}  # each names the version it was read from and has its own test
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_flowers_insides_are_reached_from_one_file(path):
+    imported = {name for name in modules(parsed(path), path) if name.split(".")[0] == "flwr"}
+    assert str(path.relative_to(ROOT)) in FLOWER_INTERNALS or imported <= PUBLIC_FLOWER
 
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "yaml"}
@@ -120,6 +134,7 @@ def test_nothing_is_unpickled_or_evaluated(path):
 
 # Who may import by a name, and where the name comes from: never from data, a checkpoint, a saved model or a message.
 IMPORTING = {
+    "deployment/flower_site_internals.py": "the modules of Flower that it names itself",
     "__init__.py": "a table in the file",
     "api/result.py": "a constant",
     "cli/__init__.py": "a list in the file",

@@ -80,6 +80,24 @@ def test_every_method_has_equations_deviations_and_settings(site):
         assert 'id="settings"' in text, name
 
 
+def test_the_chooser_names_every_method_once_per_question_and_says_what_the_methods_say(site):
+    text = (site / "methods" / "index.html").read_text().split("Which one fits?", 1)[1]
+    questions = text.split("<h3")[1:]
+    assert len(questions) == 6
+    for question in questions:
+        assert sorted(re.findall(r'<a href="([\w-]+)\.html">', question)) == sorted(METHODS)
+    rows = [row for question in questions for row in re.findall(r"<tr>(.*?)</tr>", question, re.DOTALL)]
+
+    def methods_of(words):
+        return {name for row in rows if words in row for name in re.findall(r'href="([\w-]+)\.html"', row)}
+
+    assert methods_of("needs labelled public samples") == {"fedmd"}
+    assert methods_of("needs unlabeled samples at the server") == {"feddf"}
+    assert methods_of("is refused") == {"fd", "fedproto", "heterofl"}
+    assert methods_of("may differ in architecture") == {name for name, kind in METHODS.items() if kind.own_architectures}
+    assert methods_of("classification only") == {"fd", "fedproto", "feddf", "heterofl"}
+
+
 def test_the_reference_has_every_setting_command_and_name(site):
     settings = (site / "reference" / "settings.html").read_text()
     assert all(f"method.name = &quot;{name}&quot;" in settings or f'method.name = "{name}"' in settings for name in METHODS)
@@ -110,14 +128,14 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     subprocess.run([sys.executable, "-c", program, str(ROOT / "docs" / "tour.ipynb")], cwd=tmp_path, check=True)
 
     def shape(path):
-        """What was printed, with numbers left out: their last digits are this machine's."""
+        """The first line that a cell printed, with numbers left out: their last digits are this machine's."""
         cells = json.loads(path.read_text())["cells"]
-        outputs = [o for cell in cells for o in cell.get("outputs", []) if o.get("name") != "stderr"]
-        texts = ["".join(o.get("text", "")) for o in outputs]
+        printed = [[o for o in cell.get("outputs", []) if o.get("name") == "stdout"] for cell in cells]
+        texts = ["".join("".join(o["text"]) for o in outputs) for outputs in printed]  # a stream may come in pieces
         return [re.sub(r"[\d.]+", "#", text).splitlines()[:1] for text in texts]
 
     assert shape(tmp_path / "done.ipynb") == shape(ROOT / "docs" / "tour.ipynb")
     drawn = [o for cell in json.loads((tmp_path / "done.ipynb").read_text())["cells"] for o in cell.get("outputs", [])]
     assert any("image/png" in o.get("data", {}) for o in drawn)
-    assert any("local-only" in "".join(o.get("data", {}).get("text/plain", "")) for o in drawn)
+    assert any("could train alone" in "".join(o.get("data", {}).get("text/plain", "")) for o in drawn)
     assert (tmp_path / "report.html").exists()

@@ -73,6 +73,10 @@ PHRASES = [
     r"as if it had never been",
     r"its rule is another one",
     r"must be a whole number",
+    r"(?i)\b(slopes?|hostile|muster|parcels?|keeper|conduct|mendable)\b",
+    r"`shares`",
+    r"\b(loss|class|variable|second|seconds) a (sample|label|target|round|client)\b",
+    r", not \{",
 ]
 
 

@@ -21,7 +21,8 @@ def converted(config: dict[str, Any]) -> dict[str, Any]:
         table: {names.get(key, key): value for key, value in value.items()} if (names := RENAMED.get(table)) else value
         for table, value in config.items()
     }
-    return renamed | {"train": {"last_batch": "keep", **_with_schedule(renamed["train"])}}
+    train = {"last_batch": "keep", **_with_schedule(renamed["train"])}
+    return renamed | {"train": train, "data": {"stratify": False, **renamed["data"]}}
 
 
 def _with_schedule(train: dict[str, Any]) -> dict[str, Any]:

@@ -21,8 +21,10 @@ SECTIONS: dict[str, list[str]] = {
         "experiments",
         "python",
         "own-data",
+        "site-tables",
         "own-models",
         "use-models",
+        "verdict",
         "privacy",
         "report",
         "logging",
@@ -35,7 +37,7 @@ SECTIONS: dict[str, list[str]] = {
     "Questions": ["faq"],
     "Methods": [f"methods/{name}" for name in ("index", *reference.methods())],
     "Reference": ["reference/settings", "reference/commands", "reference/python"],
-    "Inside": ["architecture", "threat-model", "reliability", "performance"],
+    "Inside": ["architecture", "threat-model", "reliability", "performance", "errata"],
 }
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import typer
@@ -89,7 +89,67 @@ def index() -> str:
         (f"[{name}]({name}.md)", _first_line(m), m.travels, "yes" if m.own_architectures else "no")
         for name, m in METHODS.items()
     ]
-    return f"# Methods\n\n{_table(('method', 'idea', 'clients send', 'own architectures'), rows)}\n"
+    table = _table(("method", "idea", "clients send", "own architectures"), rows)
+    return f"# Methods\n\n{table}\n{options()}\n{chooser()}"
+
+
+# What an experiment may ask for, and why a method refuses it, by the method's description of itself. Tests try every cell.
+OPTIONS: dict[str, Callable[[type[Any]], str]] = {
+    "clients of several architectures": lambda m: "" if m.own_architectures else "it has one architecture",
+    "`[privacy]`": lambda m: m.not_private,
+    "`train.optimizer`": lambda m: "it defines its own step" if m.own_step else "",
+    "regression, several labels": lambda m: "it is for classes" if m.classes_only else "",
+    "`fedme join`": lambda m: m.nothing_to_offer,
+    "`fedme audit`": lambda m: m.nothing_to_audit,
+    "`fedme deploy`": lambda m: "it pools the samples" if m.pooled else "",
+}
+
+
+def options() -> str:
+    """Which options work with which method. Those that work with all are in the text."""
+    rows = [(f"[{name}]({name}.md)", *("no" if why(m) else "yes" for why in OPTIONS.values())) for name, m in METHODS.items()]
+    text = (
+        "\n## What works with which method\n\nRounds with a part of the clients, missing replies, fine-tuning, resuming, "
+        "reports, worker processes and Flower's simulation work with all. What does not work is refused by name before "
+        "anything is computed.\n\n"
+    )
+    return text + _table(("method", *OPTIONS), rows)
+
+
+def chooser() -> str:
+    """Questions about a federation, and the methods that fit each answer, from the methods' descriptions of themselves."""
+    questions: dict[str, Callable[[type[Any]], str]] = {
+        "One architecture or several?": lambda m: (
+            "clients may differ in architecture" if m.own_architectures else "one for all"
+        ),
+        "Are there public or unlabeled samples?": lambda m: f"needs {m.needs}" if m.needs else "needs clients' samples only",
+        "What may travel?": lambda m: m.travels,
+        "Must the server be trusted with more than `[privacy]` bounds?": lambda m: (
+            f"yes, and `[privacy]` is refused: {m.not_private}"
+            if m.not_private
+            else "yes: it gets all samples"
+            if m.pooled
+            else f"only with {'; '.join(m().disclosures())}; `privacy.epsilon` bounds the rest"
+            if m().disclosures()
+            else "no: `privacy.epsilon` bounds what models tell"
+        ),
+        "Are other tasks than classification possible?": lambda m: "classification only" if m.classes_only else "all",
+        "Can an unseen client use the result?": lambda m: (
+            f"no: {m.nothing_to_offer}" if m.nothing_to_offer else "yes, by `fedme join`"
+        ),
+    }
+    text = (
+        "\n## Which one fits?\n\nAnswer the questions one after another; what is left over fits. Compare it with `local` and "
+    )
+    text += (
+        "with `fedavg` and fine-tuning: they are hard to beat. The [threat model](../threat-model.md) says who sees what.\n\n"
+    )
+    for question, answer in questions.items():
+        groups: dict[str, list[str]] = {}
+        for name, m in METHODS.items():
+            groups.setdefault(answer(m), []).append(f"[{name}]({name}.md)")
+        text += f"### {question}\n\n{_table(('answer', 'methods'), ((a, ', '.join(names)) for a, names in groups.items()))}\n"
+    return text
 
 
 def method(name: str) -> str:

@@ -7,14 +7,26 @@ if TYPE_CHECKING:
     from fedme.api.client import Client as Client
     from fedme.api.learner import Learner as Learner, learner as learner
     from fedme.api.methods import (
+        APFL as APFL,
+        FD as FD,
         FML as FML,
         PFML as PFML,
+        SCAFFOLD as SCAFFOLD,
         Centralized as Centralized,
+        Ditto as Ditto,
+        FedAMP as FedAMP,
         FedAvg as FedAvg,
+        FedBN as FedBN,
+        FedDF as FedDF,
         FedMD as FedMD,
         FedMe as FedMe,
+        FedPer as FedPer,
+        FedProto as FedProto,
         FedProx as FedProx,
+        FedRep as FedRep,
+        HeteroFL as HeteroFL,
         HypCluster as HypCluster,
+        LGFedAvg as LGFedAvg,
         Local as Local,
         Mapper as Mapper,
         PFedMe as PFedMe,
@@ -29,7 +41,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_METHODS = ["FML", "PFML", "Centralized", "FedAvg", "FedMD", "FedMe", "FedProx", "HypCluster", "Local", "Mapper", "PFedMe"]
+_METHODS = [
+    *("APFL", "FD", "FML", "PFML", "SCAFFOLD", "Centralized", "Ditto", "FedAMP", "FedAvg", "FedBN", "FedDF", "FedMD"),
+    *("FedMe", "FedPer", "FedProto", "FedProx", "FedRep", "HeteroFL", "HypCluster", "LGFedAvg", "Local", "Mapper", "PFedMe"),
+]
 _MODULES = {
     "fedme.api.methods": _METHODS,
     "fedme.api.client": ["Client"],

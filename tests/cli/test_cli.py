@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -134,7 +135,9 @@ def test_every_command_argument_and_option_is_explained():
 
 
 def test_version(fedme):
-    assert fedme("--version") == (0, "0.1.0\n", "")
+    code, out, errors = fedme("--version")
+    assert (code, errors) == (0, "")
+    assert re.fullmatch(r"fedme 0\.1\.0\n(no )?compiled code: .+\n", out)
 
 
 def test_notes_are_said_and_kept_even_when_quiet(fedme):
@@ -338,3 +341,60 @@ def test_what_is_wrong_with_a_model_or_its_samples_is_one_line(fedme, models):
         code, _, err = fedme(*words)
         assert code == 2
         assert message in err.replace("\n", " ")
+
+
+def test_does_joining_help(fedme, runs):
+    assert "Does joining help? `fedme verdict r0`" in fedme("show", "r0")[1]
+    code, out, err = fedme("verdict", "r0")
+    assert code == 0, err
+    assert "training every client on its own samples alone" in err
+    assert "Compared with the best that each client could train alone: " in out
+    assert "Compared with the best" in fedme("show", "r0")[1]
+    code, out, err = fedme("verdict", *runs, "--json")
+    assert code == 0, err
+    verdict = json.loads(out)
+    assert {client["seeds"] for client in verdict["clients"]} == {2}
+    assert set(verdict["overall"]) >= {"better", "worse", "open", "mean", "low", "high", "words"}
+    rows = list(csv.DictReader(io.StringIO(fedme("verdict", "r1", "--format", "csv")[1])))
+    assert [row["client"] for row in rows] == ["0", "1", "2"]
+    assert {row["verdict"] for row in rows} <= {"join", "do not join", "cannot tell"}
+    code, _, err = fedme("run", "digits-local", *QUICK, "output=r2", "-q")
+    code, _, err = fedme("verdict", "r0", "r2")
+    assert (code, "differ in more than their seed" in err) == (2, True)
+
+
+def test_details_and_subgroups(fedme):
+    draw = np.random.default_rng(0)
+    for name in ("a", "b"):
+        rows = ["age,sex,ill"]
+        for _ in range(80):
+            age, sex = draw.integers(20, 80), draw.choice(["f", "m"])
+            rows.append(f"{age},{sex},{'yes' if age + 10 * (sex == 'm') > 50 else 'no'}")
+        Path(f"{name}.csv").write_text("\n".join(rows) + "\n")
+    lines = ["rounds = 2", "[data]", 'label = "ill"', "[method]", 'name = "fedavg"']
+    lines += [line for name in ("a", "b") for line in (f"[clients.{name}]", f'data = "{name}.csv"')]
+    # The column sex is no input of the model.
+    for name in ("a", "b"):
+        text = Path(f"{name}.csv").read_text().splitlines()
+        Path(f"{name}-train.csv").write_text("\n".join(f"{r.split(',')[0]},{r.split(',')[2]}" for r in text) + "\n")
+    Path("e.toml").write_text("\n".join(lines).replace(".csv", "-train.csv") + "\n")
+    code, _, err = fedme("run", "e.toml", "output=r", "-q")
+    assert code == 0, err
+    code, out, err = fedme("evaluate", "r", "a.csv", "-c", "a", "--by", "sex", "--json", "--own")
+    assert code == 0, err
+    groups = json.loads(out)
+    assert set(groups) == {"f", "m"}
+    whole = json.loads(fedme("evaluate", "r", "a.csv", "-c", "a", "--json", "--own")[1])
+    assert sum(group["correct"] for group in groups.values()) == whole["correct"]
+    assert "sex" in fedme("evaluate", "r", "a.csv", "-c", "a", "--by", "sex")[1]
+    assert "there is no column 'sexx'" in fedme("evaluate", "r", "a.csv", "-c", "a", "--by", "sexx")[2]
+    assert "subgroups need at most 20" in fedme("evaluate", "r", "a.csv", "-c", "a", "--by", "age")[2]
+    details = json.loads(fedme("evaluate", "r", "a.csv", "-c", "a", "--details", "--json", "--own")[1])
+    assert sum(map(sum, details["confusion"])) == 80
+    assert details["confusion"][0][0] + details["confusion"][1][1] == whole["correct"]
+    out = fedme("evaluate", "r", "-c", "a", "--details", "--own")[1]  # on its own test part
+    assert "sensitivity %" in out
+    assert "Brier score" in out
+    own = json.loads(fedme("evaluate", "r", "-c", "a", "--json", "--own")[1])
+    assert own["samples"] == 20
+    assert "--by needs DATA" in fedme("evaluate", "r", "-c", "a", "--by", "sex")[2]

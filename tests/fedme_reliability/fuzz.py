@@ -1,4 +1,4 @@
-"""Real files and messages, damaged in ten thousand ways: refused in one line that names the place, or valid; never believed.
+"""Real files and messages, damaged in ten thousand ways: each is valid, or refused in one line that names the place.
 
 Every kind of input has originals, an action (what a command does with it, in this process) and a rule for what may be accepted:
 
@@ -34,12 +34,13 @@ from fedme.artifacts import personal_model, unseen_clients
 from fedme.config.experiment import load, parse, to_toml
 from fedme.config.identity import digest
 from fedme.core.data import Split
+from fedme.core.foreign_text import one_line
 from fedme.core.key import Key
 from fedme.core.method import Round
 from fedme.core.model import Model
 from fedme.core.serialization import pack, unpack
 from fedme.core.tree import leaves
-from fedme.core.typed import TypedError, one_line
+from fedme.core.typed import TypedError
 from fedme.datasets import DATASETS
 from fedme.datasets.dataset import Dataset
 from fedme.deployment import provisioning
@@ -60,7 +61,7 @@ from fedme.running.run_queue import USER_ERRORS
 from fedme.running.weight_store import Store
 from fedme_reliability.frame import Row
 from fedme_reliability.mutate import of_bytes, of_json, of_lines, of_toml
-from fedme_test_support import ARCHS, DENSE, LINEAR, WIDE, clients, split, task
+from fedme_test_support import ARCHS, BODIES, DENSE, LINEAR, WIDE, clients, split, task
 
 SECONDS = 60  # after which an action hangs; on a busy machine even a small one takes a few
 MUTATORS = {".toml": of_toml, ".json": of_json, ".jsonl": of_lines}
@@ -436,8 +437,8 @@ def _heard(name: str) -> list[Any]:
 
 
 def _task(name: str) -> Any:
-    mixed = name in ("local", "fedmd", "fml", "pfml", "fedme")
-    return task((DENSE, WIDE, LINEAR) if mixed else (LINEAR,) * 3, public=8, unlabeled=split(6, Key(9)))
+    mixed = name in ("local", "fd", "feddf", "fedmd", "fml", "pfml", "fedme")
+    return task((DENSE, WIDE, LINEAR) if mixed else (BODIES.get(name, LINEAR),) * 3, public=8, unlabeled=split(6, Key(9)))
 
 
 def _read(name: str, when: Round, path: Path, tensors: dict[str, torch.Tensor], down: Any) -> None:
@@ -529,7 +530,7 @@ def rows(display: Display, quick: bool) -> Iterator[Row]:
         tally = fuzz(family, count, display.advance)
         words = f"{tally.refused} refused, {tally.tried - tally.refused - len(tally.problems)} valid"
         detail = f"{words}; {'; '.join(tally.problems[:5])}" if tally.problems else words
-        what = f"damaged {WORDS[family]}: refused in one line or valid; no traceback, no hang, nothing believed"
+        what = f"damaged {WORDS[family]}: refused in one line or valid; no traceback, no hang, no damaged data used"
         yield Row(what, tally.tried, tally.tried - len(tally.problems), detail)
 
 

@@ -42,6 +42,7 @@ AUDITED = [
     "data.test=0.5",
     "data.limit=600",
     "data.val=0.1",
+    "data.stratify=false",
     "partition.name=dirichlet",
     "partition.clients=10",
     "partition.alpha_label=1.0",
@@ -143,7 +144,7 @@ def rows(display: Display, quick: bool) -> Iterator[Row]:
     for point in grid:
         held += agree(*point)
         display.advance()
-    yield Row("epsilon: another accountant agrees, and none is below the exact one", len(grid), held)
+    yield Row("epsilon: a second accountant agrees, and no epsilon is below the exact one", len(grid), held)
     games = [(1.0, 1), (2.0, 10)] if quick else [(0.7, 1), (1.0, 1), (2.0, 1), (1.0, 5), (2.0, 20)]
     display.start("games", len(games))
     held, shown = 0, []
@@ -153,7 +154,10 @@ def rows(display: Display, quick: bool) -> Iterator[Row]:
         shown.append(f"{lower:.2f} of {claimed:.2f}")
         display.advance()
     yield Row(
-        "epsilon: a sample of the largest gradient is told apart no better than it allows", len(games), held, ", ".join(shown)
+        "epsilon: a sample with the largest gradient is detected no better than epsilon allows",
+        len(games),
+        held,
+        ", ".join(shown),
     )
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
@@ -165,7 +169,10 @@ def rows(display: Display, quick: bool) -> Iterator[Row]:
             held += spent(method, target, place)
             display.advance()
         yield Row(
-            "epsilon: runs end within it, having used nearly all", len(methods) * len(targets), held, f"{len(methods)} methods"
+            "epsilon: runs end within their budget and use nearly all of it",
+            len(methods) * len(targets),
+            held,
+            f"{len(methods)} methods",
         )
         audited = ["fedavg"] if quick else ["fedme", "fedavg", "fml"]
         display.start("audits", len(audited))

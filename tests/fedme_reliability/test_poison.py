@@ -1,4 +1,4 @@
-"""The grid of hostile clients in small: one method, one attack; `make reliability` measures them all."""
+"""The grid of malicious clients in small: one method, one attack; `make reliability` measures them all."""
 
 from fedme_reliability import poison
 

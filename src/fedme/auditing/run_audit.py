@@ -17,7 +17,8 @@ import torch
 
 from fedme.auditing.membership_inference import Scores, confidence, evaluate_attack
 from fedme.auditing.shadow_models import shadow_scores
-from fedme.config.experiment import Experiment, load
+from fedme.config.experiment import Experiment
+from fedme.config.named_code import load_saved
 from fedme.core.atomic_files import RunError, locked, write_json
 from fedme.core.data import ClientData, ClientId, Split
 from fedme.core.key import Key
@@ -45,10 +46,13 @@ class ExposedModel:
     model: Model
 
 
-def audit(folder: Path, display: Display, shadows: int) -> dict[str, Any]:
-    """Attack what a finished run shares; the result is also kept in the run directory."""
+def audit(folder: Path, display: Display, shadows: int, imports: bool = False) -> dict[str, Any]:
+    """Attack what a finished run shares; the result is also kept in the run directory.
+
+    Code that the run names is imported only with `imports`.
+    """
     summary.read(folder)  # finished
-    experiment, _ = load(folder / summary.CONFIG)
+    experiment = load_saved(folder / summary.CONFIG, imports)
     if experiment.method.nothing_to_audit:
         raise RunError(f"{folder}: {experiment.method.nothing_to_audit}")
     if experiment.data_name in ("sites", "given"):

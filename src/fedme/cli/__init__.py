@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from fedme.cli.app import app, err, literal
-from fedme.core.typed import one_line
+from fedme.core.foreign_text import one_line
 from fedme.running.round_loop import Interrupted
 from fedme.running.run_queue import USER_ERRORS
 

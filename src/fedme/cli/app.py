@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 import fedme
+from fedme.core.foreign_text import one_line
 from fedme.results.tables import Format, render, wide
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ FileArgument = Annotated[str | None, typer.Argument(metavar="FILE", help="A TOML
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings that override those of the file.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, only notes that affect the results.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Imports = Annotated[bool, typer.Option("--imports", help="Import code that the folder names; only for folders you trust.")]
 Style = Annotated[Format, typer.Option("--format", "-f", help="Format of the table.")]
 
 out = wide()
@@ -29,13 +31,13 @@ err = Console(stderr=True)
 
 
 def literal(text: object) -> str:
-    """Escape brackets, which rich would read as markup."""
-    return str(text).replace("[", "\\[")
+    """Make text safe to print, and escape brackets, which rich would read as markup."""
+    return one_line(str(text), 4000).replace("[", "\\[")
 
 
 def print_note(text: str) -> None:
     """Print a note to standard error."""
-    err.print(f"note: {text}", markup=False, highlight=False)
+    err.print(f"note: {one_line(text, 4000)}", markup=False, highlight=False)
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], style: Format, as_json: bool) -> None:
@@ -55,8 +57,12 @@ def source(file: str | None, overrides: list[str] | None) -> tuple[str | None, l
 
 
 @app.callback(invoke_without_command=True)
-def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version, and which compiled code is active.")] = False,
+) -> None:
     """Personalised federated learning where every client keeps its own model, of its own architecture."""
     if version:
-        print(fedme.__version__)
+        from fedme.execution import compiled  # imports torch
+
+        print(f"fedme {fedme.__version__}\n{compiled.active()}")
         raise typer.Exit

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from fedme.auditing.run_audit import EVERYBODY, audit
-from fedme.cli.app import Json, Quiet, Style, app, err, out
+from fedme.cli.app import Imports, Json, Quiet, Style, app, err, out
 from fedme.results.tables import render
 from fedme.running.progress import Display
 
@@ -17,13 +17,14 @@ def audit_command(
     folder: Annotated[Path, typer.Argument(help="The directory of a finished run.")],
     clients: Annotated[bool, typer.Option("--clients", "-c", help="Print results per client, too.")] = False,
     shadows: Annotated[int, typer.Option(help="Shadow models per architecture, an even number.", min=2)] = 16,
+    imports: Imports = False,
     style: Style = "table",
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Attack the models that clients share: infer which samples they were trained on (membership inference)."""
     with Display(err, quiet) as display:
-        result = audit(folder, display, shadows + shadows % 2)
+        result = audit(folder, display, shadows + shadows % 2, imports)
     if as_json:
         print(json.dumps(result, indent=2))
         return

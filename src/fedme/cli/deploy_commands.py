@@ -1,15 +1,20 @@
-"""`fedme deploy`: init, server, node, submit, status, stop, audit. They run Flower's commands, or print them."""
+"""`fedme deploy`: init, server, submit, status, stop, remove; node, budget, leave; audit. They run Flower's programs."""
 
+import getpass
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedme.cli.app import Json, Quiet, Style, app, err, literal, out
+from fedme.config.experiment import ConfigError
+from fedme.core.atomic_files import finite
 from fedme.federation import flower
-from fedme.results import views
+from fedme.results import verdicts, views
 from fedme.results.tables import render
+from fedme.running.progress import Display
 
 deploy_app = typer.Typer(
     help="Run a federation on real machines with Flower; the data stays at the sites.", no_args_is_help=True
@@ -59,6 +64,8 @@ def init(
     names = [name.strip() for name in sites.split(",") if name.strip()]
     options = {"host": host, "port": port, "listen": listen, "min_sites": min_sites or len(names) or None}
     given = {key: value for key, value in options.items() if value is not None}
+    if (folder / _module("operator_folder").NAME).exists():
+        _keep_settings(folder, {key: given[key] for key in ("host", "port", "listen") if key in given}, min_sites)
     settings = _module("operator_folder").Settings(insecure=insecure, **given)
     for name in _module("provisioning").write(folder, experiment, names, settings):
         out.print(f"{folder / name}", highlight=False, soft_wrap=True)
@@ -66,12 +73,22 @@ def init(
     _log(f"next steps: see {folder / 'README.md'}")
 
 
+def _keep_settings(folder: Path, given: dict[str, Any], min_sites: int | None) -> None:
+    """Refuse settings that differ from those of an existing federation: the sites have them, and the certificate."""
+    federation = _module("operator_folder").Federation.read(folder)
+    wanted = given | ({} if min_sites is None else {"min_sites": min_sites})
+    for name, value in wanted.items():
+        if (present := getattr(federation.settings, name)) != value:
+            file = folder / _module("operator_folder").NAME
+            raise ConfigError(f"{file}: {name} is {present!r} already, got {value!r}; edit the file, or leave the option out")
+
+
 @deploy_app.command()
 def server(folder: Folder, dry_run: DryRun = False) -> None:
     """Run the server until Ctrl-C. Programs that end are started again, and runs continue."""
     federation, shell_line = _federation(folder), _module("supervisor").shell_line
     if not dry_run:
-        _module("operator").serve(federation, _log)
+        _module("server").serve(federation, _log)
         return
     print(shell_line(federation.environment()))
     print("# run each in its own terminal, or as a service")
@@ -95,11 +112,37 @@ def node(
         _log(INSECURE)
     if dry_run:
         print(shell_line(nodes.environment(site)))
-        print(shell_line(nodes.command(site)))
+        print(shell_line(_module("node_supervisor").with_free_port(nodes.command(site))))
     elif check:
         out.print(nodes.check(site), highlight=False)
     else:
         nodes.run(site, _log)
+
+
+@deploy_app.command()
+def verdict(
+    file: Annotated[Path, typer.Argument(metavar="SITE.TOML", help="The site's settings.")],
+    run: Annotated[str | None, typer.Option("--run", help="The name of a run; default: the newest finished one.")] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Does joining help this site? Run at the site: it trains alone on its own samples and compares; nothing is sent."""
+    site_verdict = _module("site_verdict")
+    with Display(err, quiet) as display:
+        folder, judged = site_verdict.judge(_module("site_settings").Site.read(file), run, display)
+    if as_json:
+        print(json.dumps(finite(verdicts.plain(judged) | {"folder": str(folder)}), indent=2))
+        return
+    measure = judged.measure
+    lines = [
+        f"{judged.client}, {judged.samples} test samples: {measure.title} {measure.text(judged.value)} with the federation, "
+        f"{measure.text(judged.local)} alone ({judged.local_arch}), {measure.text(judged.constant)} with a constant answer.",
+        f"Verdict: {judged.decision}. {judged.words()}.",
+        f"The site {site_verdict.choice_of(folder)}.",
+        *verdicts.alarms([judged]),
+    ]
+    for line in lines:
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @deploy_app.command()
@@ -111,13 +154,17 @@ def submit(
     folder: Annotated[
         Path | None, typer.Option("--federation", help="The operator's folder; default: the folder of the experiment.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the last unfinished run.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the last run that was stopped or given up.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the run to end.")] = False,
+    wait: Annotated[float, typer.Option(help="Seconds to wait for a server that is not there yet.")] = 300.0,
     dry_run: DryRun = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Start a run and wait until it ends. Ctrl-C stops waiting; the run continues."""
+    """Start a run and wait until it ends. Ctrl-C stops waiting; the run continues.
+
+    The same command again follows the same run: a second run of an experiment starts when the first is done.
+    """
     operator, runs, shell_line = _module("operator"), _module("submitted_runs"), _module("supervisor").shell_line
     federation = _federation(folder or (experiment.parent if experiment else Path()))
     file = experiment or federation.folder / "experiment.toml"
@@ -129,13 +176,12 @@ def submit(
             print(shell_line(["cp", str(file.resolve()), str(run / "config.toml")]))
         print(shell_line(federation.run(run.name)))
         return
-    run = runs.unfinished(federation) if resume else runs.create(federation, file)
-    operator.submit(federation, run)
+    run = operator.submit(federation, runs.unfinished(federation) if resume else runs.read(federation, file), wait, _log)
     _log(f"run directory: {run}")
     if detach:
         return
     try:
-        operator.follow(run, (lambda text: None) if quiet else _log)
+        operator.follow(federation, run, (lambda text: None) if quiet else _log)
     except KeyboardInterrupt:
         _log(f"the run continues; `fedme deploy status {federation.folder}` shows its status")
         raise typer.Exit(130) from None
@@ -143,19 +189,52 @@ def submit(
 
 
 @deploy_app.command()
-def status(folder: Folder, as_json: Json = False) -> None:
-    """Show the status of the server, the sites and the runs."""
-    state = _module("operator").status(_module("operator_folder").Federation.read(folder))
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The operator's folder, or a site's folder or site.toml.")],
+    serve: Annotated[
+        int | None, typer.Option(metavar="PORT", help="Show it as a page on this machine, with JSON and Prometheus metrics.")
+    ] = None,
+    style: Style = "table",
+    as_json: Json = False,
+) -> None:
+    """Show the status of a federation to its operator, or that of a site to the site."""
+    statuses, compute = _module("status"), _status_of(folder)
+    if serve is not None:
+        with _module("status_page").server(compute, serve) as page:
+            _log(f"http://127.0.0.1:{page.server_address[1]}/ shows the status, /metrics is for Prometheus; Ctrl-C stops")
+            try:
+                page.serve_forever()
+            except KeyboardInterrupt:
+                return
+    state = compute()
     if as_json:
         print(json.dumps(state, indent=2))
         return
-    out.print(f"server at {state['address']}: {state['server']}", highlight=False)
-    for name, site_status in state["sites"].items():
-        out.print(f"site {literal(name)}: {site_status}", highlight=False)
-    for name, run in state["runs"].items():
-        late = f"; sites without their models: {', '.join(run['without_model'])}" if run["without_model"] else ""
-        rounds = f"{run['status']}, {run['rounds']} of {run['of']} rounds"
-        out.print(f"run {literal(name)}: {rounds}{literal(late)}", highlight=False)
+    for name, text in statuses.facts(state):
+        out.print(f"{name}: {literal(text)}", highlight=False)
+    for text in statuses.warnings(state):
+        _log(f"warning: {text}")
+    if "sites" in state:
+        for title, (header, rows) in {"sites": statuses.site_table(state), "runs": statuses.run_table(state)}.items():
+            render(title, header, rows, style, out)
+
+
+def _status_of(folder: Path) -> Callable[[], dict[str, Any]]:
+    """What computes the status of an operator's folder or of a site."""
+    statuses, settings = _module("status"), _module("site_settings")
+    if folder.name == settings.NAME or (folder / settings.NAME).exists():
+        site = settings.Site.read(folder if folder.name == settings.NAME else folder / settings.NAME)
+        return lambda: statuses.of_site(site)
+    federation = _module("operator_folder").Federation.read(folder)
+    return lambda: statuses.of_server(federation)
+
+
+@deploy_app.command()
+def renew(folder: Folder) -> None:
+    """Issue the server's certificates again, for three more years. A running server uses them at once; runs continue."""
+    for name in _module("provisioning").renew(_module("operator_folder").Federation.read(folder)):
+        out.print(f"{folder / name}", highlight=False, soft_wrap=True)
+    _log("send the new ca.crt to every site before the old one expires; a site reads it when its node starts")
 
 
 @deploy_app.command()
@@ -169,14 +248,69 @@ def stop(
 
 @deploy_app.command()
 def audit(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's directory, or a site's state directory.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's directory, or a site's folder.")],
     style: Style = "table",
     as_json: Json = False,
 ) -> None:
-    """Show all transfers of a run or of a site, from the audit log that the server and every site keep."""
-    log = _module("transfer_log")
+    """Show all transfers of a run, or everything that a site has sent and received in all runs."""
+    log, sites = _module("transfer_log"), _module("site_settings")
+    if (folder / sites.NAME).exists():
+        folder = sites.Site.read(folder / sites.NAME).records
     transfers = log.read(folder)
     if as_json:
         print(json.dumps(transfers, indent=2))
         return
     render(f"{len(transfers)} transfers, in {folder / log.NAME}", log.HEADER, log.cells(transfers), style, out)
+
+
+@deploy_app.command()
+def budget(
+    file: Annotated[Path, typer.Argument(metavar="SITE.TOML", help="The site's settings.")],
+    new_data: Annotated[
+        bool, typer.Option("--new-data", help="Open another account, because all training samples are new; asks first.")
+    ] = False,
+    reason: Annotated[str, typer.Option(help="With --new-data: what is new; it is logged.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="With --new-data: do not ask.")] = False,
+    style: Style = "table",
+    as_json: Json = False,
+) -> None:
+    """Show what this site has spent of its privacy, over all runs and servers."""
+    site = _module("site_settings").Site.read(file)
+    account = _module("privacy_account").PrivacyAccount.of(site)
+    if new_data:
+        question = (
+            f"The account of {site.settings.name} is at epsilon {account.epsilon():.3g}. A new one is right only if no "
+            "training sample that was used before is used again. Open a new account?"
+        )
+        if not yes:
+            typer.confirm(question, abort=True, err=True)
+        account.open_another(getpass.getuser(), reason)
+        _log(f"opened a new account in {account.path}; the lines of the old one remain")
+        return
+    runs, closed = account.runs(), account.closed()
+    state = {"epsilon": account.epsilon(), "limit": account.limit, "delta": account.delta, "runs": runs, "closed": closed}
+    if as_json:
+        print(json.dumps(state, indent=2))
+        return
+    limit = "no limit" if account.limit is None else f"limit {account.limit:g}"
+    title = f"epsilon {state['epsilon']:.3g}, {limit}, delta {account.delta:g}, in {account.path}"
+    header = ("run", "server", "first", "last", "answers", "epsilon")
+    cells = [[*(str(run[name]) for name in header[:-1]), f"{run['epsilon']:.3g}"] for run in runs]
+    render(title, header, cells, style, out)
+    for line in closed:
+        _log(f"{line['time']}: {line['by']} opened a new account at epsilon {line['closed_at']:.3g}: {line['new_data']}")
+
+
+@deploy_app.command()
+def leave(
+    file: Annotated[Path, typer.Argument(metavar="SITE.TOML", help="The site's settings.")],
+    reason: Annotated[str, typer.Option(help="Why; it is logged at the site.")] = "",
+) -> None:
+    """Leave the federation, at the site: stop the node and refuse every request. What was sent before is not undone."""
+    _log(_module("node").leave(_module("site_settings").Site.read(file), reason))
+
+
+@deploy_app.command()
+def remove(folder: Folder, name: Annotated[str, typer.Argument(help="The site's name.")]) -> None:
+    """Remove a site, at the server: its key is refused from now on. What it has contributed is not undone."""
+    _log(_module("operator").remove(_module("operator_folder").Federation.read(folder), name))

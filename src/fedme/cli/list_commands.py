@@ -1,7 +1,8 @@
 """What is available: methods, datasets, models, partitions, presets and settings; and how data is partitioned."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import typer
@@ -10,8 +11,11 @@ from fedme import networks
 from fedme.cli.app import FileArgument, Json, Overrides, app, literal, out, print_note, print_table, source
 from fedme.config.experiment import ConfigError, import_method, load, presets
 from fedme.config.setting_help import TABLES, settings_of
+from fedme.core.atomic_files import finite
 from fedme.core.typed import nearest
 from fedme.datasets import DATASETS
+from fedme.datasets.column_summary import ColumnSummary
+from fedme.datasets.data_errors import DataError
 from fedme.datasets.partitioners import PARTITIONS
 from fedme.methods import METHODS
 from fedme.running import assembly
@@ -73,17 +77,59 @@ def data_show(
     file: FileArgument = None,
     overrides: Overrides = None,
     first: Annotated[int | None, typer.Option(help="Show only the first N clients.")] = None,
+    column: Annotated[str | None, typer.Option(help="Show this column of a table at every client.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show how the data of an experiment is partitioned: samples per client and label."""
+    """Show the data of an experiment before training: samples per client and label; for tables, ranges and gaps too."""
     experiment, notes = load(*source(file, overrides))
     for note in notes:
         print_note(note)
-    federation = assembly.gather(experiment)
+    try:
+        federation = assembly.gather(experiment)
+    except DataError as error:  # what the tables contain is what helps to correct it
+        if error.columns and not as_json and column is None:
+            print_table("columns", *_columns_table(error.columns), "table", False)
+        elif error.columns and column is not None:
+            _show_column(error.columns, column)
+        raise
+    summaries = federation.dataset.columns
     if as_json:
-        print(json.dumps(federation.label_counts()))
+        print(json.dumps(finite(federation.label_counts() | {"columns": [summary.plain() for summary in summaries]})))
+        return
+    if column is not None:
+        _show_column(summaries, column)
         return
     out.print(federation.table(first))
+    if summaries:
+        print_table("columns", *_columns_table(summaries), "table", False)
     for note in federation.notes:
         out.print(f"note: {literal(note)}")
-    out.print(f"partition {experiment.partition_name}, seed {experiment.settings.seed}, digest {federation.partition.digest()}")
+    seed = experiment.partition_key.seed
+    out.print(f"partition {experiment.partition_name}, seed {seed}, digest {federation.partition.digest()}")
+
+
+def _show_column(summaries: Sequence[ColumnSummary], column: str) -> None:
+    known = {summary.name: summary for summary in summaries}
+    if column not in known:
+        raise ConfigError(f"there is no column '{column}'{nearest(column, known)}")
+    chosen = known[column]
+    rows = [(client, str(c.samples), str(c.gaps), c.text()) for client, c in chosen.clients.items()]
+    print_table(f"{column} ({chosen.kind})", ("client", "samples", "missing", "range (median)"), rows, "table", False)
+
+
+SIDE_BY_SIDE = 3  # clients that fit side by side in a terminal
+
+
+def _columns_table(summaries: Sequence[ColumnSummary]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Every column at every client, or, for many clients, over all of them with the clients that have the most gaps."""
+    clients = list(summaries[0].clients)
+    if len(clients) <= SIDE_BY_SIDE:
+        header = ("column", "type", *clients)
+        return header, [(s.name, s.kind, *(s.clients[c].text() if c in s.clients else "" for c in clients)) for s in summaries]
+    rows: list[tuple[str, ...]] = []
+    for summary in summaries:
+        total = replace(summary.total(), gaps=0).text()
+        worst = sorted(summary.clients.items(), key=lambda item: -item[1].gaps / max(1, item[1].samples))
+        most = ", ".join(f"{name} {column.gaps} of {column.samples}" for name, column in worst[:3] if column.gaps)
+        rows.append((summary.name, summary.kind, total, str(summary.total().gaps), most))
+    return ("column", "type", "range", "missing", "most at (`--column NAME` shows all)"), rows

@@ -1,40 +1,51 @@
 """Trained models: predict, evaluate, export, join."""
 
+import contextlib
 import csv
 import io
 import json
 import sys
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
-from fedme.artifacts import export as exporting, personal_model, unseen_clients
-from fedme.cli.app import Json, Quiet, Style, app, err, out, print_note
-from fedme.config.experiment import load
+from fedme.artifacts import export as exporting, model_choice, personal_model, unseen_clients
+from fedme.cli.app import Imports, Json, Quiet, Style, app, err, out, print_note
+from fedme.config.named_code import load_saved
 from fedme.core.atomic_files import RunError, finite, write_text
 from fedme.core.metrics import MEASURES, Metrics
-from fedme.core.task_types import TaskType
+from fedme.core.task_types import TASK_LOSSES, TaskType
 from fedme.datasets.data_files import Label
 from fedme.datasets.python_objects import read_object
+from fedme.datasets.raw_samples import RawSamples, Table
 from fedme.datasets.user_data import ClientSamples
-from fedme.results import summary
-from fedme.results.tables import render
+from fedme.results import summary, verdicts
+from fedme.results.classification_details import Details
+from fedme.results.tables import Format, render
+from fedme.running import assembly
 from fedme.running.progress import Display
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or the folder of one client's models.")]
 Client = Annotated[str | None, typer.Option("--client", "-c", help="The client whose model to use.")]
 Finetuned = Annotated[bool, typer.Option("--finetuned", help="Use the fine-tuned model.")]
-Imports = Annotated[bool, typer.Option("--imports", help="Import user-defined networks; only for folders you trust.")]
+Own = Annotated[bool, typer.Option("--own", help="Use the personal model, not the one chosen on the validation part.")]
 Labels = Annotated[list[str] | None, typer.Option("--label", help="The label column; repeat the option for several.")]
 DATA = "A .csv, .tsv, .parquet or .npz file, or a folder of images."
 
 
-def _open_model(run: Path, client: str | None, finetuned: bool, imports: bool) -> personal_model.Personal:
-    model = personal_model.Personal(personal_model.find(run, client), "finetuned" if finetuned else "model", imports=imports)
+def _open_model(run: Path, client: str | None, finetuned: bool, own: bool, imports: bool) -> personal_model.Personal:
+    if finetuned and own:
+        raise RunError("--finetuned and --own name two models; give one of them")
+    name = "finetuned" if finetuned else model_choice.OWN if own else None
+    model = personal_model.Personal(personal_model.find(run, client), name, imports=imports)
     if model.note:
         print_note(model.note)
+    if name is None and model.name != model_choice.OWN and model.choice is not None:
+        print_note(f"client {model.client} uses the {model_choice.TITLES[model.name]}: {model.choice.why}")
     return model
 
 
@@ -44,44 +55,88 @@ def predict(
     data: Annotated[Path, typer.Argument(metavar="INPUT", help=DATA)],
     client: Client = None,
     finetuned: Finetuned = False,
+    own: Own = False,
     imports: Imports = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write a CSV file instead of printing.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Predict with a client's personal model: classes or labels with probabilities, or regression targets."""
-    model = _open_model(run, client, finetuned, imports)
-    header, rows = _predictions(model, data, _label_of_run(run))
+    """Predict with a client's personal model: classes or labels with probabilities, or regression targets.
+
+    Columns of the input that the model does not use are copied. A row that cannot be used has no prediction but a problem.
+    """
+    model = _open_model(run, client, finetuned, own, imports)
+    raw = read_object(data, _label_of_run(run), "the samples", labelled=False)
+    for column, other in model.preparation.unknown_categories(raw).items():
+        print_note(f"'{column}' has categories that the model does not know: {', '.join(other[:5])}; they are taken as other")
+    unusable = model.preparation.unusable(raw)
+    if unusable:
+        first, reason = min(unusable.items())
+        print_note(f"{len(unusable)} of {len(raw)} rows cannot be used and have no prediction; row {first}, from 0, {reason}")
+    names, copied = _other_columns(model, raw)
+    header, predicted = _predictions(model, raw, unusable)
     if as_json:
-        print(json.dumps([_as_object(model, row) for row in rows]))
+        objects = [_as_object(model, row, unusable.get(number, "")) for number, row in enumerate(predicted)]
+        print(json.dumps([dict(zip(names, cells, strict=True)) | o for cells, o in zip(copied, objects, strict=True)]))
         return
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    for predictions, probabilities in rows:
-        writer.writerow([*predictions, *(f"{p:.6f}" for p in probabilities)])
+    writer.writerow([*names, *header, *(["problem"] if unusable else [])])
+    for number, (cells, row) in enumerate(zip(copied, predicted, strict=True)):
+        values = [""] * len(header) if row is None else [*row[0], *(f"{p:.6f}" for p in row[1])]
+        writer.writerow([*cells, *values, *([unusable.get(number, "")] if unusable else [])])
     if output is None:
         sys.stdout.write(text.getvalue())
     else:
         write_text(output, text.getvalue())
 
 
+def print_line(text: str) -> None:
+    """Print a sentence below a table."""
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 Predicted = tuple[list[Any], list[float]]  # of one sample: predictions, and the probability of every class or label
 
 
-def _predictions(model: personal_model.Personal, data: Path, label: Label) -> tuple[list[str], list[Predicted]]:
-    """The columns, and per sample one class, a 0 or 1 per label, or a number per target."""
-    if model.task == "regression":
-        return list(model.classes), [(row, []) for row in model.logits(data, label).tolist()]
-    probabilities = model.probabilities(data, label)
+def _other_columns(model: personal_model.Personal, raw: RawSamples) -> tuple[list[str], list[list[Any]]]:
+    """The columns of the file that are no inputs of the model, such as the number of a patient: names and rows."""
+    if not model.preparation.columns or not isinstance(raw.inputs, Table):
+        return [], [[] for _ in range(len(raw))]
+    inputs = {column.name for column in model.preparation.columns}
+    others = {name: values.tolist() for name, values in raw.inputs.columns.items() if name not in inputs}
+    return list(others), [[values[row] for values in others.values()] for row in range(len(raw))]
+
+
+def _predictions(
+    model: personal_model.Personal, raw: RawSamples, unusable: Collection[int]
+) -> tuple[list[str], list[Predicted | None]]:
+    """The columns, and per sample one class, a 0 or 1 per label, or a number per target; None for a row without prediction."""
+    usable = np.array([row for row in range(len(raw)) if row not in unusable], dtype=np.int64)
     columns = [f"p({name})" for name in model.classes]
-    if model.task == "classification":
-        predictions = [[name] for name in model.named(probabilities.argmax(1)).tolist()]
-        return ["prediction", *columns], list(zip(predictions, probabilities.tolist(), strict=True))
-    predictions = (probabilities > 0.5).long().tolist()
-    return [*model.classes, *columns], list(zip(predictions, probabilities.tolist(), strict=True))
+    header = {
+        "classification": ["prediction", *columns],
+        "multi-label": [*model.classes, *columns],
+        "regression": list(model.classes),
+    }[model.task]
+    predicted: list[Predicted | None] = [None] * len(raw)
+    if not len(usable):
+        return header, predicted
+    logits = model.logits_of(raw.take(usable))
+    if model.task == "regression":
+        rows: list[Predicted] = [(row, []) for row in logits.tolist()]
+    else:
+        probabilities = TASK_LOSSES[model.task].mean(logits.double())
+        names = [[name] for name in model.named(probabilities.argmax(1)).tolist()]
+        decisions = names if model.task == "classification" else (probabilities > 0.5).long().tolist()
+        rows = list(zip(decisions, probabilities.tolist(), strict=True))
+    for row, values in zip(usable.tolist(), rows, strict=True):
+        predicted[row] = values
+    return header, predicted
 
 
-def _as_object(model: personal_model.Personal, row: Predicted) -> dict[str, Any]:
+def _as_object(model: personal_model.Personal, row: Predicted | None, problem: str) -> dict[str, Any]:
+    if row is None:
+        return {"prediction": None, "problem": problem}
     predictions, probabilities = row
     prediction = predictions[0] if model.task == "classification" else dict(zip(model.classes, predictions, strict=True))
     if not probabilities:
@@ -92,21 +147,81 @@ def _as_object(model: personal_model.Personal, row: Predicted) -> dict[str, Any]
 @app.command()
 def evaluate(
     run: Run,
-    data: Annotated[Path, typer.Argument(metavar="DATA", help=DATA)],
+    data: Annotated[Path | None, typer.Argument(metavar="DATA", help=f"{DATA} By default the client's test part.")] = None,
     client: Client = None,
     label: Labels = None,
+    by: Annotated[str | None, typer.Option("--by", help="Evaluate every subgroup, by the values of this column.")] = None,
+    detailed: Annotated[
+        bool, typer.Option("--details", help="Confusion matrix, sensitivity, specificity, Brier score and calibration.")
+    ] = False,
     finetuned: Finetuned = False,
+    own: Own = False,
     imports: Imports = False,
     style: Style = "table",
     as_json: Json = False,
 ) -> None:
-    """Evaluate a client's personal model on labelled data."""
-    model = _open_model(run, client, finetuned, imports)
-    metrics = model.evaluate(data, _label_option(label) or _label_of_run(run))
-    if as_json:
-        print(json.dumps(finite(metrics.plain(model.task)), indent=2))
+    """Evaluate a client's model on labelled data, as a whole or by subgroup."""
+    model = _open_model(run, client, finetuned, own, imports)
+    columns = _label_option(label) or _label_of_run(run)
+    where = f"client {model.client} on {data or 'its test part'}"
+    if data is not None and _is_training_file(run, model.client, data):
+        print_note(
+            f"{data} has the samples that client {model.client} was trained on, so the results are too good; without DATA, its "
+            "test part is used"
+        )
+    if detailed and by is not None:
+        raise RunError("--details and --by are two tables; ask for one of them")
+    if detailed:
+        _print_details(where, model.details(data, columns), style, as_json)
         return
-    render(f"client {model.client} on {data}", *_metrics_table([("", metrics)], model.task), style, out)
+    if data is None:
+        if by is not None:
+            raise RunError("--by needs DATA: the run keeps no columns of the test part; give the file with the column")
+        measured = model.about["metrics"].get("test")
+        if measured is None:
+            raise RunError(f"client {model.client} has no test samples; give labelled samples as DATA")
+        parts = {"": Metrics(**{"correct": 0, "classes_present": 0, **measured})}
+    else:
+        parts = {"": model.evaluate(data, columns)} if by is None else model.evaluate_by(data, by, columns)
+    if as_json:
+        plain = {name: metrics.plain(model.task) for name, metrics in parts.items()}
+        print(json.dumps(finite(plain[""] if by is None else plain), indent=2))
+        return
+    title = where if by is None else f"{where}, by {by}"
+    render(title, *_metrics_table(list(parts.items()), model.task, by or "model"), style, out)
+
+
+def _print_details(where: str, detail: Details, style: Format, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(finite(detail.plain()), indent=2))
+        return
+
+    def percent(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:.1f}"
+
+    names = [c.name for c in detail.classes]
+    header = ["class", "samples", "sensitivity %", "specificity %", "precision %", *(f"as {name}" for name in names)]
+    rows = [
+        [c.name, str(c.samples), percent(c.sensitivity), percent(c.specificity), percent(c.precision), *map(str, row)]
+        for c, row in zip(detail.classes, detail.confusion, strict=True)
+    ]
+    render(f"{where}: every class, and how often its samples are taken for which", header, rows, style, out)
+    bins = [
+        [f"{100 * b.low:.0f} to {100 * b.high:.0f}", str(b.samples), percent(b.confidence), percent(b.accuracy)]
+        for b in detail.calibration
+    ]
+    title = f"calibration (Brier score {detail.brier:.4f}): how often predictions are right, by their probability"
+    render(title, ["probability %", "samples", "mean probability %", "right %"], bins, style, out)
+
+
+def _is_training_file(run: Path, client: str, data: Path) -> bool:
+    """Whether the run names this file as the training samples of the client."""
+    try:
+        table = summary.config_of(run).get("clients", {}).get(client, {})
+    except RunError:  # the folder of one client, without its run
+        return False
+    named = table.get("data")
+    return isinstance(named, str) and Path(named).exists() and data.exists() and Path(named).samefile(data)
 
 
 def _label_option(labels: list[str] | None) -> Label:
@@ -124,8 +239,8 @@ def _label_of_run(run: Path) -> Label:
     return named[0] if isinstance(named[0], str) else labels.pop() if len(labels) == 1 else None
 
 
-def _metrics_table(rows: list[tuple[str, Metrics]], task: TaskType) -> tuple[list[str], list[list[str]]]:
-    header = (["model"] if rows[0][0] else []) + ["samples", *(measure.heading for measure in MEASURES[task])]
+def _metrics_table(rows: list[tuple[str, Metrics]], task: TaskType, names: str = "model") -> tuple[list[str], list[list[str]]]:
+    header = ([names] if rows[0][0] else []) + ["samples", *(measure.heading for measure in MEASURES[task])]
     cells = []
     for name, metrics in rows:
         numbers = [measure.text(getattr(metrics, measure.key)) for measure in MEASURES[task]]
@@ -139,11 +254,12 @@ def export(
     to: Annotated[exporting.Target, typer.Option("--to", help="Format of the exported model.")],
     client: Client = None,
     finetuned: Finetuned = False,
+    own: Own = False,
     imports: Imports = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; CLIENT.SUFFIX by default.")] = None,
 ) -> None:
-    """Export a client's personal model for other programs. It takes numeric samples and includes their preprocessing."""
-    model = _open_model(run, client, finetuned, imports)
+    """Export a client's model for other programs. It takes samples as they are in tables and includes their preprocessing."""
+    model = _open_model(run, client, finetuned, own, imports)
     target = output or Path(f"{model.folder.name}{exporting.SUFFIXES[to]}")
     print(model.export(target, to))
 
@@ -156,24 +272,44 @@ def join(
     label: Labels = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs of fine-tuning; by default those of the run, or 2.")] = None,
     per_cluster: Annotated[bool, typer.Option("--per-cluster", help="Try one model per cluster instead of all.")] = False,
+    compare: Annotated[bool, typer.Option(help="Train the client alone too, and say whether joining helps it.")] = True,
     imports: Imports = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Give a client that did not take part in training the model that fits its data best, and fine-tune it."""
-    experiment, _ = load(run / summary.CONFIG) if (run / summary.CONFIG).exists() else (None, [])
-    if experiment is None:
+    """Give a client that did not take part in training the model that fits its data best, fine-tune it, and say if it helps."""
+    if not (run / summary.CONFIG).exists():
         raise RunError(f"{run}: not a run directory (no {summary.CONFIG})")
+    experiment = load_saved(run / summary.CONFIG, imports)
     piece = ClientSamples(read_object(data, _label_option(label) or _label_of_run(run), f"client {name}"))
     with Display(err, quiet) as display:
-        display.note(f"selecting the model that fits {name} best")
-        joined = unseen_clients.join(run, experiment, name, piece, epochs=epochs, per_cluster=per_cluster, imports=imports)
+        display.note(f"selecting the model that fits {name} best" + (", and training it alone to compare" if compare else ""))
+        with contextlib.closing(assembly.executor(experiment.settings.engine, display.tick)) as execute:
+            joined = unseen_clients.join(
+                run,
+                experiment,
+                name,
+                piece,
+                epochs=epochs,
+                per_cluster=per_cluster,
+                imports=imports,
+                execute=execute,
+                compare=compare,
+            )
     if as_json:
         scores = [asdict(score) | {"metrics": score.metrics.plain(joined.task_type)} for score in joined.scores]
-        about = {"client": name, "started_from": joined.taken, "offers": joined.offers, "folder": str(joined.folder)}
+        judged = None if joined.verdict is None else verdicts.plain(joined.verdict)
+        about: dict[str, Any] = {"chosen": asdict(joined.choice), "verdict": judged}
+        about |= {"client": name, "started_from": joined.taken, "offers": joined.offers, "folder": str(joined.folder)}
         print(json.dumps(finite(about | {"scores": scores}), indent=2))
         return
     stages = {"round": "before fine-tuning", "finetuned": "fine-tuned"}
     rows = [(f"{stages[score.stage]}, {score.split}", score.metrics) for score in joined.scores]
     title = f"{name} starts from {joined.taken} (of {joined.offers} models), in {joined.folder}"
     render(title, *_metrics_table(rows, joined.task_type), "table", out)
+    print_line(f"{name} uses its {model_choice.TITLES[joined.choice.name]}: {joined.choice.why}.")
+    if joined.verdict is not None:
+        local = joined.verdict
+        print_line(f"Beside training alone ({local.local_arch}, {local.measure.with_title(local.local)}): {local.words()}.")
+        for line in verdicts.alarms([local]):
+            print_line(line)

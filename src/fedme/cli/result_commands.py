@@ -1,4 +1,4 @@
-"""Results: show, compare."""
+"""Results: show, verdict, compare."""
 
 import dataclasses
 import json
@@ -7,9 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedme.cli.app import Json, Style, app, out
-from fedme.core.atomic_files import RunError
-from fedme.results import summary, views
+from fedme.cli.app import Imports, Json, Quiet, Style, app, err, out
+from fedme.config.named_code import load_saved
+from fedme.core.atomic_files import RunError, finite
+from fedme.results import summary, verdicts, views
+from fedme.running import fold_verdicts, local_baseline
+from fedme.running.progress import Display
 
 
 @app.command()
@@ -25,6 +28,57 @@ def show(
         views.clients(folder, style, out, as_json)
     else:
         views.results(folder, style, out, as_json, everything)
+
+
+@app.command()
+def verdict(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="A finished run, or runs that differ only in their seed.")
+    ],
+    folds: Annotated[
+        int | None,
+        typer.Option(min=2, help="Train the federation again for this many test parts: every sample is tested once."),
+    ] = None,
+    margin: Annotated[
+        float, typer.Option(min=0.0, max=100.0, help="Points of accuracy (% of the RMSE alone) that do not matter.")
+    ] = 100 * verdicts.MARGIN,
+    imports: Imports = False,
+    style: Style = "table",
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Does joining help? Compare every client's model with the best that it could train alone, on its own test samples.
+
+    The first time, every client is trained alone, with every architecture of the federation. Runs on the same samples share
+    these models: they are kept in .local beside the run directory. The runs of --folds are kept in folds/ of the run directory;
+    the same command continues them after an interruption.
+    """
+    families = summary.families({folder: summary.read(folder) for folder in folders})
+    if len(families) > 1:
+        raise RunError("the runs differ in more than their seed; ask for the verdict of one experiment at a time")
+    if folds is not None and len(folders) > 1:
+        raise RunError(f"--folds is for one run, got {len(folders)}; its verdict is over all samples of every client")
+    runs = []
+    with Display(err, quiet) as display:
+        for folder in families[0].values():
+            experiment = load_saved(folder / summary.CONFIG, imports)
+            if experiment.method.isolated:
+                raise RunError(f"{folder}: the clients trained alone, so there is nothing to compare with")
+            if folds is None:
+                runs.append(local_baseline.judge(folder, experiment, display))
+            else:
+                runs.append(fold_verdicts.judge(folder, experiment, folds, display))
+    judged = [dataclasses.replace(v, margin=margin / 100) for v in verdicts.over_seeds(runs)]
+    if as_json:
+        overall = verdicts.overall(judged)
+        about = dataclasses.asdict(overall) | {"measure": overall.measure.key, "words": overall.words()}
+        print(json.dumps(finite({"overall": about, "clients": [verdicts.plain(v) for v in judged]}), indent=2))
+        return
+    seeds = f", {len(runs)} seeds" if len(runs) > 1 else f", {folds} folds" if folds is not None else ""
+    measure = judged[0].measure
+    what = f"{measure.title} in %" if measure.percent else measure.title
+    title = f"{folders[0]}{seeds}: test {what} of the federation's models, and of the best that each client could train alone"
+    views.verdict_table(title, judged, style, out)
 
 
 @app.command()

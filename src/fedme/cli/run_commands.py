@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedme.cli.app import FileArgument, Json, Overrides, Quiet, app, err, out, print_note, source
+from fedme.cli.app import FileArgument, Imports, Json, Overrides, Quiet, app, err, out, print_note, source
 from fedme.config.experiment import load, to_toml
 from fedme.config.hints import hints
 from fedme.results import views
@@ -35,11 +35,14 @@ def run_command(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="A run directory.")], quiet: Quiet = False, as_json: Json = False
+    folder: Annotated[Path, typer.Argument(help="A run directory.")],
+    imports: Imports = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Continue an interrupted run. The result is identical to an uninterrupted run."""
     with Display(err, quiet) as display:
-        if not run.resume(folder, display):
+        if not run.resume(folder, display, imports=imports):
             display.note(f"{folder}: already finished", always=True)
     views.results(folder, "table", out, as_json)
 
