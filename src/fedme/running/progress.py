@@ -84,6 +84,6 @@ class Display:
         self.last_line = now
         made = self.done - self.first
         left = f", about {(now - self.start_time) / made * (self.total - self.done):.0f} s left" if made and not force else ""
-        inside = f" and {self.inside} operations of the next" if self.inside and not force else ""
+        inside = f" and {self.inside} operation{'s' * (self.inside != 1)} of the next" if self.inside and not force else ""
         info = f", {self.info}" if self.info else ""
         self.console.print(f"{self.label} {self.done}/{self.total}{inside}{left}{info}", highlight=False, soft_wrap=True)
