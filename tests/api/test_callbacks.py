@@ -37,7 +37,7 @@ class Watcher(fedme.Callback):
 
     def on_evaluation(self, event):
         self.events.append(("evaluation", event.round, event.client))
-        norm = sum(float(p.square().sum()) for p in event.model.module().parameters()) ** 0.5
+        norm = sum(p.detach().square().sum().item() for p in event.model.module().parameters()) ** 0.5
         return {"norm": norm, "half": event.scores["test"].accuracy / 2}
 
     def on_round(self, event):

@@ -103,7 +103,8 @@ def runs(ctx: click.Context, args: list[str], incomplete: str) -> list[Offer]:
 
 def clients(ctx: click.Context, args: list[str], incomplete: str) -> list[Offer]:
     """The clients of the run that stands before."""
-    run = ctx.params.get("run")
+    words = [ctx.params.get("run"), *ctx.args]  # an option without its value leaves the arguments where they are
+    run = next((word for word in words if word is not None), None)
     try:
         return list(personal_model.clients_of(Path(run))) if run is not None else []
     except (RunError, OSError):
