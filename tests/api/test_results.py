@@ -116,7 +116,7 @@ def test_a_frame_of_clients(result):
     verdicts = {v.client: v for v in result.verdicts(quiet=True)}
     assert with_gains["gain"].to_dict() == {client: verdict.main.gain for client, verdict in verdicts.items()}
     html = result._repr_html_()
-    assert '<th style="text-align:left">verdict</th>' in html  # known by now
+    assert ">verdict</th>" in html  # known by now
     assert "Result(fedme, 3 clients, 2 rounds, test accuracy" in html
 
 

@@ -41,7 +41,10 @@ class Table:
 
         def row(cells: Sequence[str], tag: str) -> str:
             sides = ["right" if right else "left" for right in numeric]
-            inside = (f'<{tag} style="text-align:{s}">{_safe(cell)}</{tag}>' for s, cell in zip(sides, cells, strict=True))
+            inside = (
+                f'<{tag} style="text-align:{s};padding:2px 8px">{_safe(cell)}</{tag}>'
+                for s, cell in zip(sides, cells, strict=True)
+            )
             return f"<tr>{''.join(inside)}</tr>"
 
         body = "".join(row(cells, "td") for cells in self.rows)

@@ -141,7 +141,8 @@ def axes(ax: Any, measure: Measure, split: str, title: str) -> Any:
     """Axes to draw on, with their labels."""
     pyplot = optional("matplotlib.pyplot", "plot")
     ax = ax if ax is not None else pyplot.subplots(figsize=(6.4, 4.0), layout="constrained")[1]
-    ax.set_xlabel("round")
+    ax.set_xlabel("round (from 0)")
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_ylabel(f"{split} {measure.heading}")
     ax.set_title(title)
     ax.grid(alpha=0.3)

@@ -16,7 +16,8 @@ from fedme.core.foreign_text import one_line
 
 Format = Literal["table", "markdown", "csv", "latex"]
 
-FOLDED = 12  # characters; longer text is folded to this width if there is no more space
+WHOLE = 30  # characters; longer text may be folded
+FOLDED = 12  # characters to which it is folded if there is no more space
 GAP = 3  # between columns
 
 
@@ -35,13 +36,13 @@ def render(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], sty
         right = is_numeric(header, rows)
         console.print(title, highlight=False, markup=False)
         longest = [max((len(row[i]) for row in rows), default=0) for i in range(len(header))]
-        folded = [not right[i] and longest[i] > FOLDED for i in range(len(header))]  # long names
+        folded = [not right[i] and longest[i] > WHOLE for i in range(len(header))]  # long text
         least = [max(FOLDED if folded[i] else longest[i], len(name)) for i, name in enumerate(header)]
         for columns in _side_by_side(least, console.width):
             table = Table(box=SIMPLE_HEAD, pad_edge=False)
             for i in columns:
                 side: Literal["left", "right"] = "right" if right[i] else "left"
-                table.add_column(header[i], justify=side, no_wrap=longest[i] <= 30, overflow="fold", min_width=least[i])
+                table.add_column(header[i], justify=side, no_wrap=not folded[i], overflow="fold", min_width=least[i])
             for row in rows:
                 table.add_row(*(Text(row[i]) for i in columns))
             console.print(table)
