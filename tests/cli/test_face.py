@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from fedme.cli import app
 from fedme.cli.app import next_step, source
 from fedme.config.experiment import ConfigError, presets
 from fedme.methods import METHODS
+from fedme.running.progress import Display
 
 QUICK = ["partition.clients=3", "partition.name=iid", "data.limit=90", "models.pool=['mlr']", "models.assign=mlr"]
 
@@ -267,3 +269,23 @@ def test_completion_in_shells():
     values = completed("run", "digits-fedme", incomplete="method.name=fedpr", shell="complete_bash").split()
     assert set(values) == {"fedprox", "fedproto"}
     assert "train.lr=" in completed("run", "digits-fedme", incomplete="train.l", shell="complete_bash").split()
+
+
+def test_ctrl_c_before_the_first_round_names_the_directory(fedme, monkeypatch):
+    words = [*QUICK[:3], "models.pool=['mlr','dnn-8']", "models.assign=best-local", "models.selection_rounds=1", "rounds=2"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Display, "tick", lambda self: os.kill(os.getpid(), signal.SIGINT))
+        code, _, err = fedme("run", "digits-fedme", *words, "output=runs/a b")
+    assert code == 130
+    assert "stopped before the first round; `fedme resume 'runs/a b'` starts it again" in err
+    assert fedme("resume", "runs/a b", "-q")[0] == 0
+
+
+@pytest.mark.parametrize(("count", "text"), [(1, "and 1 operation of the next"), (2, "and 2 operations of the next")])
+def test_progress_counts_operations(count, text):
+    file = io.StringIO()
+    display = Display(Console(file=file))
+    display.start("round", 8, 6)
+    display.inside, display.last_line = count - 1, -1e9
+    display.tick()
+    assert f"round 6/8 {text}" in file.getvalue()
