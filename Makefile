@@ -60,7 +60,7 @@ bench-scale: $(READY)
 bench-memory: $(READY)
 	$(IN_VENV) benchmarks/memory.py
 
-reliability: $(READY) # what docs/reliability.md promises, tried; 2 idle processors need less than half an hour
+reliability: $(READY) # what docs/reliability.md promises, tried; without the part `chaos`, 2 idle processors need less than half an hour
 	PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(IN_VENV) -m fedme_reliability
 
 fuzz: $(READY) # damaged configurations, data files, checkpoints, messages and site files: a part of `make reliability`
