@@ -3,10 +3,10 @@
     PYTHONPATH=tests python benchmarks/federation.py sites [--sites 25] [--gigabytes 20]
     PYTHONPATH=tests python benchmarks/federation.py link [--width 4900]
 
-`sites` starts a server and so many sites on loopback and measures them at rest and in a round of FedAvg with a small network. It
-starts no further site when the sites would need more than `--gigabytes` while all of them train. Memory is the proportional set size:
-pages that processes share are divided among them. `link` lets two sites take part in a round over links of 10 Mbit/s with a loss of
-1 %, in network namespaces (Linux).
+`sites` starts a server and so many sites on loopback and measures them at rest and in a round of FedAvg with a small network.
+It gives up when the sites need more than `--gigabytes`. Memory is the proportional set size: pages that processes share are
+divided among them. `link` lets two sites take part in a round over links of 10 Mbit/s with a loss of 1 %, in network namespaces
+(Linux).
 """
 
 import argparse
@@ -45,6 +45,7 @@ def seconds(pid: int) -> float:
 
 
 def pids_of_sites(deployment: Deployment) -> list[int]:
+    """All processes of all sites."""
     return [pid for program in AT_SITE for pid in deployment.pids(program, "sites/")]
 
 
@@ -121,6 +122,7 @@ def link(width: int, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Measure what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("sites", "link"))
     parser.add_argument("--sites", type=int, default=25)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import tomli_w
+import torch
 from flwr.app import Error, Message
 from rich.console import Console
 from sklearn.datasets import load_digits
@@ -183,6 +184,7 @@ class Deployment:
         """The personal models of a run in one process with the same sites."""
         sites = {name: Site.read(self.site(name) / "site.toml") for name in sorted(self.names)}
         experiment = next(iter(sites.values())).experiment
+        torch.set_num_threads(experiment.settings.engine.threads)  # as the sites do: another number gives other last bits
         base, _ = agreed_task(experiment)
         base = with_server_data(base, self.federation, experiment)
         task = with_members(base, {name: site.member() for name, site in sites.items()})

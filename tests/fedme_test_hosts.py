@@ -1,4 +1,4 @@
-"""Machines of a federation in network namespaces of Linux: links that can be cut or slow, reboots, and a server with a small disk.
+"""Machines of a federation in network namespaces of Linux: links that can be cut or slow, reboots, a server with a small disk.
 
 Nothing leaves the namespaces: they are joined by virtual cables from every site to the server, and to nothing else.
 """
@@ -20,8 +20,8 @@ ROOT = os.geteuid() == 0
 USER = [] if ROOT else ["--user"]  # an ordinary user is root in a user namespace
 ENVIRONMENT = {**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
 TRIAL = (
-    f"ip link add a type veth peer name b && tc qdisc add dev a root {' '.join(SLOW)} && mount -t tmpfs none /mnt && "
-    "nft 'table inet link { chain in { type filter hook input priority 0; numgen random mod 100 < 1 drop; }; }'"
+    f"ip link add name near type veth peer name far && tc qdisc add dev near root {' '.join(SLOW)} && "
+    "mount -t tmpfs none /mnt && nft 'table inet link { chain in { type filter hook input priority 0; numgen random mod 100 < 1 drop; }; }'"
 )
 
 
@@ -108,7 +108,9 @@ class Hosts(Deployment):
         server.do("ip", "address", "add", f"{SERVER}/32", "dev", "lo")
         for number, name in enumerate(sites, 1):
             host = self.hosts[name] = Host(server.inside("unshare", "--net"))
-            server.do("ip", "link", "add", f"to-{name}", "type", "veth", "peer", "name", "eth0", "netns", str(host.holder.pid))
+            server.do(
+                "ip", "link", "add", "name", f"to-{name}", "type", "veth", "peer", "name", "eth0", "netns", str(host.holder.pid)
+            )
             for end, device, last in ((server, f"to-{name}", 1), (host, "eth0", 2)):
                 end.do("ip", "address", "add", f"10.77.{number}.{last}/30", "dev", device)
                 end.do("ip", "link", "set", device, "up")

@@ -1,10 +1,10 @@
-"""Federations of machines that are killed, rebooted, cut off, slowed down and without disk space, at random: all runs end by themselves.
+"""Federations under random kills, reboots, cut and slow links and full disks: all runs end by themselves.
 
     python -m fedme_reliability.chaos [--runs 10] [--first SEED] [--events 20]
 
 A server and three sites are in network namespaces. After `fedme deploy submit`, nobody types anything: what a machine starts at
-boot is started again when it ends, as systemd does. Every run must end, and every site must have its model, with the bits of a run
-in one process without any disturbance (a round needs the replies of all sites, so none is lost).
+boot is started again when it ends, as systemd does. Every run must end, and every site must have its model, with the bits of a
+run in one process without any disturbance (a round needs the replies of all sites, so none is lost).
 """
 
 import argparse
