@@ -241,6 +241,10 @@ class Method(ABC, Generic[S, C, D, U]):
         """
         return [PlannedTraining(self.train.batch_schedule(), samples)]
 
+    def depends_on_rounds(self) -> str:
+        """Why a round depends on the number of all rounds (`when.total`), if so: then a finished run cannot be extended."""
+        return ""
+
     def disclosures(self) -> list[str]:
         """What a client gives away about its samples beyond the trained models that epsilon bounds."""
         return []

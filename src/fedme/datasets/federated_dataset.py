@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from fedme.core.data import Arrays, ClientData, ClientId, Split
@@ -78,8 +77,8 @@ class Federation:
     notes: tuple[str, ...] = ()  # remarks on the partition for readers of the results
     malicious: tuple[ClientId, ...] = ()  # clients of a simulated attack
 
-    def table(self, first: int | None = None) -> Table:
-        """Sizes and labels of the clients, for a terminal."""
+    def table(self, first: int | None = None) -> tuple[tuple[list[str], list[list[str]]], str]:
+        """Sizes and labels of the clients: header and rows, and a caption."""
         names, labels = self._classes_and_labels()
         return self.partition.table(labels, names, first)
 

@@ -66,6 +66,10 @@ class FML(PartAveraging[State]):
             ends = value if isinstance(value, tuple) else (value, value)
             require(all(0 <= end <= 1 for end in ends), name, f"must be in [0, 1], got {value}")
 
+    def depends_on_rounds(self) -> str:
+        pairs = [name for name in ("alpha", "beta") if isinstance(getattr(self, name), tuple)]
+        return f"method.{pairs[0]} changes from the first to the last round" if pairs else ""
+
     def check(self, task: Task) -> None:
         if not self.shared:
             super().check(task)
