@@ -1,5 +1,6 @@
 """Every block of the documentation is executed as it stands: files are written, commands are run."""
 
+import glob
 import re
 import runpy
 import shlex
@@ -27,6 +28,11 @@ PICTURE = re.compile(r"\]\(pictures/gallery/(\S+)\)")  # made by the blocks of t
 
 def blocks(page):
     return [match.groups() for match in BLOCK.finditer(page.read_text())]
+
+
+def expanded(words):
+    """Words with a star as a shell expands them."""
+    return [name for word in words for name in ((sorted(glob.glob(word)) if "*" in word else []) or [word])]
 
 
 OPTIONAL = ("transformers", "flwr_datasets", "matplotlib")  # of development: without them their examples are skipped, the rest is run
@@ -74,7 +80,7 @@ def test_page(page, tmp_path, monkeypatch, capsys):
                     lacking.append(error.name)
         elif kind == "sh":
             for line in text.splitlines():
-                words = shlex.split(line, comments=True)
+                words = expanded(shlex.split(line, comments=True))
                 assert words[0] == "fedme", line
                 monkeypatch.setattr(sys, "argv", words)
                 with pytest.raises(SystemExit) as end:

@@ -53,7 +53,7 @@ SECTIONS: dict[str, list[str]] = {
 }
 # Pages made of files at the top of the repository.
 REPOSITORY_FILES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md", "security.md": "SECURITY.md"}
-ASSETS = {"assets/iframe-worker.js": "iframe-worker.js", "assets/extra.css": "extra.css", "assets/keyboard.js": "keyboard.js"}
+ASSETS = {"assets/iframe-worker.js": "iframe-worker.js", "assets/extra.css": "extra.css", "assets/accessibility.js": "accessibility.js"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -118,6 +118,8 @@ def on_page_content(html: str, **_: Any) -> str:
 
     def mathml(match: "re.Match[str]") -> str:
         latex = match[2].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
-        return convert(latex, display="block" if match[1] == "div" else "inline")
+        if match[1] == "span":
+            return convert(latex)
+        return f'<div class="equation">{convert(latex, display="block")}</div>'
 
     return EQUATION.sub(mathml, html)

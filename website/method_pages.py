@@ -37,7 +37,7 @@ def index() -> str:
         (f"[{name}]({name}.md)", first_line(METHODS[name]), METHODS[name].travels, _yes(METHODS[name].own_architectures))
         for name in in_order()
     ]
-    methods = table(("method", "idea", "clients send", "own architectures"), rows)
+    methods = table(("method", "idea", "clients share", "own architectures"), rows)
     return f"# All methods\n\n{methods}\n{options()}\n{chooser()}"
 
 
@@ -122,14 +122,14 @@ def facts(method: type[Any]) -> str:
     """What the method says about itself, as a table."""
     refused = {option: why(method) for option, why in OPTIONS.items() if option != "clients of several architectures"}
     rows = [
-        ("Clients send", escaped(method.travels)),
+        ("Clients share", escaped(method.travels)),
         ("Architectures", "every client may have its own" if method.own_architectures else "one for all clients"),
         ("Samples", f"needs {method.needs}" if method.needs else "those of the clients"),
         *((option, f"no: {escaped(why)}" if why else "yes") for option, why in refused.items()),
     ]
     if disclosed := method().disclosures():
         rows.append(("Revealed besides models", escaped("; ".join(disclosed))))
-    return f"| | |\n|---|---|\n{''.join(f'| **{name}** | {value} |' + chr(10) for name, value in rows)}"
+    return f"| question | answer |\n|---|---|\n{''.join(f'| **{name}** | {value} |' + chr(10) for name, value in rows)}"
 
 
 def example(method: type[Any]) -> str:
