@@ -35,7 +35,11 @@ def expanded(words):
     return [name for word in words for name in ((sorted(glob.glob(word)) if "*" in word else []) or [word])]
 
 
-OPTIONAL = ("transformers", "flwr_datasets", "matplotlib")  # of development: without them their examples are skipped, the rest is run
+OPTIONAL = (
+    "transformers",
+    "flwr_datasets",
+    "matplotlib",
+)  # of development: without them their examples are skipped, the rest is run
 ELSEWHERE = ("deploy.md",)  # real processes: tests/deployment/test_tutorial.py runs it
 HERE = [page for page in PAGES if page.name not in ELSEWHERE]
 

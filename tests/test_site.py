@@ -127,7 +127,7 @@ def test_a_new_method_has_a_page_without_further_work(monkeypatch):
     """Of the docstring of its module and of what it says about itself."""
     monkeypatch.syspath_prepend(str(ROOT / "website"))
     pages = importlib.import_module("method_pages")
-    page = pages.page(fedme_test_user_method.UserMethod)
+    page = pages.page(fedme_test_user_method.Soup)
     assert page.startswith("# ")
     for title in ("How it works", "Example", "Deviations from the paper", "Settings"):
         assert f"## {title}\n" in page

@@ -53,7 +53,11 @@ SECTIONS: dict[str, list[str]] = {
 }
 # Pages made of files at the top of the repository.
 REPOSITORY_FILES = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md", "security.md": "SECURITY.md"}
-ASSETS = {"assets/iframe-worker.js": "iframe-worker.js", "assets/extra.css": "extra.css", "assets/accessibility.js": "accessibility.js"}
+ASSETS = {
+    "assets/iframe-worker.js": "iframe-worker.js",
+    "assets/extra.css": "extra.css",
+    "assets/accessibility.js": "accessibility.js",
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -86,14 +90,16 @@ def navigation(existing: list[str]) -> list[dict[str, Any]]:
 def citations() -> str:
     """How to cite the methods."""
     return (
-        "# Citation\n\nIf you publish results that you computed with FedMe, cite the papers of the methods that you used, and give the "
-        "version of the library (`fedme --version`), because details of a method may change between versions. The "
+        "# Citation\n\nIf you publish results that you computed with FedMe, cite the papers of the methods that you used, and "
+        "give the version of the library (`fedme --version`), because details of a method may change between versions. The "
         "[deviations](methods/index.md) of a method from its paper are on its page.\n\n## Papers of the methods\n\n"
         f"{method_pages.papers()}\n## BibTeX\n\n```text\n{method_pages.bibtex()}\n```\n"
     )
 
 
-LINK_OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)*(?:README|CONTRIBUTING|CHANGELOG|SECURITY|LICENSE|benchmarks|docker)[^)]*\)")
+LINK_OUTSIDE = re.compile(
+    r"\[([^\]]+)\]\((?:\.\./)*(?:README|CONTRIBUTING|CHANGELOG|SECURITY|LICENSE|benchmarks|docker)[^)]*\)"
+)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

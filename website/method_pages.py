@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedme.methods import METHODS
 from markdown_tables import escaped, first_line, settings_table, table
+
+from fedme.methods import METHODS
 
 FIRST = ("fedme", "fml", "pfml")  # the methods of this library's papers come first
 

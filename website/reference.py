@@ -4,10 +4,11 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import method_pages
 import typer
+from markdown_tables import first_line, settings_table, table
 
 import fedme
-import method_pages
 from fedme import networks
 from fedme.api.learner import EXPERIMENT
 from fedme.cli.app import app
@@ -17,7 +18,6 @@ from fedme.config.settings import Settings
 from fedme.datasets import DATASETS
 from fedme.datasets.partitioners import PARTITIONS
 from fedme.methods import METHODS
-from markdown_tables import first_line, settings_table, table
 
 
 def pages() -> dict[str, str]:
@@ -92,8 +92,8 @@ def python() -> str:
     named = {name for names in GROUPS.values() for name in names}
     others = tuple(name for name in fedme.__all__ if name not in methods | named)
     text = (
-        "# Python\n\nImport the package and use these names as `fedme.NAME`. The methods (`fedme.FedMe`, `fedme.FedAvg`, ...) have "
-        "[a page of their own](methods.md).\n\n"
+        "# Python\n\nImport the package and use these names as `fedme.NAME`. The methods (`fedme.FedMe`, `fedme.FedAvg`, ...) "
+        "have [a separate page](methods.md).\n\n"
     )
     for title, names in (GROUPS | ({"More": others} if others else {})).items():
         text += f"## {title}\n\n" + "".join(f"::: fedme.{name}\n{INHERITED}\n" for name in names)
@@ -105,8 +105,8 @@ def python() -> str:
 def learners() -> str:
     """The methods in Python: signatures and settings."""
     text = (
-        "# Methods in Python\n\nEvery method is a class with `fit`. Settings are keywords: those of the method, listed here, and the "
-        "[settings of an experiment](settings.md) (`rounds=30`, `seed=1`, and tables as dictionaries: `train={\"lr\": 0.05}`). "
+        "# Methods in Python\n\nEvery method is a class with `fit`. Settings are keywords: those of the method, listed here, "
+        'and the [settings of an experiment](settings.md) (`rounds=30`, `seed=1`, tables as dictionaries: `train={"lr": 0.05}`). '
         "All methods inherit [`fit`](python.md#fedme.Learner.fit) and the other members of "
         "[`fedme.Learner`](python.md#fedme.Learner).\n\n"
     )
