@@ -106,7 +106,7 @@ def learners() -> str:
     """The methods in Python: signatures and settings."""
     text = (
         "# Methods in Python\n\nEvery method is a class with `fit`. Settings are keywords: those of the method, listed here, "
-        'and the [settings of an experiment](settings.md) (`rounds=30`, `seed=1`, tables as dictionaries: `train={"lr": 0.05}`). '
+        'and the [settings of an experiment](settings.md) (`rounds=30`, tables as dictionaries: `train={"lr": 0.05}`). '
         "All methods inherit [`fit`](python.md#fedme.Learner.fit) and the other members of "
         "[`fedme.Learner`](python.md#fedme.Learner).\n\n"
     )
