@@ -169,7 +169,7 @@ def _entry(name: str, paper: str) -> str:
         "eprint": match[1] if (match := re.search(r"arXiv:(\S+)", rest)) else None,
         "archivePrefix": "arXiv" if "arXiv" in rest else None,
     }
-    body = "".join(f"  {key} = {{{value}}},\n" for key, value in fields.items() if value)
+    body = "".join(f"  {key} = {{{value}}},\n" for key, value in fields.items() if value).replace("&", r"\&")
     return f"@{'article' if fields['journal'] else 'misc'}{{{name},\n{body}}}"
 
 

@@ -115,10 +115,11 @@ def learners() -> str:
         learner = getattr(fedme, method.__name__)
         signature = inspect.signature(learner)
         own = [p for p in signature.parameters.values() if p.name not in EXPERIMENT]
-        given = ", ".join([*(f"{p.name}={p.default!r}" for p in own), "**experiment"])
+        given = [*(f"{p.name}={p.default!r}" for p in own), "**experiment"]
+        call = ", ".join(given) if len(given) < 4 else "".join(f"\n    {word}," for word in given) + "\n"
         text += f"## fedme.{method.__name__} {{#fedme.{method.__name__}}}\n\n{first_line(method)} "
         text += f"[Equations, advice and an example](../methods/{name}.md).\n\n"
-        text += f"```text\nfedme.{method.__name__}({given})\n```\n\n{settings_table(method)}\n"
+        text += f"```text\nfedme.{method.__name__}({call})\n```\n\n{settings_table(method)}\n"
     return text + f"## Settings of every method\n\n{table(('keyword', 'default', 'about'), _experiment_rows())}\n"
 
 
