@@ -40,7 +40,7 @@ def report() -> None:
         _command(cli.main, "run", preset, f"output={folders[-1]}", "--quiet")
     _command(cli.main, "report", *folders, "--output", "report.html")
     with chromium.launch() as browser:
-        page = browser.new_page(viewport={"width": 1200, "height": 1250}, color_scheme="light")
+        page = browser.new_page(viewport={"width": 1200, "height": 1500}, color_scheme="light")
         page.goto(Path("report.html").resolve().as_uri())
         page.screenshot(path=DOCS / "pictures" / "report.png")
 
