@@ -47,7 +47,7 @@ SECTIONS: dict[str, list[str]] = {
     "Explanations": ["architecture", "threat-model", "errata"],
     "Measurements": [
         *("reproduction", *(f"reproduction/{paper}" for paper in PAPERS)),
-        *("site-tables", "performance", "reliability"),
+        *("site-tables", "method-comparison", "performance", "reliability"),
     ],
     "About": ["faq", "glossary", "cite", "changelog", "contributing", "security"],
 }
