@@ -8,7 +8,7 @@ SOURCES := src tests benchmarks website tools
 BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 
-.PHONY: demo docs test test-slow test-deploy test-clone check format clean install bench bench-scale bench-memory reliability fuzz attack
+.PHONY: demo docs pictures test test-slow test-deploy test-clone check format clean install bench bench-scale bench-memory reliability fuzz attack
 
 install: $(READY)
 
@@ -49,6 +49,9 @@ format: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(IN_VENV) -m mkdocs build --quiet
 	@echo "open site/index.html"
+
+pictures: $(READY) # the pictures of docs/gallery.md and of the home page
+	$(IN_VENV) website/pictures.py
 
 bench: $(READY)
 	$(IN_VENV) benchmarks/bench.py

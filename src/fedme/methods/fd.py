@@ -53,6 +53,11 @@ class FD(Method[Server, State, ClassTargets, ClassMeans]):
     weighting: Literal["uniform", "samples"] = setting("uniform", "weights of the mean: equal, or samples of the class")
     defence: Defence = OPEN
 
+    paper = (
+        "E. Jeong, S. Oh, H. Kim, J. Park, M. Bennis and S.-L. Kim, "
+        '"Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation under Non-IID '
+        'Private Data", 2018, arXiv:1811.11479'
+    )
     own_architectures = True
     uses_shared_model = False
     classes_only = True

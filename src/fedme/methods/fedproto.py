@@ -47,6 +47,10 @@ class FedProto(Method[ClassTargets, State, ClassTargets, ClassMeans]):
     weighting: Literal["samples", "uniform"] = setting("samples", "weights of the mean: samples of the class, or equal")
     defence: Defence = OPEN
 
+    paper = (
+        "Y. Tan, G. Long, L. Liu, T. Zhou, Q. Lu, J. Jiang and C. Zhang, "
+        '"FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022, arXiv:2105.00243'
+    )
     own_architectures = True
     uses_shared_model = False
     classes_only = True

@@ -54,6 +54,11 @@ class HeteroFL(Method[SharedModel, Empty, Slice, TrainedSlice]):
     scalers: bool = setting(True, "divide the outputs of hidden layers by the width while training")
     defence: Defence = OPEN
 
+    paper = (
+        "E. Diao, J. Ding and V. Tarokh, "
+        '"HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients", ICLR 2021, '
+        "arXiv:2010.01264"
+    )
     own_architectures = True
     uses_shared_model = False
     classes_only = True
