@@ -22,7 +22,8 @@ def notes(families: Sequence[Family]) -> list[str]:
     found: dict[str, list[str]] = {}
     for family in families:
         for run in family.runs:
-            for text in _notes(run):
+            seed = f"seed {run.result['seed']}: " if len(family.runs) > 1 else ""
+            for text in [*_notes_of_seed(run, seed), *_notes(run)]:
                 found.setdefault(text, []).append(family.label)
     lines = [
         text
@@ -37,16 +38,23 @@ def notes(families: Sequence[Family]) -> list[str]:
     return lines
 
 
-def _notes(run: Run) -> list[str]:
+def _notes_of_seed(run: Run, seed: str) -> list[str]:
     lines = []
     if "unfinished" in run.result:
         lines.append(f"Unfinished: seed {run.result['seed']} has completed {run.result['unfinished']}.")
     if run.unusable:
         lines.append(f"Left out of this report, because it cannot be used: {run.folder.name}, {'; '.join(run.unusable)}.")
-    lines += trouble(run.result)
+    return lines + [seed + line for line in trouble(run.result)]
+
+
+def _notes(run: Run) -> list[str]:
+    lines: list[str] = []
     for place in (run.environment, run.labels or {}):
         noted = place.get("notes", [])
-        lines += [text for text in noted if isinstance(text, str)] if isinstance(noted, list) else []
+        # That a setting of another method was dropped bears on nothing; it stays among the facts of the run.
+        lines += (
+            [text for text in noted if isinstance(text, str) and ": dropped " not in text] if isinstance(noted, list) else []
+        )
     return lines
 
 
@@ -109,6 +117,8 @@ def _worst(family: Family) -> dict[str, Any]:
     measure = run.measures[0]
     client, value, samples = ranked[0]
     seed = f", seed {run.result['seed']}" if len(family.runs) > 1 else ""
+    equal = sum(other == value for _, other, _ in ranked) - 1
+    seed += f", and {clients(equal)} more" if equal else ""
     details = [
         f"client {client}, {samples:,} test samples{seed}",
         f"best client: {number(measure, ranked[-1][1])} ({ranked[-1][0]})",

@@ -15,6 +15,7 @@ from fedme.results.verdicts import Overall, Verdict
 ALARMS = 5  # shown as text; the others are in the table
 BEST_ALONE = "the best that each client could train alone"
 STAGES = {"round": "Local", "finetuned": "Local, after fine-tuning here"}
+SEEDS = 3  # from so many on, runs with Local are compared over all seeds; two seeds cannot tell anything apart by their spread
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,13 @@ def comparisons(family: Family, families: Sequence[Family]) -> list[Comparison]:
         found.append(Comparison("verdict", BEST_ALONE, _over_seeds(judged, len(family.runs))))
     runs = [run for other in families for run in other.runs]
     pairs = [(run, baseline) for run in family.runs if (baseline := client_view.local(run, runs)) is not None]
+    if pairs and not SEEDS <= len(family.runs) == len(pairs):
+        pairs = pairs[:1]
+    seed = f", seed {pairs[0][0].result['seed']}" if 0 < len(pairs) < len(family.runs) else ""
     for stage, against in STAGES.items():
-        of_seeds = [judged for pair in pairs if (judged := against_local.verdicts_of(*pair, stage))]
+        of_seeds = [paired for pair in pairs if (paired := against_local.verdicts_of(*pair, stage))]
         if of_seeds:
-            found.append(Comparison(stage, against, _over_seeds(of_seeds, len(family.runs))))
+            found.append(Comparison(stage, against + seed, _over_seeds(of_seeds, len(pairs))))
     return found
 
 

@@ -17,7 +17,7 @@ def view(families: Sequence[Family]) -> dict[str, Any]:
         "settings": [[key, *(_text(table[key]) if key in table else "" for table in tables)] for key in keys],
         "differing": [key for key in keys if key in differing and len(families) > 1],
         "environments": [
-            {key: _text(value) for key, value in flattened(run.environment).items() if key != "notes"}  # they stand at the top
+            {key: _text(value) for key, value in flattened(run.environment).items()}
             for family in families
             for run in family.runs
         ],

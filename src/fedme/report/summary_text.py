@@ -93,7 +93,8 @@ def _results(family: Family) -> list[str]:
 def ranked_clients(run: Run) -> list[tuple[str, float, int]]:
     """Clients with the test result and the test samples of their personal model, the worst first."""
     measure = run.measures[0]
-    scores = {client: score for client, score in run.last(PERSONAL).items() if score[measure.key] is not None}
+    last = run.last(PERSONAL)
+    scores = {client: last[client] for client in run.clients if client in last and last[client][measure.key] is not None}
     order = sorted(scores, key=lambda client: measure.gain(scores[client][measure.key], 0.0))
     return [(client, scores[client][measure.key], scores[client]["samples"]) for client in order]
 
@@ -160,7 +161,7 @@ def _rows(family: Family, compared: Sequence[Comparison], measure: Measure) -> l
     rows = []
     counts: dict[str, Comparison] = {comparison.key: comparison for comparison in reversed(compared)}
     for key in sorted(
-        (key for key in family.runs[0].scores if key[2] == "test"), key=lambda key: (key[0] != "personal", key[1])
+        (key for key in family.runs[0].scores if key[2] == "test"), key=lambda key: (key[0] != "personal", key[1] != "round")
     ):
         mean, std = client_means(family, key)
         if mean is None or (key[0] == "global" and all(run.last(key) == run.last(PERSONAL) for run in family.runs)):

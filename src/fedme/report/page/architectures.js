@@ -3,14 +3,19 @@
 const moment = (column) => (column === 0 ? "at the start" : `after round ${column - 1}`);
 const oneArchitecture = () => (run().lineage.names.length > 1 ? null : `every client of ${runName(run())} holds ${run().lineage.names[0]} in all rounds.`);
 
+function compareHistories(held, a, b) {
+  const column = held.findIndex((row) => row[a] !== row[b]);
+  return column < 0 ? 0 : held[column][a] - held[column][b];
+}
+
 views.push({
   id: "lineage",
   title: "Architecture per client",
-  about: () => `One row per client, sorted by the final architecture; the first column is the start.${run().exchange ? " A dot marks a round in which the client adopted the borrowed model." : ""}`,
+  about: () => `One row per client, sorted by the final architecture, then by the earlier ones; the first column is the start.${run().exchange && fewClients() ? " A dot marks a round in which the client adopted the borrowed model." : ""}`,
   missing: oneArchitecture,
   draw: (figure) => {
     const { names, held, began } = run().lineage;
-    const order = run().clients.map((_, index) => index).sort((a, b) => held.at(-1)[a] - held.at(-1)[b] || began.at(-1)[a] - began.at(-1)[b] || a - b);
+    const order = run().clients.map((_, index) => index).sort((a, b) => held.at(-1)[a] - held.at(-1)[b] || compareHistories(held, a, b) || a - b);
     const exchange = run().exchange;
     drawGrid(figure, {
       order,

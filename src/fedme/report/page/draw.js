@@ -21,6 +21,9 @@ function build(target, attributes, children) {
 const node = (tag, attributes, ...children) => build(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 const element = (tag, attributes, ...children) => build(document.createElement(tag), attributes, children);
 
+// A text in which `commands` are marked by backticks.
+const prose = (text) => text.split("`").map((part, i) => (i % 2 ? element("code", {}, part) : part));
+
 const textContext = document.createElement("canvas").getContext("2d");
 function textWidth(text, size = 12) {
   textContext.font = `${size}px system-ui, sans-serif`;
@@ -135,5 +138,5 @@ function namesBelow(chart, names, place, step, at = chart.height) {
   });
 }
 
-const heightOfNames = (names, step) => (turnedNames(names, step) ? 22 + 0.88 * labelWidth(names, 14) : 34);
+const heightOfNames = (names, step) => (turnedNames(names, step) ? 22 + 0.88 * labelWidth(names, 14) : 24);
 const dim = (index) => (state.client !== null && run().clients[index] !== state.client ? " dim" : "");

@@ -31,7 +31,7 @@ const fewClients = () => run().clients.length <= FEW;
 views.push({
   id: "exchange",
   title: "Loans between clients",
-  about: () => `All rounds together. Columns lend, rows borrow; the darker a square, the more loans. The dot grows with the fraction of loans that the borrower adopted.${fewClients() ? "" : ` With so many clients they are grouped by their ${groupsOfClients().what}; below, the busiest lenders.`}`,
+  about: () => `All rounds together. Columns lend, rows borrow; the darker a square, the more loans. ${fewClients() ? "The dot grows with the fraction of loans that the borrower adopted." : `With so many clients they are grouped by their ${groupsOfClients().what}, if there are several groups; below, the busiest lenders.`}`,
   missing: noExchange,
   draw: (figure) => (fewClients() ? drawMatrix(figure, run().clients, countLoans()) : drawGroups(figure)),
   csv: () => [["lender", "borrower", "loans", "adopted"], ...countLoans().flatMap((of, borrower) => [...of].sort(([a], [b]) => a - b).map(([lender, [lent, adopted]]) => [run().clients[lender], run().clients[borrower], lent, adopted]))],
@@ -94,18 +94,19 @@ function drawGroups(figure) {
   const left = 18 + Math.max(labelWidth(groups), labelWidth(names));
   const width = Math.max(280, figure.clientWidth);
   const cell = Math.min(64, (width - left - 14) / groups.length);
-  const side = cell * groups.length;
+  const side = groups.length > 1 ? cell * groups.length : 0; // between one group and itself there is nothing to see
   const numbers = cell >= 34;
-  const named = turnedNames(groups, cell) ? heightOfNames(groups, cell) : 24;
-  const start = side + named + 34;
+  const start = side ? side + heightOfNames(groups, cell) + 34 : 8;
   const tall = 18;
   const chart = frame(figure, { height: start + tall * busiest.length, left, right: 60, top: 24, bottom: 12, label: `number of loans between ${groups.length} groups of clients, and the busiest lenders` });
-  chart.plot.append(node("text", { class: "soft", x: -left, y: -10 }, `borrower ↓   lender →${numbers ? "   (loans, and the share adopted)" : ""}`));
-  groups.forEach((name, row) => {
-    if (row % everyNth(cell) === 0) chart.plot.append(node("text", { class: "soft small", x: -6, y: (row + 0.5) * cell + 4, "text-anchor": "end" }, shorten(name)));
-  });
-  namesBelow(chart, groups, (index) => (index + 0.5) * cell, cell, side);
-  matrixCells(chart, groups, between, cell, () => true, numbers);
+  if (side) {
+    chart.plot.append(node("text", { class: "soft", x: -left, y: -10 }, `borrower ↓   lender →${numbers ? "   (loans, and the share adopted)" : ""}`));
+    groups.forEach((name, row) => {
+      if (row % everyNth(cell) === 0) chart.plot.append(node("text", { class: "soft small", x: -6, y: (row + 0.5) * cell + 4, "text-anchor": "end" }, shorten(name)));
+    });
+    namesBelow(chart, groups, (index) => (index + 0.5) * cell, cell, side);
+    matrixCells(chart, groups, between, cell, () => true, numbers);
+  }
   chart.plot.append(node("text", { class: "soft", x: -left, y: start - 12 }, chosen < 0 ? "the busiest lenders: loans, and how many were adopted" : `the lenders of ${clientName(chosen)}`));
   const x = linear([0, largest(busiest.map(({ lent }) => lent), 1)], [0, chart.width]);
   busiest.forEach(({ index, lent, adopted }, i) => {
@@ -117,7 +118,7 @@ function drawGroups(figure) {
   });
   hover(chart, (px, py) => {
     const [column, row, i] = [Math.floor(px / cell), Math.floor(py / cell), Math.floor((py - start) / tall)];
-    if (row >= 0 && row < groups.length && column >= 0 && column < groups.length) {
+    if (py < side && row >= 0 && row < groups.length && column >= 0 && column < groups.length) {
       const [lent, adopted] = between[row].get(column) ?? [0, 0];
       return { tip: `${groups[column]} lent to ${groups[row]} ${lent} times\n${adopted} of them adopted`, outline: [node("rect", { x: column * cell, y: row * cell, width: cell, height: cell })] };
     }

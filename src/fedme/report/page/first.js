@@ -2,7 +2,7 @@
 
 function drawNotes() {
   if (!story.notes.length) return [];
-  const list = (lines) => element("ul", {}, ...lines.map((line) => element("li", {}, line)));
+  const list = (lines) => element("ul", {}, ...lines.map((line) => element("li", {}, ...prose(line))));
   const [first, rest] = [story.notes.slice(0, 4), story.notes.slice(4)];
   return [element("section", { id: "notes", "aria-label": "notes" }, element("h2", {}, "Before you read the results"), list(first), ...(rest.length ? [element("details", {}, element("summary", {}, `${many(rest.length, "more note")}`), list(rest))] : []))];
 }
@@ -33,7 +33,7 @@ function drawTiles() {
     return element("li", { class: "tile" }, element("h3", {}, element("a", { href: `#${link}`, click: (event) => {
       event.preventDefault();
       go();
-    } }, title)), element("p", { class: "value" }, value), ...(parts ? sideBar(parts) : []), ...details.map((line) => element("p", { class: "detail" }, line)));
+    } }, title)), element("p", { class: "value" }, value), ...(parts ? sideBar(parts) : []), ...details.map((line) => element("p", { class: "detail" }, ...prose(line))));
   });
   document.getElementById("tiles").replaceChildren(...tiles);
   const steps = family().next.map(({ text, link, client, command }) => {
@@ -45,7 +45,7 @@ function drawTiles() {
     } }, text));
   });
   document.getElementById("next").replaceChildren(...steps);
-  document.getElementById("whose").textContent = several ? `${family().label}${family().method === family().label ? "" : ` (${family().method})`}` : "";
+  document.getElementById("whose").textContent = several ? `${family().label}${family().label.toLowerCase().includes(family().method.toLowerCase()) ? "" : ` (${family().method})`}` : "";
 }
 
 function summaryTable() {
@@ -54,10 +54,10 @@ function summaryTable() {
 }
 
 function drawSummary(section) {
-  const list = (lines) => element("ul", {}, ...lines.map((line) => element("li", {}, line)));
+  const list = (lines) => element("ul", {}, ...lines.map((line) => element("li", {}, ...prose(line))));
   const { columns, rows } = summaryTable();
   section.append(dataTable("summary", "all runs side by side", columns, rows));
-  section.append(element("p", { class: "caption" }, "The best value of a column is bold. Gained, lost and not clear count clients, compared with training alone, beyond chance (corrected for their number). Click a heading to sort."));
+  section.append(element("p", { class: "caption" }, `${rows.length > 1 ? "The best value of a column is bold. Click a heading to sort. " : ""}${columns.some(({ title }) => title === "gained") ? "Gained, lost and not clear count clients, compared with training alone, beyond chance (corrected for their number)." : ""}`));
   section.append(csvButton("summary", () => tableCsv(columns, rows)));
   for (const { about, lines } of story.summary.paragraphs) section.append(element("details", { open: about === "In short" }, element("summary", {}, about), list(lines)));
 }

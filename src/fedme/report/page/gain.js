@@ -56,7 +56,6 @@ views.push({
       row: (group, index, x, y) => {
         const client = of.get(index);
         const [color, shape] = side(client);
-        group.append(node("line", { class: "axis", x1: x(0), x2: x(0), y1: y - 10, y2: y + 10 }));
         // An interval without an end goes to the edge of the chart; one that is not known is left out.
         if (known(client.low) || known(client.high)) group.append(node("line", { class: "interval", x1: x(client.low ?? low), x2: x(client.high ?? high), y1: y, y2: y, stroke: color, "stroke-width": 2 }));
         group.append(mark(shape, x(client.gain), y, 4.6, { color, class: "own halo" }));

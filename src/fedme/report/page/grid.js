@@ -26,7 +26,7 @@ function drawGrid(figure, { order, columns, value, paint, group, legend, label, 
     }
   });
   chart.plot.append(...filled.paths((key) => ({ class: `cell${key.startsWith("-") ? " none" : ""}${key.endsWith("dim") ? " dim" : ""}`, fill: key.startsWith("-") ? null : paint(parseInt(key, 10)) })));
-  if (marked && wide > 3 && row > 2.5) order.forEach((index, rank) => {
+  if (marked && wide > 3 && row > 6) order.forEach((index, rank) => {
     for (let column = 0; column < columns; column += 1)
       if (marked(index, column)) chart.plot.append(node("circle", { class: `adoption${dim(index)}`, cx: (column + 0.5) * wide, cy: (rank + 0.5) * row - gap / 2, r: Math.min(2.6, row * 0.3, wide * 0.3) }));
   });

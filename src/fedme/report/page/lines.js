@@ -46,7 +46,7 @@ function drawLines(figure, lines, { along, title, write, log = false }) {
   const x = (value) => scale(transform(value));
   const y = linear([low, high], [chart.height, 0]);
   axisLeft(chart, y, ticks(low, high, 5), (value) => bare(value, state.metric), `${story.curves.splits[state.split]} ${story.curves.metrics[state.metric].title}${isPercent(state.metric) ? ", %" : ""}`);
-  const marks = log ? ticks(Math.ceil(transform(first)), Math.floor(transform(last)), 6, true).map((power) => 10 ** power) : ticks(first, last, chart.width / 90, title === "round");
+  const marks = log ? ticks(Math.ceil(transform(first)), Math.floor(transform(last)), 6, true).map((power) => 10 ** power) : ticks(first, last, Math.max(3, chart.width / 90), title === "round");
   axisBelow(chart, x, marks, write, title);
   for (const line of shown) {
     const points = along(line).map((at, i) => [at, line.mean[i], line.std[i]]).filter(([at, mean]) => mean !== null && (flat(line) || !log || at > 0));
@@ -64,7 +64,7 @@ function drawLines(figure, lines, { along, title, write, log = false }) {
     const nth = Math.max(1, Math.ceil(points.length / 12));
     for (const [at, mean, std] of points.filter((_, i) => (points.length - 1 - i) % nth === 0)) {
       if (std) chart.plot.append(node("line", { x1: x(at), x2: x(at), y1: y(mean - std), y2: y(mean + std), stroke: line.color, "stroke-width": points.length === 1 ? 2 : 0 }));
-      chart.plot.append(mark(line.mark, x(at), y(mean), points.length === 1 ? 4.8 : 4, { color: line.color, open: points.length === 1, class: "halo" }));
+      chart.plot.append(mark(line.mark, x(at), y(mean), points.length === 1 ? 4.8 : 4, { color: line.color, open: points.length === 1, class: points.length === 1 ? null : "halo" }));
     }
   }
   const places = [...new Set(xs)].sort((a, b) => a - b);

@@ -56,6 +56,8 @@ views.push({
   },
 });
 
+const DARK = [0, 3, 6, 8]; // architectures whose colour is dark
+
 function drawLoans(figure, t) {
   const { lenders, adopted } = run().exchange;
   const { names: archs, held } = run().lineage;
@@ -106,7 +108,7 @@ function drawLoans(figure, t) {
     const fill = before[index] < 0 || absent ? "var(--none)" : archColor(before[index]);
     if (radius < 2.5) chart.plot.append(node("rect", { x: x - step / 2, y: middle - 3, width: step, height: 6, fill }));
     else chart.plot.append(node("circle", { class: `halo${dim(index)}`, cx: x, cy: middle, r: radius, fill }));
-    if (short) chart.plot.append(node("text", { class: `small haloed${dim(index)}`, x, y: middle + 4, "text-anchor": "middle" }, names[index]));
+    if (short) chart.plot.append(node("text", { class: `small ${DARK.includes(before[index] % 9) && !absent ? "bright" : "inside"}${dim(index)}`, x, y: middle + 4, "text-anchor": "middle" }, names[index]));
   }
   if (focus !== null) {
     // Names of the client in focus and of its partners, as far as they do not cover each other.

@@ -43,7 +43,7 @@ function redraw(id) {
   const focused = inside(controls) ? [...controls.querySelectorAll("select, input, button")].indexOf(document.activeElement) : -1;
   const reading = inside(figure) && document.activeElement.matches("svg");
   section.classList.toggle("empty", missing !== null);
-  about.textContent = missing ?? view.about();
+  about.replaceChildren(...prose(missing ?? view.about()));
   controls.replaceChildren(...(missing === null ? (view.controls?.() ?? []) : []));
   if (focused >= 0) controls.querySelectorAll("select, input, button")[focused]?.focus();
   figure.replaceChildren();
@@ -101,7 +101,7 @@ function drawPrivacy() {
   const columns = table.header.map((title, i) => ({ title, number: i > 0 }));
   const value = (text) => (Number.isNaN(parseFloat(text)) ? text : [text, parseFloat(text)]);
   const rows = table.rows.map(([client, ...cells]) => ({ client, cells: [client, ...cells.map(value)] }));
-  part.replaceChildren(element("p", {}, about), dataTable("privacy", "privacy of every client", columns, rows), csvButton("privacy", () => [table.header, ...table.rows]));
+  part.replaceChildren(element("p", {}, ...prose(about)), dataTable("privacy", "privacy of every client", columns, rows), csvButton("privacy", () => [table.header, ...table.rows]));
 }
 
 function start() {

@@ -36,9 +36,10 @@ function drawRows(figure, { order, series, outlined = false, low, high, write, a
   const right = 16 + Math.max(textWidth(side.title, SMALL), labelWidth(names.map((_, i) => side.text(places[i].index))));
   const chart = frame(figure, { height: y + 4, left, right, top: 20, bottom: 40, label, legend });
   const x = linear([low, high], [4, chart.width - 4]);
-  const marks = ticks(low, high, chart.width / 80);
+  const marks = ticks(low, high, Math.max(3, chart.width / 80));
   for (const value of marks) chart.plot.append(node("line", { class: "rule", x1: x(value), x2: x(value), y1: 0, y2: chart.height }));
   axisBelow(chart, x, marks, write, axis);
+  if (low < 0 && high > 0) chart.plot.append(node("line", { class: "axis", x1: x(0), x2: x(0), y1: 0, y2: chart.height }));
   const bins = crowd ? histogram(chart, { series, outlined, low, high, x, height: above }) : null;
   for (const [text, at] of headings) chart.plot.append(node("text", { class: "soft small", x: -left, y: at, "font-style": "italic" }, text));
   chart.plot.append(node("text", { class: "soft small", x: chart.width + right, y: above + gap - (crowd ? -13 : 8), "text-anchor": "end" }, side.title));
