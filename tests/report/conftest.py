@@ -27,6 +27,12 @@ def run_preset(folder, preset, *words):
     return run.start(experiment, Display(Console(file=io.StringIO()), quiet=True))
 
 
+@pytest.fixture(scope="session", name="run_preset")
+def preset_runner():
+    """Run a preset with the settings of these tests."""
+    return run_preset
+
+
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
     """FedMe and Local with two seeds each, and HypCluster with one, over the same five clients."""

@@ -158,6 +158,14 @@ def test_the_page_is_one_file_without_a_network_and_the_same_every_time(runs, tm
     assert "default-src 'none'" in text
 
 
+@pytest.mark.slow
+def test_thirty_clients_and_rounds_fit_into_300_kilobytes(run_preset, tmp_path):
+    words = ["rounds=30", "partition.clients=30", "data.limit=600", "train.epochs=1", "finetune.epochs=0"]
+    folders = [run_preset(tmp_path / "fedme", "digits-fedme", *words), run_preset(tmp_path / "local", "digits-local", *words)]
+    report.write(folders, tmp_path / "report.html")
+    assert (tmp_path / "report.html").stat().st_size < 300_000
+
+
 def test_a_run_from_before_labels_were_recorded(runs, tmp_path):
     old = shutil.copytree(runs[0], tmp_path / "old")
     (old / "labels.json").unlink()

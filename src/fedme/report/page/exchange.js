@@ -31,7 +31,7 @@ const fewClients = () => run().clients.length <= FEW;
 views.push({
   id: "exchange",
   title: "Loans between clients",
-  about: () => `All rounds together. Columns lend, rows borrow; the darker a square, the more loans. ${fewClients() ? "The dot grows with the fraction of loans that the borrower adopted." : `With so many clients they are grouped by their ${groupsOfClients().what}, if there are several groups; below, the busiest lenders.`}`,
+  about: () => `All rounds together. Columns lend, rows borrow; the stronger the colour of a square, the more loans. ${fewClients() ? "The dot grows with the fraction of loans that the borrower adopted." : `With so many clients they are grouped by their ${groupsOfClients().what}, if there are several groups; below, the busiest lenders.`}`,
   missing: noExchange,
   draw: (figure) => (fewClients() ? drawMatrix(figure, run().clients, countLoans()) : drawGroups(figure)),
   csv: () => [["lender", "borrower", "loans", "adopted"], ...countLoans().flatMap((of, borrower) => [...of].sort(([a], [b]) => a - b).map(([lender, [lent, adopted]]) => [run().clients[lender], run().clients[borrower], lent, adopted]))],

@@ -7,7 +7,7 @@ const shadeOpacity = (level) => 0.1 + (0.9 * level) / SHADES;
 views.push({
   id: "labels",
   title: "Labels per client",
-  about: () => "The darker a cell, the more samples of a label the client has: training, validation and test together. Clients with similar labels stand side by side.",
+  about: () => "The stronger the colour of a cell, the more samples of a label the client has: training, validation and test together. Clients with similar labels stand side by side.",
   missing: () => (run().labels ? null : "this run has no label counts."),
   draw: (figure) => {
     const { classes, counts, parts, order } = run().labels;

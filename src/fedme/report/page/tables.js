@@ -1,14 +1,14 @@
 // Tables that sort by a click on a heading, with a first column that stays, and as CSV.
 
 // `columns` are {title, number?, better?}, `rows` {cells, client?}; a cell is a text or [text, value to sort by].
-// `better` is "higher" or "lower": the best value of the column is bold.
+// `better` is "higher" or "lower": the best value of the column is bold, unless all are equal.
 function dataTable(id, label, columns, rows) {
   const text = (cell) => (Array.isArray(cell) ? cell[0] : `${cell}`);
   const value = (cell) => (Array.isArray(cell) ? cell[1] : cell);
   const wrap = element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label });
   const best = columns.map(({ better }, i) => {
     const values = rows.map((row) => value(row.cells[i])).filter((one) => typeof one === "number");
-    return better && values.length > 1 ? (better === "higher" ? largest(values) : smallest(values)) : null;
+    return better && values.length > 1 && largest(values) > smallest(values) ? (better === "higher" ? largest(values) : smallest(values)) : null;
   });
   const fill = () => {
     const [, column, way] = /^(\d+)([ad])$/.exec(state.sort[id] ?? "") ?? [];
