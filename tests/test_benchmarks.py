@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -443,3 +444,98 @@ def test_newcomers_are_measured_with_every_method():
     assert next(iter(found)).startswith("Local")
     assert len(found) == 7
     assert all(0 <= value <= 100 for value in found.values())
+
+
+def test_every_new_method_has_a_bar_with_both_networks():
+    rows, session = module("method_rows"), module("session")
+    for quick in (False, True):
+        table = rows.method_rows(quick)
+        assert len({row.name for row in table}) == len(table) == 24
+        for row in table:
+            (against,) = row.against
+            assert (against.kind, against.at_most, against.same_work) == ("ours", True, False)
+            mine, beside = session.parse(row.config), session.parse(against.config)
+            assert beside.method.name() == "fedavg"
+            assert row.name == f"methods-{mine.method.name()}-{'cnn' if 'CNN' in row.work else 'dnn'}"
+            assert (mine.partition, mine.settings.data) == (beside.partition, beside.settings.data)  # the same samples
+
+
+def test_fluke_is_asked_for_what_it_has():
+    rows = module("method_rows").fluke_rows()
+    assert {row.name.removeprefix("fluke-") for row in rows} == {
+        *("fedavg", "ditto", "scaffold", "fedper", "fedrep", "lg-fedavg", "fedbn", "apfl", "fedamp", "fedproto")
+    }
+    assert all(row.against[0].bar == 8.0 for row in rows)
+
+
+def test_methods_are_sections_of_the_page():
+    report, rows = module("report"), module("method_rows")
+    table = [module("rows").table()[0], rows.method_rows()[0], rows.fluke_rows()[0]]
+    lines = [report.empty(row, row.against[0], "why") for row in table]
+    results = {"machine": report.machine(), "versions": {}, "gemm": {}, "quick": False, "started": "", "minutes": 1.0}
+    page = report.markdown(results | {"rows": lines, "networks": []})
+    assert [line for line in page.splitlines() if line.startswith("## ")] == [
+        "## Methods, as a multiple of our FedAvg",
+        "## Methods, against fluke",
+    ]
+    assert page.count("| FedAvg MLR") == page.count("| Ditto") == page.count("| FedAvg, DNN") == 1
+
+
+@pytest.mark.slow
+def test_a_method_is_measured_beside_fedavg(tmp_path):
+    row = next(row for row in module("method_rows").method_rows(quick=True) if row.name == "methods-fedproto-dnn")
+    if not os.environ.get("FEDME_DATA"):
+        pytest.skip("needs MNIST in FEDME_DATA")
+    (line,) = module("bench").measure(row, tmp_path, peers=False, quick=True)
+    assert line["ratio"] > 0
+    assert line["note"] == ""
+
+
+def table_of(lines):
+    """Three clients, three seeds; a line is a method and its accuracies by stage and rate."""
+    found = module("method_table")
+    entries = [found.Entry(name, "net", ("mlr",)) for name in lines]
+    scores = {}
+    for entry in entries:
+        for lr, seed in itertools.product(found.RATES, found.SEEDS):
+            scores[entry, lr, seed] = {
+                stage: {
+                    split: {client: lines[entry.method](stage, lr) + 5 * index + seed for index, client in enumerate("abc")}
+                    for split in ("val", "test")
+                }
+                for stage in found.STAGES
+            }
+    return found, [found.chosen(entry, scores, "abc") for entry in entries]
+
+
+def test_validation_chooses_rate_and_stage():
+    found, lines = table_of(
+        {
+            "local": lambda stage, lr: 50.0 + (lr == 0.1),
+            "fedavg": lambda stage, lr: 40.0 + 20 * (stage == "finetuned") + (lr == 0.3),
+        }
+    )
+    local, fedavg = lines
+    assert (local.lr, local.stage, fedavg.lr, fedavg.stage) == (0.1, "round", 0.3, "finetuned")
+    assert local.test.tolist() == [[51, 52, 53], [56, 57, 58], [61, 62, 63]]
+    assert fedavg.means == {"round": 47.0, "finetuned": 67.0}
+    test, (mean, low, high) = found.difference(fedavg, local)
+    assert (mean, low, high) == pytest.approx((10, 10, 10))
+    assert test.differences == pytest.approx((10, 10, 10))
+
+
+@pytest.mark.slow
+def test_methods_are_compared_on_tables_that_can_be_continued(tmp_path, monkeypatch, capsys):
+    found, digits = module("method_table"), {"name": "digits", "limit": 400, "val": 0.2, "unlabeled": 40, "public": 40}
+    common = {"data": digits, "partition": {"name": "dirichlet", "clients": 3, "alpha_label": 1.0, "seed": 0}}
+    entries = tuple(found.Entry(name, "dnn-8", ("dnn-8",)) for name in ("local", "fedavg", "fedproto"))
+    monkeypatch.setattr(found, "WORKS", {"mnist": lambda folder, quick: found.Work("mnist", common, entries, 2)})
+    monkeypatch.setattr(sys, "argv", ["method_table.py", "mnist", "--output", str(tmp_path)])
+    monkeypatch.setattr(found, "RATES", (0.1,))
+    pages = []
+    for _ in range(2):
+        found.main()
+        pages.append(capsys.readouterr().out)
+    assert pages[0] == pages[1]
+    assert len([line for line in pages[0].splitlines() if line.startswith("| ")]) == 5  # head, three methods, majority
+    assert len(json.loads((tmp_path / "mnist.json").read_text())) == 3

@@ -35,7 +35,7 @@ SECTIONS: dict[str, list[str]] = {
         "migrate",
     ],
     "Questions": ["faq"],
-    "Methods": [f"methods/{name}" for name in ("index", *reference.methods())],
+    "Methods": [f"methods/{name}" for name in ("index", *reference.methods())] + ["method-comparison"],
     "Reference": ["reference/settings", "reference/commands", "reference/python"],
     "Inside": ["architecture", "threat-model", "reliability", "performance", "errata"],
 }
