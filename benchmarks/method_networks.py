@@ -8,7 +8,7 @@ FEATURES = 64
 class Waves(nn.Module):
     """Convolutions along time, then a dense layer."""
 
-    def __init__(self, channels: int = 16, kernel: int = 9, classes: int = 6) -> None:
+    def __init__(self, channels: int = 8, kernel: int = 9, classes: int = 6) -> None:
         super().__init__()
         self.first = nn.Conv2d(9, channels, (1, kernel), (1, 2))
         self.second = nn.Conv2d(channels, 2 * channels, (1, 5), (1, 2))

@@ -1,8 +1,8 @@
 """A round of every method as a multiple of our FedAvg's, and against fluke's where it has the method.
 
 A bar is what the method computes, in rounds of FedAvg, and a tenth more: a step of one model with something beside it may cost
-1.2 (prototypes, control variates, a proximal term), two models 2.2. A forward pass is about half of a training step of the dense
-network and a third of one of the convolutional network, which is what FedRep's further epochs of the head cost.
+1.2 (prototypes, control variates, a proximal term), two models 2.2. A forward pass is about half of a training step of the
+dense network and a third of one of the convolutional network, which is what FedRep's further epochs of the head cost.
 """
 
 from dataclasses import dataclass, field

@@ -2,8 +2,9 @@
 
     FEDME_DATA=folder python benchmarks/method_table.py [mnist|har ...] [--jobs N] [--output DIR] [--quick]
 
-Every method is run with three seeds and three learning rates. Validation data chooses the rate, and whether the fine-tuned model is
-used; test data is only reported. Runs are kept in DIR: the same command again continues after an interruption.
+Every method is run with three learning rates. Validation data of seed 0 chooses the rate, and whether the fine-tuned model is
+used; then the method is run with two further seeds. Test data is only reported. Runs are kept in DIR: the same command again
+continues after an interruption.
 """
 
 import argparse
@@ -78,14 +79,14 @@ class Work:
 def mnist(folder: Path, quick: bool) -> Work:
     """MNIST, 20 clients with skewed labels, a dense network of 100 hidden units; HeteroFL has four widths of it."""
     common: Config = {
-        "data": {"name": "mnist", "limit": 1200 if quick else 12_000, "val": 0.2, "unlabeled": 200 if quick else 500},
+        "data": {"name": "mnist", "limit": 1200 if quick else 6000, "val": 0.2, "unlabeled": 200 if quick else 500},
         "partition": {"name": "dirichlet", "clients": 4 if quick else 20, "alpha_label": 0.1, "seed": 0},
     }
     common["data"]["public"] = common["data"]["unlabeled"]
     widths = tuple(f"dnn-{hidden}" for hidden in (100, 50, 25, 12))
     entries = [Entry(name, "dnn-100", ("dnn-100",)) for name in METHODS if name != "heterofl"]
     entries += [Entry(name, "four widths", widths) for name in ("local", "heterofl")]
-    return Work("mnist", common, tuple(entries), 2 if quick else 20)
+    return Work("mnist", common, tuple(entries), 2 if quick else 12)
 
 
 def har(folder: Path, quick: bool) -> Work:
@@ -109,26 +110,61 @@ def har(folder: Path, quick: bool) -> Work:
         "clients": {file.stem: {"data": str(prepared / file.name)} for file in persons},
     }
     waves = "method_networks:Waves"
-    four = ({"name": waves}, "dnn-64", "dnn-128-64", {"name": waves, "channels": 8, "kernel": 5})
-    widths = tuple({"name": waves, "channels": channels} for channels in (16, 8, 4, 2))
+    four = ({"name": waves}, "dnn-64", "dnn-128-64", {"name": waves, "channels": 4, "kernel": 5})
+    widths = tuple({"name": waves, "channels": channels} for channels in (8, 6, 4, 2))
     several = {name for name, method in METHODS.items() if method.own_architectures and name != "heterofl"}
-    entries = [Entry(name, "convolutions", four[:1]) for name in METHODS if name not in several | {"heterofl"} or name == "local"]
+    entries = [
+        Entry(name, "convolutions", four[:1]) for name in METHODS if name not in several | {"heterofl"} or name == "local"
+    ]
     entries += [Entry(name, "four architectures", four) for name in METHODS if name in several]
     entries += [Entry(name, "four widths", widths) for name in ("local", "heterofl")]
-    return Work("har", common, tuple(entries), 2 if quick else 20)
+    return Work("har", common, tuple(entries), 2 if quick else 12)
 
 
 WORKS = {"mnist": mnist, "har": har}
 
 
-def plans(work: Work, folder: Path) -> dict[tuple[Entry, float, int], Planned]:
-    """Every run of a table."""
-    found = {}
-    for entry, lr, seed in itertools.product(work.entries, RATES, SEEDS):
-        name = f"{work.name}: {entry.name}, rate {lr}, seed {seed}"
-        at = folder / work.name / f"{entry.method}-{entry.models.replace(' ', '-')}-{lr}-s{seed}"
-        found[entry, lr, seed] = Planned(name, at, parse(work.config(entry, lr, seed), name).plain())
-    return found
+@dataclass(frozen=True)
+class Choice:
+    """What validation chose for an entry."""
+
+    entry: Entry
+    lr: float
+    stage: str
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs of a table."""
+
+    work: Work
+    folder: Path
+    jobs: int
+
+    def scores(self, wanted: Sequence[tuple[Entry, float, int]]) -> list[dict[str, Scores]]:
+        """The accuracies of runs, each an entry with a rate and a seed; those that are missing are run first."""
+        plans = [self._planned(*each) for each in wanted]
+        with Display(Console(stderr=True)) as display:
+            outcomes = Batch(display, self.jobs).run(plans)
+        if failed := [f"{outcome.planned.name}: {outcome.error}" for outcome in outcomes if outcome.error]:
+            raise SystemExit("\n".join(failed))
+        return [scores(planned.folder) for planned in plans]
+
+    def _planned(self, entry: Entry, lr: float, seed: int) -> Planned:
+        name = f"{self.work.name}: {entry.name}, rate {lr}, seed {seed}"
+        folder = self.folder / self.work.name / f"{entry.method}-{entry.models.replace(' ', '-')}-{lr}-s{seed}"
+        return Planned(name, folder, parse(self.work.config(entry, lr, seed), name).plain())
+
+    def lines(self) -> list["Line"]:
+        """The lines of the table: the first seed chooses, all seeds are reported."""
+        entries = self.work.entries
+        grid = list(itertools.product(entries, RATES))
+        first = dict(zip(grid, self.scores([(entry, lr, SEEDS[0]) for entry, lr in grid]), strict=True))
+        choices = [chosen(entry, {lr: first[entry, lr] for lr in RATES}) for entry in entries]
+        runs = list(itertools.product(choices, SEEDS))
+        found = self.scores([(choice.entry, choice.lr, seed) for choice, seed in runs])
+        by_choice = {choice: found[len(SEEDS) * i : len(SEEDS) * (i + 1)] for i, choice in enumerate(choices)}
+        return [line(choice, by_choice[choice]) for choice in choices]
 
 
 def scores(folder: Path) -> dict[str, Scores]:
@@ -143,26 +179,31 @@ def scores(folder: Path) -> dict[str, Scores]:
 
 @dataclass(frozen=True)
 class Line:
-    """What validation chose for an entry, and its test accuracies (clients x seeds)."""
+    """A choice, and its test accuracies (clients x seeds)."""
 
-    entry: Entry
-    lr: float
-    stage: str
+    choice: Choice
+    clients: tuple[str, ...]
     test: np.ndarray
-    means: Mapping[str, float]  # of every stage, with its own best rate
+    means: Mapping[str, float]  # of every stage
+
+    @property
+    def entry(self) -> Entry:
+        """The method and its architectures."""
+        return self.choice.entry
 
 
-def chosen(entry: Entry, found: Mapping[tuple[Entry, float, int], dict[str, Scores]], clients: Sequence[str]) -> Line:
-    """The rate and the stage with the best mean validation accuracy over clients and seeds."""
+def chosen(entry: Entry, found: Mapping[float, dict[str, Scores]]) -> Choice:
+    """The rate and the stage with the best mean validation accuracy over clients."""
+    grid = itertools.product(found, STAGES)
+    lr, stage = max(grid, key=lambda each: statistics.fmean(found[each[0]][each[1]]["val"].values()))
+    return Choice(entry, lr, stage)
 
-    def values(lr: float, stage: str, split: str) -> np.ndarray:
-        return np.array([[found[entry, lr, seed][stage][split][client] for seed in SEEDS] for client in clients])
 
-    validated = {(lr, stage): float(values(lr, stage, "val").mean()) for lr in RATES for stage in STAGES}
-    best = {stage: max(RATES, key=lambda lr: validated[lr, stage]) for stage in STAGES}
-    stage = max(STAGES, key=lambda each: validated[best[each], each])
-    means = {each: float(values(best[each], each, "test").mean()) for each in STAGES}
-    return Line(entry, best[stage], stage, values(best[stage], stage, "test"), means)
+def line(choice: Choice, found: Sequence[dict[str, Scores]]) -> Line:
+    """The test accuracies of a choice, from its runs with all seeds."""
+    clients = tuple(sorted(found[0]["round"]["test"]))
+    test = {stage: np.array([[each[stage]["test"][client] for each in found] for client in clients]) for stage in STAGES}
+    return Line(choice, clients, test[choice.stage], {stage: float(values.mean()) for stage, values in test.items()})
 
 
 def majority(work: Work) -> float:
@@ -198,7 +239,8 @@ def table(work: Work, lines: Sequence[Line]) -> str:
             return ""
         _, (mean, low, high) = tests[name, column]
         p = corrected[name, column]
-        return f"{mean:+.1f} ({low:+.1f} to {high:+.1f}), {'p < 0.001' if p < 0.001 else f'p = {p:.2f}' if p >= 0.01 else f'p = {p:.3f}'}"
+        shown = "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.01 else f"p = {p:.2f}"
+        return f"{mean:+.1f} ({low:+.1f} to {high:+.1f}), {shown}"
 
     header = ["method", "models", "rate", "chosen", "accuracy %", "as trained / fine-tuned %", "minus Local", "minus FedAvg"]
     rows = []
@@ -206,7 +248,8 @@ def table(work: Work, lines: Sequence[Line]) -> str:
         both = " / ".join(f"{line.means[stage]:.1f}" for stage in STAGES)
         by_seed = line.test.mean(0)
         accuracy = f"{by_seed.mean():.1f} ± {by_seed.std(ddof=1):.1f}"
-        start = [line.entry.method, line.entry.models, f"{line.lr:g}", STAGES[line.stage], accuracy, both]
+        choice = f"{line.choice.lr:g}", STAGES[line.choice.stage]
+        start = [line.entry.method, line.entry.models, *choice, accuracy, both]
         rows.append([*start, *(cell(line.entry.name, column) for column in ("local", "fedavg"))])
     rows.append(["majority", "a constant", "", "", f"{majority(work):.1f}", "", "", ""])
     return text(header, rows, "markdown")
@@ -223,18 +266,15 @@ def main() -> None:
     torch.set_num_threads(1)
     for name in asked.works or WORKS:
         work = WORKS[name](asked.output.resolve() / name, asked.quick)
-        runs = plans(work, asked.output.resolve())
-        with Display(Console(stderr=True)) as display:
-            outcomes = Batch(display, asked.jobs).run(list(runs.values()))
-        if failed := [f"{outcome.planned.name}: {outcome.error}" for outcome in outcomes if outcome.error]:
-            raise SystemExit("\n".join(failed))
-        found = {key: scores(planned.folder) for key, planned in runs.items()}
-        clients = sorted(next(iter(found.values()))["round"]["test"])
-        lines = [chosen(entry, found, clients) for entry in work.entries]
-        print(f"\n## {name}\n\n{table(work, lines)}")
+        lines = Runs(work, asked.output.resolve(), asked.jobs).lines()
+        print(f"\n## {name}\n\n{table(work, lines)}", flush=True)
         plain = {
-            line.entry.name: {"lr": line.lr, "stage": line.stage, "test": dict(zip(clients, line.test.tolist(), strict=True))}
-            for line in lines
+            each.entry.name: {
+                "lr": each.choice.lr,
+                "stage": each.choice.stage,
+                "test": dict(zip(each.clients, each.test.tolist(), strict=True)),
+            }
+            for each in lines
         }
         (asked.output / f"{name}.json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import networks
 import protocol
 import torch
 from fluke import DDict, FlukeENV
@@ -27,6 +26,8 @@ from fluke.data import DataSplitter, DummyDataContainer, FastDataLoader
 from fluke.nets import EncoderHeadNet
 from fluke.utils import FederationObserver
 from torch import nn
+
+import networks
 
 CLASSES = 10
 # The class, and its settings of clients and server: as many epochs as ours.

@@ -81,7 +81,7 @@ def answer(
 
 
 def side(seconds: Sequence[float], steps: int | None, samples: int | None, accuracy: float | None) -> dict[str, Any]:
-    """How it went: seconds of every timed round, steps and samples of one round if counted, accuracy after the last if measured."""
+    """How it went: seconds of every timed round; if known, steps and samples of one round and accuracy after the last."""
     rounds = [round(each, 6) for each in seconds]
     right = None if accuracy is None else round(accuracy, 5)
     return {"seconds_per_round": rounds, "steps": steps, "samples": samples, "accuracy": right}

@@ -491,35 +491,33 @@ def test_a_method_is_measured_beside_fedavg(tmp_path):
     assert line["note"] == ""
 
 
-def table_of(lines):
-    """Three clients, three seeds; a line is a method and its accuracies by stage and rate."""
-    found = module("method_table")
-    entries = [found.Entry(name, "net", ("mlr",)) for name in lines]
-    scores = {}
-    for entry in entries:
-        for lr, seed in itertools.product(found.RATES, found.SEEDS):
-            scores[entry, lr, seed] = {
-                stage: {
-                    split: {client: lines[entry.method](stage, lr) + 5 * index + seed for index, client in enumerate("abc")}
-                    for split in ("val", "test")
-                }
-                for stage in found.STAGES
-            }
-    return found, [found.chosen(entry, scores, "abc") for entry in entries]
+def accuracies_of(value, seed=0):
+    """Three clients, whose accuracies are a number, 5 and 10 points more; the seed adds a point."""
+    return {
+        stage: {
+            part: dict(zip("abc", (value[stage] + seed + more for more in (0, 5, 10)), strict=True)) for part in ("val", "test")
+        }
+        for stage in value
+    }
 
 
 def test_validation_chooses_rate_and_stage():
-    found, lines = table_of(
-        {
-            "local": lambda stage, lr: 50.0 + (lr == 0.1),
-            "fedavg": lambda stage, lr: 40.0 + 20 * (stage == "finetuned") + (lr == 0.3),
-        }
-    )
-    local, fedavg = lines
-    assert (local.lr, local.stage, fedavg.lr, fedavg.stage) == (0.1, "round", 0.3, "finetuned")
-    assert local.test.tolist() == [[51, 52, 53], [56, 57, 58], [61, 62, 63]]
-    assert fedavg.means == {"round": 47.0, "finetuned": 67.0}
-    test, (mean, low, high) = found.difference(fedavg, local)
+    found = module("method_table")
+    fedavg, local = (found.Entry(name, "net", ("mlr",)) for name in ("fedavg", "local"))
+    grid = {lr: accuracies_of({"round": 40.0, "finetuned": 60.0 + (lr == 0.3)}) for lr in found.RATES}
+    grid[0.1]["finetuned"]["test"] = dict.fromkeys("abc", 100.0)  # test data chooses nothing
+    assert found.chosen(fedavg, grid) == found.Choice(fedavg, 0.3, "finetuned")
+    grid[0.03]["round"]["val"]["a"] = 200.0
+    assert found.chosen(fedavg, grid) == found.Choice(fedavg, 0.03, "round")
+    lines = [
+        found.line(
+            found.Choice(entry, 0.1, stage), [accuracies_of({"round": 50.0, "finetuned": 60.0}, seed) for seed in found.SEEDS]
+        )
+        for entry, stage in ((local, "round"), (fedavg, "finetuned"))
+    ]
+    assert lines[0].test.tolist() == [[50, 51, 52], [55, 56, 57], [60, 61, 62]]
+    assert lines[0].means == lines[1].means == {"round": 56.0, "finetuned": 66.0}
+    test, (mean, low, high) = found.difference(lines[1], lines[0])
     assert (mean, low, high) == pytest.approx((10, 10, 10))
     assert test.differences == pytest.approx((10, 10, 10))
 

@@ -1,4 +1,4 @@
-"""Compiled code equals the reference for the losses and steps of FD, FedProto, HeteroFL, FedDF and APFL, for every kind of network."""
+"""Compiled code equals the reference for the losses and steps of FD, FedProto, HeteroFL, FedDF and APFL."""
 
 from dataclasses import replace
 
@@ -247,7 +247,12 @@ def test_what_is_not_compiled_is_named():
     arch = NETWORKS["dnn"]
     op = mixture(arch, replace(RULES["plain"], prox=0.1), "step", 0.5)
     execute = Dispatcher(path="compiled")
-    execute([replace(op, frozen=op.models), training(arch, RULES["plain"], Imitate("mse"), data=samples(arch, labels=torch.randn(11, 5)))])
+    execute(
+        [
+            replace(op, frozen=op.models),
+            training(arch, RULES["plain"], Imitate("mse"), data=samples(arch, labels=torch.randn(11, 5))),
+        ]
+    )
     lines = execute.explain()
     assert any("a mixture with a proximal term, a shifted gradient or another loss" in line for line in lines)
     assert any("unsupported loss Imitate" in line for line in lines)

@@ -182,7 +182,9 @@ def no_bias():
 def test_a_head_without_a_bias_predicts_by_itself_only():
     setting = task((DENSE, Arch.named("no-bias", no_bias), DENSE))
     FedProto(TRAIN).check(setting)
-    with pytest.raises(TaskError, match="client 1: the last layer of no-bias has no bias, which prediction by the nearest prot"):
+    with pytest.raises(
+        TaskError, match="client 1: the last layer of no-bias has no bias, which prediction by the nearest prot"
+    ):
         FedProto(TRAIN, predict="prototype").check(setting)
 
 

@@ -129,7 +129,9 @@ def test_static_batch_normalisation_by_hand():
         assert np.allclose(model.buffers["1.running_var"].numpy(), outputs.var(0, ddof=1), rtol=0, atol=1e-12)
         assert torch.equal(model.params["3.weight"], server.model.params["3.weight"][:, :hidden])
     averaged, other = federate(HeteroFL(TRAIN, static_bn=False), setting, data)
-    assert same(Model(archs[0], averaged.model.params, {}), Model(archs[0], server.model.params, {}))  # training does not see them
+    assert same(
+        Model(archs[0], averaged.model.params, {}), Model(archs[0], server.model.params, {})
+    )  # training does not see them
     assert not torch.allclose(averaged.model.buffers["1.running_mean"], server.model.buffers["1.running_mean"], atol=1e-3)
     assert len(other.states) == 3
 

@@ -365,7 +365,9 @@ def _made_spec(optimizer: SGD | Adam, mixing: int) -> "np.ndarray[Any, Any]":
         return np.array([(0, mutual, 1, DRAWS_PER_STEP, optimizer.nesterov, mixing, *settings)], OPTIMIZER)
     decoupled = optimizer.weight_decay if optimizer.decoupled_weight_decay else 0.0
     first = optimizer.lr, optimizer.betas[0], decay - decoupled, prox, 0.0, clip
-    return np.array([(ADAM, mutual, 1, DRAWS_PER_STEP, 0, mixing, *first, optimizer.betas[1], optimizer.eps, decoupled)], OPTIMIZER)
+    return np.array(
+        [(ADAM, mutual, 1, DRAWS_PER_STEP, 0, mixing, *first, optimizer.betas[1], optimizer.eps, decoupled)], OPTIMIZER
+    )
 
 
 def _descend(

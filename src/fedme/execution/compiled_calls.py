@@ -33,9 +33,7 @@ OPTIMIZER = _structure(
     i8="optimizer mutual inner_steps draws_per_step nesterov mixing",
     f8="lr momentum weight_decay prox outer_lr clip beta2 eps decoupled_decay",
 )
-LOSS = _structure(
-    i8="classes present targets known first width cross_entropy", f8="weight", i8_1="sums counts chances"
-)
+LOSS = _structure(i8="classes present targets known first width cross_entropy", f8="weight", i8_1="sums counts chances")
 NOT_DRAWN = (-1,) + (0,) * 10  # in place of what batches are drawn from
 NOT_GIVEN = (0,) * 7  # in place of batches
 
@@ -69,10 +67,8 @@ class Call:
         self._kept.append(array)
         return address(array)
 
-    def add_network(
-        self, network: tuple[int, ...], loss_weights: tuple[float, float] = (1.0, 0.0), mix: float = 0.0
-    ) -> int:
-        """Add the whole numbers of a structure of type `NETWORK`, the weights of labels and peer, and of a mixture; its index."""
+    def add_network(self, network: tuple[int, ...], loss_weights: tuple[float, float] = (1.0, 0.0), mix: float = 0.0) -> int:
+        """Add the whole numbers of a structure of type `NETWORK`, the weights of labels and peer, and its part of a mixture."""
         self._networks.append((*network, 0, 0, 0, 0))
         self._weights.append((*loss_weights, mix))
         return len(self._networks) - 1

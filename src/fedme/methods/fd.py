@@ -52,7 +52,9 @@ class FD(Method[Server, State, ClassTargets, ClassMeans]):
     gamma: float = setting(1.0, "weight of the distance from the others' mean output")
     distance: Literal["mse", "cross-entropy"] = setting("mse", "of logits, or of probabilities as in the paper")
     weighting: Literal["uniform", "samples"] = setting("uniform", "weights of the mean: equal, or samples of the class")
-    means: Literal["training", "trained"] = setting("training", "what means are of: outputs while training, or of the trained model")
+    means: Literal["training", "trained"] = setting(
+        "training", "what means are of: outputs while training, or of the trained model"
+    )
     defence: Defence = OPEN
 
     own_architectures = True

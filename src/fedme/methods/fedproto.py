@@ -7,9 +7,10 @@ feature of a sample and the prototype of its class. Bodies may differ, if their 
 
 Deviations: as in the authors' code, the feature of every sample is compared with the prototype, by the mean squared error over
 its entries (the equation compares prototypes). As in the algorithm, means are of the features that were seen while training,
-before every step; `means = "trained"` takes those of the trained model for all training samples, in evaluation mode. The equation for the server divides by the number of clients once more, which would shrink prototypes; it is
-read as a weighted mean. A class that nobody sent in a round keeps its prototype. Features are the inputs of the last linear
-layer. The personal model predicts by its head; with `predict = "prototype"` by the nearest prototype, as in the paper.
+before every step; `means = "trained"` takes those of the trained model for all training samples, in evaluation mode. The
+equation for the server divides by the number of clients once more, which would shrink prototypes; it is read as a weighted
+mean. A class that nobody sent in a round keeps its prototype. Features are the inputs of the last linear layer. The personal
+model predicts by its head; with `predict = "prototype"` by the nearest prototype, as in the paper.
 """
 
 from collections.abc import Mapping
@@ -45,8 +46,12 @@ class FedProto(Method[ClassTargets, State, ClassTargets, ClassMeans]):
     train: Training = field(default_factory=Training)
     lam: float = setting(1.0, "lambda: weight of the distance between features and prototypes")
     weighting: Literal["samples", "uniform"] = setting("samples", "weights of the mean: samples of the class, or equal")
-    means: Literal["training", "trained"] = setting("training", "what means are of: features while training, or of the trained model")
-    predict: Literal["head", "prototype"] = setting("head", "what the personal model predicts by: its head, or the nearest prototype")
+    means: Literal["training", "trained"] = setting(
+        "training", "what means are of: features while training, or of the trained model"
+    )
+    predict: Literal["head", "prototype"] = setting(
+        "head", "what the personal model predicts by: its head, or the nearest prototype"
+    )
     defence: Defence = OPEN
 
     own_architectures = True

@@ -54,7 +54,9 @@ class HeteroFL(Method[SharedModel, Empty, Slice, TrainedSlice]):
     train: Training = field(default_factory=Training)
     masked: bool = setting(True, "logits of classes that a client does not have are zero, and their weights are not averaged")
     scalers: bool = setting(True, "divide the outputs of hidden layers by the width while training")
-    static_bn: bool = setting(True, "batch normalisation: clients estimate statistics on their own samples and do not send them")
+    static_bn: bool = setting(
+        True, "batch normalisation: clients estimate statistics on their own samples and do not send them"
+    )
     defence: Defence = OPEN
 
     own_architectures = True
