@@ -71,7 +71,7 @@ class APFL(SharedModelMethod[State, SharedModel, TrainedCopy]):
             key.at("train"),
             opt=optimizer.started(models, state.alpha),
         )
-        alpha = next((a.item() for name, a in trained.opt["own"].items() if name.endswith(ALPHA)), state.alpha)
+        alpha = next((trained.opt["own"][f"{name}{ALPHA}"].item() for name in state.own.params), state.alpha)
         up = TrainedCopy(trained.models["global"], len(data.train))
         return State(trained.models["own"], alpha), up, Report(trained.losses, notes={"alpha": alpha})
 
