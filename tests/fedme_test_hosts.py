@@ -21,7 +21,8 @@ USER = [] if ROOT else ["--user"]  # an ordinary user is root in a user namespac
 ENVIRONMENT = {**os.environ, "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
 TRIAL = (
     f"ip link add name near type veth peer name far && tc qdisc add dev near root {' '.join(SLOW)} && "
-    "mount -t tmpfs none /mnt && nft 'table inet link { chain in { type filter hook input priority 0; numgen random mod 100 < 1 drop; }; }'"
+    "mount -t tmpfs none /mnt && "
+    f"nft 'table inet link {{ chain in {{ type filter hook input priority 0; {RULES['slow']}; }}; }}'"
 )
 
 
