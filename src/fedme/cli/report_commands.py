@@ -19,7 +19,7 @@ def report(
         Path | None, typer.Option("--output", "-o", help="The file to write; RUN/report.html, or report.html for several runs.")
     ] = None,
     pictures: Annotated[
-        Path | None, typer.Option("--pictures", help="Also save every chart in this directory, as SVG, PNG and PDF.")
+        Path | None, typer.Option("--pictures", help="Also save every chart in this directory, as SVG, PNG, PDF and CSV.")
     ] = None,
     quiet: Quiet = False,
 ) -> None:

@@ -216,6 +216,7 @@ class Method(ABC, Generic[S, C, D, U]):
 
     # What the method says about itself.
 
+    paper: ClassVar[str] = ""  # authors, title, venue and arXiv number, for the documentation
     travels: ClassVar[str] = "see its source"  # what clients send, in a few words
     unused_settings: ClassVar[tuple[str, ...]] = ("defence.guest",)  # settings outside [method] that have no effect
     own_step: ClassVar[bool] = False  # whether the method defines its local step, so that `train.optimizer` has no meaning

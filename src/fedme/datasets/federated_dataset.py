@@ -27,6 +27,7 @@ from fedme.datasets.splits import Splitting
 from fedme.datasets.targets import binned_targets, coding_notes
 
 TEST_FRACTION = 0.25  # for data sets without a published test set
+SINGLE_SAMPLE = "a single training sample, which is the validation sample too: add samples, or set data.val = 0"
 Groups = tuple[tuple[int, ...], ...]
 
 
@@ -166,7 +167,7 @@ def federate(dataset: Dataset, partition: Partitioner, options: DataOptions, key
     single = [client for client, parts in all_parts.items() if len(parts.val) and torch.equal(parts.train, parts.val)]
     if single:
         names = f"client {single[0]} has" if len(single) == 1 else f"{len(single)} clients ({', '.join(single[:5])} ...) have"
-        notes += (f"{names} a single training sample, which is the validation sample too: add samples, or set data.val = 0",)
+        notes += (f"{names} {SINGLE_SAMPLE}",)
     federation = Federation(
         dataset=dataset,
         partition=Partition(all_parts, unlabeled, public),

@@ -56,6 +56,12 @@ class FML(PartAveraging[State]):
     order: Literal["simultaneous", "alternating"] = setting("simultaneous", "whether meme and private model step in turns")
     defence: Defence = OPEN
 
+    paper = (
+        "T. Shen, J. Zhang, X. Jia, F. Zhang, Z. Lv, K. Kuang, C. Wu and F. Wu, "
+        '"Federated mutual learning: a collaborative machine learning method for heterogeneous data, models, and '
+        'objectives", Frontiers of Information Technology & Electronic Engineering 2023; first version: '
+        "arXiv:2006.16765"
+    )
     own_architectures = True
     hides_samples = True
     travels = 'a "meme" model, or a part of it'
