@@ -142,7 +142,7 @@ def test_runs_elsewhere_are_suggested(fedme, trained):
         code, _, err = fedme(*words)
         assert code == 2
         assert "did you mean runs/first?" in err, words
-    assert "it holds 1: first" in fedme("show", "runs")[2]
+    assert "it holds 1: first; name one, as in runs/first" in fedme("show", "runs")[2]
 
 
 def test_all_runs_of_a_folder_are_listed(fedme):

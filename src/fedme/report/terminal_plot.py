@@ -19,7 +19,8 @@ def plot(series: Mapping[str, Points], width: int, height: int, last: float) -> 
     """
     values = [y for points in series.values() for _, y in points]
     low, high = min(values), max(values)
-    margin = max(6, len(_short(low)), len(_short(high)))
+    middle = (low + high) / 2
+    margin = max(6, *(len(_short(value)) for value in (low, middle, high)))
     inner = max(10, width - margin - 2)
     dots: dict[tuple[int, int], tuple[int, str]] = {}
     for (_, points), colour, (_, drawn, gap) in zip(series.items(), COLOURS, DASHES, strict=False):
@@ -32,7 +33,7 @@ def plot(series: Mapping[str, Points], width: int, height: int, last: float) -> 
     for name, colour, (sign, _, _) in zip(series, COLOURS, DASHES, strict=False):
         text.append(f"{sign} ", colour).append(f"{name}  ")
     for row in range(height):
-        number = {0: high, height // 2: (high + low) / 2, height - 1: low}.get(row) if high > low else {0: high}.get(row)
+        number = {0: high, height // 2: middle, height - 1: low}.get(row) if high > low else {0: high}.get(row)
         text.append("\n" + ("" if number is None else _short(number)).rjust(margin) + " │", "dim")
         for column in range(inner):
             bits, colour = dots.get((row, column), (0, ""))

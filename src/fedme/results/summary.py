@@ -271,7 +271,8 @@ def _unfinished(folder: Path) -> str:
     inside = sorted(path.parent.name for path in folder.glob(f"*/{CONFIG}")) if folder.is_dir() else []
     if inside:
         more = f" and {len(inside) - MOST_NAMES} more" if len(inside) > MOST_NAMES else ""
-        return f"not a run directory, but it holds {len(inside)}: {', '.join(inside[:MOST_NAMES])}{more}"
+        listed = f"{', '.join(inside[:MOST_NAMES])}{more}"
+        return f"not a run directory, but it holds {len(inside)}: {listed}; name one, as in {folder / inside[0]}"
     return f"not a run directory{similar_run(folder)}"
 
 
