@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedme.core.model import Model
-from fedme.core.operations import Models, Op, OptState, Train, Trained
+from fedme.core.operations import ClassSums, Models, Op, OptState, Train, Trained
 from fedme.core.tree import Params
 
 Device = Literal["cpu", "cuda", "mps"]
@@ -31,7 +31,8 @@ def from_device(result: Any) -> Any:
     """The result in main memory."""
     cpu = torch.device("cpu")
     if isinstance(result, Trained):
-        return replace(result, models=_models(result.models, cpu), opt=_opt(result.opt, cpu))
+        seen = {role: ClassSums(each.sums.to(cpu), each.counts.to(cpu)) for role, each in result.seen.items()}
+        return replace(result, models=_models(result.models, cpu), opt=_opt(result.opt, cpu), seen=seen)
     if isinstance(result, Model):
         return _model(result, cpu)
     return result.to(cpu) if isinstance(result, Tensor) else result
