@@ -129,6 +129,7 @@ def resume(
             return False
         if note := run_directory.version_note(folder):
             display.note(note)
+        extension.remove_models(folder)
         _run_experiment(folder, display, experiment)
     return True
 
