@@ -31,6 +31,7 @@ SECTIONS: dict[str, list[str]] = {
         "sweep",
         "add-a-method",
         "reproduction",
+        "cluster",
         "deploy",
         "migrate",
     ],

@@ -80,11 +80,15 @@ class PrivacyOptions:
 class EngineOptions:
     """The `[engine]` table: where and how the clients' computations run."""
 
-    name: Literal["inprocess", "flower"] = setting("inprocess", "'flower' runs the clients in Ray processes")
-    address: str | None = setting(None, "address of a Ray cluster, for 'flower'; this machine by default")
+    name: Literal["inprocess", "ray", "flower"] = setting(
+        "inprocess", "'ray' executes operations in Ray processes, 'flower' runs the clients on Flower's simulation"
+    )
+    address: str | None = setting(None, "address of a Ray cluster, for 'ray' and 'flower'; this machine by default")
     path: EnginePath = setting("auto", "one execution path for all operations")
     device: Device = setting("cpu", "device of the tensors")
-    workers: int | None = setting(None, "worker processes for networks that are not stacked; one per processor by default")
+    workers: int | None = setting(
+        None, "processes: for networks that are not compiled or stacked, or of Ray; one per processor by default"
+    )
     threads: int = setting(1, "torch threads in this process; changes results in their last bits")
     dtype: Literal["float32", "float64"] = setting("float32", "data type of weights and arithmetic")
     memory: float = setting(
@@ -94,7 +98,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         require(self.workers is None or self.workers >= 1, "workers", f"must be >= 1, got {self.workers}")
         require(self.threads >= 1, "threads", f"must be >= 1, got {self.threads}")
-        require(self.address is None or self.name == "flower", "address", "is for Ray clusters: set engine.name=flower as well")
+        require(self.address is None or self.name != "inprocess", "address", "is for Ray clusters: set engine.name=ray as well")
         require(self.device != "mps" or self.dtype == "float32", "dtype", "must be float32 on mps, which has no float64")
         require(self.memory >= 0, "memory", f"must be >= 0, got {self.memory}")
 

@@ -4,7 +4,8 @@ The route of an operation depends on the operation and the settings alone, and `
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -25,6 +26,15 @@ EnginePath = Literal["auto", "reference", "compiled", "stacked", "workers"]
 LARGE = 2e8  # effort from which on a stack is divided among workers
 WORTHWHILE = 5e7  # effort of operations that run alone from which on they go to workers: a message costs about 0.3 ms
 PIECES = 4  # messages per worker: fewer cost less, more are divided more evenly
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Operations, by index, that are executed in one place, and their effort; `own_program`: as one program."""
+
+    operations: Sequence[int]
+    effort: float
+    own_program: bool
 
 
 class Dispatcher:
@@ -79,6 +89,22 @@ class Dispatcher:
                 self.paths[name, f"{route.backend.name}{where}", route.reason] += 1
         done = [results[index] for index in range(len(operations))]
         return done if on_cpu else [(from_device(value), seconds) for value, seconds in done]
+
+    def units(self, operations: Sequence[Op]) -> list[Unit]:
+        """What other processes may execute separately, with the results that this one would have."""
+        stacks: dict[Hashable, list[int]] = {}
+        units = []
+        for index, op in enumerate(operations):
+            route = self.route(op)
+            if isinstance(route.backend, Stacked):
+                stacks.setdefault((route.backend.name, route.group), []).append(index)
+            else:
+                takes = effort(op) if isinstance(route.backend, Compiled) else effort_alone(op)
+                units.append(Unit([index], takes, own_program=False))
+        stacked = [
+            Unit(members, sum(effort(operations[index]) for index in members), own_program=True) for members in stacks.values()
+        ]
+        return [*units, *stacked]
 
     def route(self, op: Op) -> Route:
         """The first backend that supports the operation, and why those before it do not."""
@@ -145,12 +171,20 @@ class Dispatcher:
     def explain(self) -> list[str]:
         """One line per path that operations took, with the reason; before them, why there is no compiled code."""
         uses_compiled = any(isinstance(backend, Compiled) for backend in self.backends)
-        lines = [compiled.active()] if uses_compiled and isinstance(compiled.library(), str) else []
-        for (name, path, reason), count in sorted(self.paths.items()):
-            lines.append(f"{name}: {count} operations {path}{f' ({reason})' if reason else ''}")
-        return lines
+        return [
+            *([compiled.active()] if uses_compiled and isinstance(compiled.library(), str) else []),
+            *explanation(self.paths),
+        ]
 
     def close(self) -> None:
         """End the worker processes."""
         if self.workers is not None:
             self.workers.close()
+
+
+def explanation(paths: Mapping[tuple[str, str, str], int]) -> list[str]:
+    """One line per path that operations took, with the reason."""
+    return [
+        f"{name}: {count} operations {path}{f' ({reason})' if reason else ''}"
+        for (name, path, reason), count in sorted(paths.items())
+    ]

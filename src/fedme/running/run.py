@@ -34,6 +34,7 @@ from fedme.results.summary import CONFIG
 from fedme.running import assembly, checkpoint, privacy_budget
 from fedme.running.flower_run import on_flower, require_flower
 from fedme.running.progress import Display
+from fedme.running.ray_run import require_ray, started_executor
 from fedme.running.round_loop import Interrupted, RoundLoop
 from fedme.running.weight_store import Store
 
@@ -165,6 +166,8 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment) -> N
     loggers.require_packages(settings.log)
     if settings.engine.name == "flower":
         require_flower(experiment)
+    if settings.engine.name == "ray":
+        require_ray(experiment)
     privacy_budget.require_private(experiment)
     root = Key(settings.seed)
     with stopping() as stop, ExitStack() as cleanup:
@@ -223,6 +226,13 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment) -> N
             engine = InProcessEngine(
                 method, prepared.task, federation.clients, root, execute, policies, update_bn=settings.models.update_bn
             )
+            if settings.engine.name == "ray":
+                display.note("starting Ray ...")
+                execute = cleanup.enter_context(
+                    started_executor(experiment, federation, engine, execute, tick, stop, display.note)
+                )
+                engine.execute = execute
+                cleanup.callback(store.wait)  # a checkpoint may need weights that are still there
             loop(engine).run(at, config)
         write_text(folder / ENGINE, "".join(f"{line}\n" for line in execute.explain()))
     summary.write(folder, config)
