@@ -1,6 +1,5 @@
 """Runs with their operations on Ray: the bits of one process, counted messages, and processes that die."""
 
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,9 +14,8 @@ from fedme.running.progress import Display
 
 fedme_ray.keep_ray_private()
 
-import ray  # noqa: E402  (it reads the environment when it is imported)
-
-from fedme.execution.ray import EngineError, cluster, executor as ray_executor  # noqa: E402
+from fedme.execution.ray import EngineError, executor as ray_executor  # noqa: E402
+from fedme_test_ray import in_this_process  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -54,11 +52,9 @@ METHODS = {
 }
 
 
-@pytest.fixture(scope="module")
-def processes():
-    """Three Ray processes for all tests of this file: they take some seconds to start."""
-    with cluster.joined(None, 3):
-        yield
+@pytest.fixture
+def processes(monkeypatch):
+    return in_this_process(monkeypatch)
 
 
 @pytest.fixture
@@ -125,7 +121,7 @@ def test_a_process_that_dies_costs_only_its_operations(processes, tmp_path, monk
         sent["steps"] += 1
         if sent["steps"] % 3 == 0 and sent["killed"] < 3:
             sent["killed"] += 1
-            ray.kill(next(iter(pending.values()))[0].handle)
+            processes.kill(next(iter(pending.values()))[0].handle)
         return pending
 
     here = play(tmp_path / "here")
@@ -143,8 +139,7 @@ def test_weights_that_died_with_their_process_are_computed_again(processes, tmp_
         values = begin(self, answer, actor, *arguments)
         if answer.packages and killed["times"] < 2:
             killed["times"] += 1
-            ray.kill(actor.handle)
-            time.sleep(0.5)
+            processes.kill(actor.handle)
         return values
 
     here = play(tmp_path / "here")

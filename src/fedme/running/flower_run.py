@@ -3,18 +3,18 @@
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from fedme.config.experiment import Experiment
 from fedme.config.identity import user_files
 from fedme.core.key import Key
 from fedme.core.processors import processors
+from fedme.execution.device import gpus
 from fedme.federation import flower
 from fedme.federation.in_process import InProcessEngine
 from fedme.running import assembly
 from fedme.running.privacy_budget import policies
-from fedme.running.ray_run import require_ray
+from fedme.running.ray_run import process_settings, require_ray
 
 SIMULATION = "federation.flower.simulation"
 
@@ -45,6 +45,7 @@ def on_flower(
         engine.threads,
         engine.address,
         user_files(experiment.plain()),
+        gpus(engine.device),
     )
 
 
@@ -55,6 +56,6 @@ def _open_actor(config: str, assigned: str) -> Any:
 
 def _actor(experiment: Experiment, prepared: assembly.Prepared) -> Any:
     clients, key, update_bn = prepared.federation.clients, Key(experiment.settings.seed), experiment.settings.models.update_bn
-    policy, execute = policies(experiment), assembly.executor(replace(experiment.settings.engine, workers=1))
+    policy, execute = policies(experiment), assembly.executor(process_settings(experiment))
     engine = InProcessEngine(experiment.method, prepared.task, clients, key, execute, policy, update_bn=update_bn)
     return flower.load_module(SIMULATION).ActorContext(engine, prepared.archs)

@@ -11,11 +11,13 @@ import torch
 
 from fedme.config.experiment import ConfigError, Experiment, parse
 from fedme.config.identity import user_files
+from fedme.config.settings import EngineOptions
 from fedme.core.data import ClientData, ClientId, Split
 from fedme.core.method import POOL
 from fedme.core.processors import processors
 from fedme.datasets.federated_dataset import Federation
 from fedme.execution import ray
+from fedme.execution.device import given, gpus
 from fedme.execution.dispatcher import Dispatcher
 from fedme.federation.in_process import InProcessEngine, pooled
 from fedme.running import assembly
@@ -53,27 +55,38 @@ def started_executor(
     }
     splits = modules["messages"].Splits(named_splits(engine.clients, federation))
     config = experiment.plain()
-    with modules["cluster"].joined(settings.address, settings.workers or processors(), user_files(config)):
-        count = settings.workers or max(1, modules["cluster"].places("CPU", settings.threads))
+    needs = {"CPU": settings.threads, "GPU": gpus(settings.device)}
+    visible = torch.cuda.device_count() if needs["GPU"] else 0
+    with modules["cluster"].joined(settings.address, settings.workers or processors(), user_files(config), visible):
+        count = settings.workers or max(
+            1, modules["cluster"].places({name: number for name, number in needs.items() if number})
+        )
         actors = modules["actors"].Actors(
             count,
             functools.partial(open_data, json.dumps(config)),
-            {"num_cpus": settings.threads, "scheduling_strategy": "SPREAD"},
+            {"num_cpus": needs["CPU"], "num_gpus": needs["GPU"], "scheduling_strategy": "SPREAD"},
             modules["actor"].Identity.of(splits),
             poll,
             note,
         )
-        execute = modules["executor"].RayExecutor(actors, router, splits, tick, poll, int(settings.memory * 2**30))
+        memory, separate = int(settings.memory * 2**30), settings.device != "cpu"
+        execute = modules["executor"].RayExecutor(actors, router, splits, tick, poll, memory, separate)
         try:
             yield execute
         finally:
             execute.close()
 
 
+def process_settings(experiment: Experiment) -> EngineOptions:
+    """The settings of one process of a cluster: it has one worker, itself, and sees one device."""
+    engine = experiment.settings.engine
+    return replace(engine, workers=1, device=given(engine.device))
+
+
 def open_data(config: str) -> Any:
     """What an actor works with, from the configuration of the experiment as JSON."""
     experiment = parse(json.loads(config))
-    engine = replace(experiment.settings.engine, workers=1)
+    engine = process_settings(experiment)
     torch.set_num_threads(engine.threads)
     federation = assembly.gather(experiment)
     clients = dict(federation.clients)

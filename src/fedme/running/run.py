@@ -178,7 +178,9 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment) -> N
 
         store = Store(folder, int(settings.engine.memory * 2**30))
         cleanup.callback(store.close)
-        execute = assembly.executor(settings.engine, tick, store.wait)
+        # The devices of a cluster are those of its nodes.
+        local = replace(settings.engine, device="cpu", precision=None) if settings.engine.name == "ray" else settings.engine
+        execute = assembly.executor(local, tick, store.wait)
         cleanup.callback(execute.close)
         display.note(f"loading {experiment.data_name} ...")
         federation = assembly.gather(experiment)

@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def _own_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def places(resource: str, needed: float) -> int:
-    """How many processes that take `needed` of a resource ("CPU", "GPU") fit on the nodes of the cluster."""
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    return sum(int(node["Resources"].get(resource, 0.0) / needed) for node in alive)
+def places(needs: Mapping[str, float]) -> int:
+    """How many processes with these needs ("CPU", "GPU") fit on the nodes of the cluster."""
+    free = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return sum(min(int(node.get(name, 0.0) / needed) for name, needed in needs.items()) for node in free)

@@ -36,7 +36,7 @@ from fedme.execution.ray.messages import (
 )
 from fedme.execution.ray.packed_weights import PackedWeights, nbytes
 from fedme.execution.ray.weight_numbers import WeightNumbers
-from fedme.execution.routing import Tick
+from fedme.execution.routing import Tick, effort
 
 REPEATS = 3  # of an operation whose actors died, until the run fails
 SLACK = 1.05  # how much more than its part of the effort an actor may get, to spare moving weights
@@ -84,12 +84,22 @@ class Package:
 class RayExecutor:
     """Executes operations on actors.
 
-    `router` says which of them must run as one program. `memory` is the number of bytes that all actors together may keep.
+    `router` says which of them must run as one program; with `separate` none must, because results on devices are not those of
+    one process anyway. `memory` is the number of bytes that all actors together may keep.
     """
 
-    def __init__(self, actors: Actors, router: Dispatcher, splits: Splits, tick: Tick, poll: Tick, memory: int) -> None:
+    def __init__(
+        self,
+        actors: Actors,
+        router: Dispatcher,
+        splits: Splits,
+        tick: Tick,
+        poll: Tick,
+        memory: int,
+        separate: bool = False,
+    ) -> None:
         self.actors, self.router, self.splits, self.tick, self.poll = actors, router, splits, tick, poll
-        self.memory = memory
+        self.memory, self.separate = memory, separate
         self.numbers = WeightNumbers()
         self.traffic = Traffic()
         self.paths: Counter[tuple[str, str, str]] = Counter()
@@ -100,7 +110,10 @@ class RayExecutor:
 
     def __call__(self, operations: Sequence[Op]) -> list[tuple[Any, float]]:
         """The result of every operation and its seconds."""
-        return self._run(operations, self.router.units(operations))
+        separately = (
+            [Unit([index], effort(op), own_program=False) for index, op in enumerate(operations)] if self.separate else None
+        )
+        return self._run(operations, self.router.units(operations) if separately is None else separately)
 
     def explain(self) -> list[str]:
         """What was sent, and one line per path that operations took, with the reason."""
@@ -165,7 +178,9 @@ class RayExecutor:
         used: dict[Actor, set[Number]] = {}
         for actor, chosen_units in dealt.items():
             used[actor] = set()
-            for params in (p for unit in chosen_units for index in units[unit].operations for p in weights_of(operations[index])):
+            for params in (
+                p for unit in chosen_units for index in units[unit].operations for p in weights_of(operations[index])
+            ):
                 number = self.numbers.of(params)
                 if number not in actor.has and number not in used[actor]:
                     missing.setdefault(number, (params, []))[1].append(actor)

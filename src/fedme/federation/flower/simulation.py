@@ -143,11 +143,11 @@ def run(
     threads: int,
     address: str | None = None,
     modules: Sequence[Path] = (),
-    gpus: float = 0.0,
+    gpus: int = 0,
 ) -> None:
     """Call `work` with an engine on Flower: on the Ray cluster at `address`, else on `workers` processes of this machine.
 
-    Other machines get the source files of `modules`; a process takes `gpus` of them. `on_reply` is called at every reply,
+    Other machines get the source files of `modules`; a process takes so many `gpus`. `on_reply` is called at every reply,
     `on_poll` while waiting for one; it may raise to stop the run.
     """
     ended = threading.Event()
@@ -169,7 +169,7 @@ def run(
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     try:
-        with joined(address, workers, modules):  # Flower uses a Ray that is there
+        with joined(address, workers, modules, torch.cuda.device_count() if gpus else 0):  # Flower uses a Ray that is there
             flwr.simulation.run_simulation(
                 app,
                 client_app({name: functools.partial(handle, name, open_actor) for name in ("train", "evaluate")}),
