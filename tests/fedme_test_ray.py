@@ -99,9 +99,18 @@ class Handle:
             self.cluster.current = before
 
 
+CLUSTERS: list[Cluster] = []
+
+
+def current_actor() -> Handle | None:
+    """The actor that is at work, if one is."""
+    return CLUSTERS[-1].current if CLUSTERS else None
+
+
 def in_this_process(monkeypatch: Any) -> Cluster:
     """Replace Ray by a cluster in this process."""
     cluster = Cluster()
+    CLUSTERS.append(cluster)
     for name in ("actor", "actors", "executor"):
         monkeypatch.setattr(f"fedme.execution.ray.{name}.ray", cluster)
     monkeypatch.setattr("fedme.execution.ray.cluster.joined", lambda *_, **__: contextlib.nullcontext())

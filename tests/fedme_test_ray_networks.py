@@ -1,36 +1,32 @@
-"""Networks that misbehave in the processes of a Ray cluster, and only there."""
+"""Networks that misbehave in the actors of a Ray cluster, and only there."""
 
 import math
-import os
-import signal
 
-import ray
 from torch import Tensor, nn
 
-
-def in_an_actor() -> bool:
-    return ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
+import fedme_test_ray
 
 
 class Deadly(nn.Module):
-    """Kills the process that trains it."""
+    """Ends the actor that trains it."""
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
         self.layer = nn.Linear(math.prod(shape), classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and in_an_actor():
-            self.misbehave()
+        actor = fedme_test_ray.current_actor()
+        if self.training and actor is not None:
+            self.misbehave(actor)
         result: Tensor = self.layer(x.flatten(1))
         return result
 
-    def misbehave(self) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+    def misbehave(self, actor: fedme_test_ray.Handle) -> None:
+        actor.dead = True
 
 
 class Refusing(Deadly):
     """Raises an error."""
 
-    def misbehave(self) -> None:
+    def misbehave(self, actor: fedme_test_ray.Handle) -> None:
         raise ValueError("not today")

@@ -13,7 +13,7 @@ from fedme.core.held_params import HeldParams
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 from fedme.core.operations import BatchSchedule, EstimateStatistics, Evaluate, Predict, Train
-from fedme.execution import device as devices, reference
+from fedme.execution import device as devices, dispatcher, reference
 from fedme.execution.device import DeviceWeights, chosen, gpus, missing, needed_memory
 from fedme.execution.dispatcher import Dispatcher
 from fedme.learning.objectives import CrossEntropy
@@ -101,12 +101,13 @@ def test_a_full_device_gives_back_what_was_used_longest_ago():
 def test_a_cohort_is_cut_to_the_memory_of_the_device(monkeypatch):
     ops = [train(DENSE, client=client) for client in clients()]
     sizes = []
-    run_timed = Dispatcher._run.__globals__["run_timed"]
-    monkeypatch.setitem(
-        Dispatcher._run.__globals__,
-        "run_timed",
-        lambda backend, ops, tick: (sizes.append(len(ops)), run_timed(backend, ops, tick))[1],
-    )
+    run_timed = dispatcher.run_timed
+
+    def noted(backend, ops, tick):
+        sizes.append(len(ops))
+        return run_timed(backend, ops, tick)
+
+    monkeypatch.setattr(dispatcher, "run_timed", noted)
     whole = Dispatcher(device=DEVICE)(ops)
     assert sizes == [len(ops)]
     sizes.clear()

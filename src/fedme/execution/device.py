@@ -1,7 +1,7 @@
 """Operations on a device: weights are moved there once, and what was trained there stays until it is read.
 
-Whatever is on the device is also known in main memory (`HeldParams`), so a method cannot tell. When the device has no room left,
-the weights that were used longest ago leave it.
+Whatever is on the device is also known in main memory (`HeldParams`), so a method cannot tell. When the device has no room
+left, the weights that were used longest ago leave it.
 """
 
 import contextlib
