@@ -22,7 +22,7 @@ from fedme.running.round_loop import Interrupted
 
 fedme_ray.keep_ray_private()
 
-from fedme.execution.ray import EngineError, executor as ray_executor  # noqa: E402
+from fedme.execution.ray import EngineError, actor as ray_actor, executor as ray_executor  # noqa: E402
 from fedme_test_ray import in_this_process  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -272,13 +272,13 @@ def test_modules_of_ones_own_are_found(tmp_path, monkeypatch):
 
 
 def test_nodes_that_differ_are_refused(processes, tmp_path, monkeypatch):
-    real = actor.Identity.of.__func__
+    real = ray_actor.Identity.of.__func__
 
     def other(cls, splits):
         mine = real(cls, splits)
         return mine if processes.current is None else replace(mine, torch="1.0", samples="others")
 
-    monkeypatch.setattr(actor.Identity, "of", classmethod(other))
+    monkeypatch.setattr(ray_actor.Identity, "of", classmethod(other))
     with pytest.raises(EngineError, match="must have what this machine has: torch is 1.0, expected .*; other samples"):
         play(tmp_path / "there", "engine.name=ray", "engine.workers=2")
 
