@@ -155,21 +155,24 @@ def nodes(machines, project, tmp_path):
         role = ["--head", f"--port={PORT}", "--include-dashboard=false"] if number == 1 else [f"--address=10.231.0.1:{PORT}"]
         words = [program, "start", "--block", f"--node-ip-address={own}", "--num-cpus=1", f"--temp-dir={folders[-1]}", *role]
         hidden = 'mount -t tmpfs none "$0" && cd / && exec "$@"'
-        log = (tmp_path / f"node{number}").open("w")
-        subprocess.Popen(
-            ["ip", "netns", "exec", machine, "sh", "-c", hidden, str(project), *map(str, words)],
-            stdout=log,
-            stderr=log,
-            env=environment(PYTHONPATH=source),
-            start_new_session=True,
-        )
-        log.close()
-        wait_for(lambda number=number: "Ray runtime started" in (tmp_path / f"node{number}").read_text(), f"node {number}", 600)
+        command = ["ip", "netns", "exec", machine, "sh", "-c", hidden, str(project), *map(str, words)]
+        start(command, tmp_path / f"node{number}", environment(PYTHONPATH=source))
     yield machines
     for machine in machines:
         kill(machine)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def start(command: list[str], log: Path, environment: dict[str, str]) -> None:
+    """Start a node; Ray gives up after half a minute on a busy machine, and then it is tried again."""
+    for _ in range(10):
+        with log.open("w") as output:
+            node = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+        wait_for(lambda node=node: "Ray runtime started" in log.read_text() or node.poll() is not None, log.name, 600)
+        if node.poll() is None:
+            return
+    raise AssertionError(log.read_text())
 
 
 def outcome(folder: Path) -> tuple[dict[str, bytes], list[dict[str, object]]]:

@@ -43,7 +43,7 @@ def joined(address: str | None, processes: int, modules: Sequence[Path] = (), gp
     with _own_signals():
         try:
             ray.init(**where, runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except Exception as error:  # Ray raises many kinds
             place = f"the Ray cluster at '{address}' cannot be joined" if address else "Ray cannot be started"
             raise EngineError(f"{place}: {str(error).strip()}") from error
     try:
