@@ -269,7 +269,7 @@ def test_verdicts_of_two_and_of_a_thousand_clients(browser, tmp_path, count):
     page.locator("#gain summary").click()
     assert page.locator("#gain tbody tr").count() == count
     assert "do not join" in page.locator("#gain tbody tr").nth(0).text_content()  # the largest loss first
-    point(page, "#gain .hover", 0.5, 0.1 if count == 2 else 0.33)
+    point(page, "#gain .hover", 0.5, 0.1 if count == 2 else 0.28)
     assert "client c0, 1 of " in tip(page)
     assert "-40.0 points, lost" in tip(page)
     assert page.evaluate("document.documentElement.scrollWidth") == 1280
