@@ -27,7 +27,7 @@ def seconds(family: Family) -> tuple[float, float]:
 def parameters(run: Run) -> dict[str, tuple[int, int]]:
     """By architecture of the personal models: the number of its parameters and of the clients that hold it."""
     held = lineage_view.architectures(run)[-1]
-    found = {}
+    known = {}
     for arch, many in Counter(held.values()).most_common():
         for client in (client for client in run.clients if held.get(client) == arch):
             try:
@@ -35,9 +35,9 @@ def parameters(run: Run) -> dict[str, tuple[int, int]]:
             except RunError:
                 break  # the run is not finished, or its models were deleted
             if about.get("arch") == arch and isinstance(about.get("parameters"), int):
-                found[arch] = about["parameters"], many
+                known[arch] = about["parameters"], many
                 break
-    return found
+    return known
 
 
 def sentences(family: Family) -> list[str]:

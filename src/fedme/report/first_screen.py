@@ -19,17 +19,17 @@ RISING = 0.005  # a validation result that improves by more in the last fifth of
 
 def notes(families: Sequence[Family]) -> list[str]:
     """What bears on the results: unfinished and diverged runs, records left out, notes on data and settings."""
-    found: dict[str, list[str]] = {}
+    families_by_note: dict[str, list[str]] = {}
     for family in families:
         for run in family.runs:
             seed = f"seed {run.result['seed']}: " if len(family.runs) > 1 else ""
             for text in [*_notes_of_seed(run, seed), *_notes(run)]:
-                found.setdefault(text, []).append(family.label)
+                families_by_note.setdefault(text, []).append(family.label)
     lines = [
         text
         if len(families) == 1 or set(labels) == {f.label for f in families}
         else f"{', '.join(dict.fromkeys(labels))}: {text}"
-        for text, labels in found.items()
+        for text, labels in families_by_note.items()
     ]
     if not all(family.runs[0].same_division(families[0].runs[0]) for family in families):
         lines.append(
@@ -144,17 +144,17 @@ def _cost(family: Family) -> dict[str, Any]:
 def steps(family: Family, compared: Sequence[Comparison]) -> list[dict[str, Any]]:
     """What to look at next, the most important first: a text, and a chart, a client or a command."""
     run = family.runs[0]
-    found = [*_unfinished(family), *_losses(compared), *_uncompared(family, compared), *_one_seed(family)]
-    found += [*_few_samples(run, compared), *_still_rising(run)]
+    proposals = [*_unfinished(family), *_losses(compared), *_uncompared(family, compared), *_one_seed(family)]
+    proposals += [*_few_samples(run, compared), *_still_rising(run)]
     gone = lineage_view.lost(run)
     if gone:
-        found.append({"text": f"{len(gone)} of the initial architectures died out: {', '.join(gone)}.", "link": "shares"})
+        proposals.append({"text": f"{len(gone)} of the initial architectures died out: {', '.join(gone)}.", "link": "shares"})
     ranked = summary_text.ranked_clients(run)
-    if ranked and len(found) < STEPS:
+    if ranked and len(proposals) < STEPS:
         client, value, _ = ranked[0]
         text = f"Follow the worst client, {client} ({number(run.measures[0], value)}), through all charts."
-        found.append({"text": text, "link": "clients", "client": client})
-    return found[:STEPS]
+        proposals.append({"text": text, "link": "clients", "client": client})
+    return proposals[:STEPS]
 
 
 def _unfinished(family: Family) -> list[dict[str, Any]]:

@@ -58,10 +58,10 @@ def comparisons(family: Family, families: Sequence[Family]) -> list[Comparison]:
     """By `fedme verdict`, if it was asked; and beside a run of Local with the same samples, if the report has one."""
     if family.runs[0].isolated:
         return []
-    found = []
+    comparisons_found = []
     judged = [run.verdicts for run in family.runs if run.verdicts]
     if judged:
-        found.append(Comparison("verdict", BEST_ALONE, _over_seeds(judged, len(family.runs))))
+        comparisons_found.append(Comparison("verdict", BEST_ALONE, _over_seeds(judged, len(family.runs))))
     runs = [run for other in families for run in other.runs]
     pairs = [(run, baseline) for run in family.runs if (baseline := client_view.local(run, runs)) is not None]
     if pairs and not SEEDS <= len(family.runs) == len(pairs):
@@ -70,8 +70,8 @@ def comparisons(family: Family, families: Sequence[Family]) -> list[Comparison]:
     for stage, against in STAGES.items():
         of_seeds = [paired for pair in pairs if (paired := against_local.verdicts_of(*pair, stage))]
         if of_seeds:
-            found.append(Comparison(stage, against + seed, _over_seeds(of_seeds, len(pairs))))
-    return found
+            comparisons_found.append(Comparison(stage, against + seed, _over_seeds(of_seeds, len(pairs))))
+    return comparisons_found
 
 
 def _over_seeds(judged: Sequence[Sequence[Verdict]], seeds: int) -> list[Verdict]:

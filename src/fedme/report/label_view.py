@@ -33,8 +33,8 @@ def similar(counts: NDArray[Any]) -> list[int]:
     rows, columns = counts.shape
     if rows < NEW_ORDER or columns < 2:
         return list(range(rows))
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    proportions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     if rows > MOST:  # comparing all pairs takes too much memory: by the mean label
-        return [int(row) for row in np.argsort(shares @ np.arange(columns), kind="stable")]
+        return [int(row) for row in np.argsort(proportions @ np.arange(columns), kind="stable")]
     # Hellinger distance: Euclidean between the roots. Ordering the leaves optimally costs too much for many clients.
-    return [int(row) for row in leaves_list(linkage(np.sqrt(shares), "average", optimal_ordering=rows <= 150))]
+    return [int(row) for row in leaves_list(linkage(np.sqrt(proportions), "average", optimal_ordering=rows <= 150))]
