@@ -77,8 +77,8 @@ def _leaf_commands(command: Any, name: str = "") -> list[tuple[str, Any]]:
 
 # Public names by what they are for. Names that are not here, and are no methods, come last.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Train": ("Client", "Learner", "learner"),
-    "Results and models": ("Result", "Personal", "load_run", "load_model"),
+    "Train and compare": ("Client", "Learner", "learner", "compare", "Callback"),
+    "Results and models": ("Result", "Comparison", "Personal", "load_run", "load_model"),
     "Networks": ("Arch", "Model", "register"),
     "Methods of your own": ("Method", "Key"),
 }
