@@ -21,8 +21,8 @@ from fedme_test_deployment import Deployment, LocalGrid, wait_for
 
 
 @pytest.fixture
-def deployment(tmp_path):
-    made = Deployment(tmp_path)
+def deployment(tmp_path, request):
+    made = Deployment(tmp_path, **getattr(request, "param", {}))
     yield made
     made.end()
 
@@ -134,10 +134,10 @@ def test_an_executor_that_ends_is_started_again(monkeypatch):
 
 
 @pytest.mark.deploy
+@pytest.mark.parametrize("deployment", [{"sites": "ab", "min_replies": 2}], indirect=True)
 def test_a_restored_backup_continues_the_run_in_another_folder(deployment):
     """As docs/deploy.md says: the server is stopped and its folder packed; another folder gets the copy."""
-    deployment.agree(rounds=4, evaluate_every=4)
-    deployment.settings(min_replies=3)
+    deployment.agree(rounds=3, evaluate_every=3)
     deployment.hand_over()
     deployment.server()
     for name in deployment.names:
@@ -221,6 +221,7 @@ def other_clock(tmp_path):
 
 
 @pytest.mark.deploy
+@pytest.mark.parametrize("deployment", [{"sites": "a"}], indirect=True)
 def test_a_site_whose_clock_is_off_says_so_and_takes_part_once_it_is_set(deployment, other_clock, monkeypatch):
     status_of_a = lambda: json.loads(deployment.do("deploy", "status", "federation", "--json"))["sites"]["a"]["status"]  # noqa: E731
     command = deployment.command
