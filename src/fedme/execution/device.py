@@ -19,7 +19,7 @@ from torch import Tensor
 from fedme.core import tree
 from fedme.core.held_params import Form, HeldParams, held_params
 from fedme.core.model import Model
-from fedme.core.operations import Models, Op, Train, Trained
+from fedme.core.operations import ClassSums, Models, Op, Train, Trained
 from fedme.core.tree import Params
 
 Precision = Literal["tf32", "bfloat16"]
@@ -114,7 +114,8 @@ class DeviceWeights:
         """The result, whose weights stay on the device until they are read."""
         if isinstance(result, Trained):
             opt = {role: self._held(state) for role, state in result.opt.items()}
-            return replace(result, models={role: self._held_model(m) for role, m in result.models.items()}, opt=opt)
+            seen = {role: ClassSums(each.sums.to(CPU), each.counts.to(CPU)) for role, each in result.seen.items()}
+            return replace(result, models={role: self._held_model(m) for role, m in result.models.items()}, opt=opt, seen=seen)
         if isinstance(result, Model):
             return self._held_model(result)
         return result.to(CPU) if isinstance(result, Tensor) else result

@@ -22,6 +22,8 @@ from fedme.core.key import Key
 from fedme.core.model import Model, dropout_layers
 from fedme.core.operations import (
     Batch,
+    ClassSums,
+    Collect,
     EstimateStatistics,
     Evaluate,
     GaussianMechanism,
@@ -81,7 +83,7 @@ def train(op: Train, private_gradient: "type[PerExample] | None" = None) -> Trai
     models: Models = {role: formatted(model, shape) for role, model in op.models.items()}
     opt: OptState = {role: op.opt.get(role, state) for role, state in op.optimizer.init(models).items()}
     device = next((m.device for m in models.values()), torch.device("cpu"))
-    gradient = Autograd(op.optimizer.objective, mask_seeds(models, op.key))
+    gradient = Autograd(op.optimizer.objective, mask_seeds(models, op.key), Collector(op.collect))
     if op.mechanism is not None:
         gradient = (private_gradient or PerExample)(gradient.objective, gradient.seeds, op=op, mechanism=op.mechanism)
     y = op.data.y.to(device)
@@ -96,7 +98,7 @@ def train(op: Train, private_gradient: "type[PerExample] | None" = None) -> Trai
             models, opt = op.optimizer(gradient, models, opt, op.frozen, Batch(x, y[positions], step, weight))
     opt = {role: {name: value.contiguous() for name, value in state.items()} for role, state in opt.items()}
     trained = {role: m.with_params({name: p.contiguous() for name, p in m.params.items()}) for role, m in models.items()}
-    return Trained(trained, opt, gradient.mean_losses())
+    return Trained(trained, opt, gradient.mean_losses(), gradient.collector.seen)
 
 
 def evaluate(op: Evaluate) -> Score:
@@ -215,11 +217,30 @@ def device_generators(device: torch.device) -> list[torch.Generator]:
 
 
 @dataclass
+class Collector:
+    """Adds up the outputs of models by class, if that is asked for."""
+
+    collect: Collect | None = None
+    seen: dict[Role, ClassSums] = field(default_factory=dict)
+
+    def add(self, logits: Mapping[Role, Tensor], y: Tensor) -> None:
+        """The outputs of a batch before its step."""
+        for role, outputs in logits.items() if self.collect is not None else ():
+            assert self.collect is not None
+            z, classes = outputs.detach(), self.collect.classes
+            z = z.softmax(-1) if self.collect.chances else z
+            before = self.seen.get(role) or ClassSums(z.new_zeros((classes, z.shape[1])), y.new_zeros(classes))
+            counts = before.counts + torch.bincount(y, minlength=classes)
+            self.seen[role] = ClassSums(before.sums.index_add(0, y, z), counts)
+
+
+@dataclass
 class Autograd:
     """The gradient of one client's mean loss, by autograd."""
 
     objective: Objective
     seeds: Mapping[Role, Mapping[str, Tensor]]
+    collector: Collector = field(default_factory=Collector)
     sums: dict[Role, Tensor] = field(default_factory=dict)
     samples: dict[Role, int] = field(default_factory=dict)
     recorded: dict[Role, tuple[int, int]] = field(default_factory=dict)  # step and draw
@@ -239,6 +260,8 @@ class Autograd:
             role: self._forward(role, Model(m.arch, leaves[role], buffers[role]), batch, draw, first)
             for role, m in models.items()
         }
+        if draw == 0:
+            self.collector.add(logits, batch.y)
         losses = self.objective(logits, batch.y)
         total = torch.stack([loss.mean() for loss in losses.values()]).sum() * batch.weight
         flat = [leaf for params in leaves.values() for leaf in params.values()]

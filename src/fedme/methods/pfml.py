@@ -50,6 +50,7 @@ class PFML(TrainAllMethod[State, SharedModel]):
     train_all: bool = setting(True, "clients outside the cohort train too, without sending anything")
     defence: Defence = OPEN
 
+    paper = 'R. Yang, J. Tian and Y. Zhang, "Regularized Mutual Learning for Personalized Federated Learning"'
     hides_samples = True
     own_architectures = True
     own_step = True

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib import metadata
@@ -31,7 +31,7 @@ from fedme.federation.round import Engine
 from fedme.learning.robust_aggregation import defence_of, require_enough_copies
 from fedme.results import loggers, records, run_directory, summary
 from fedme.results.summary import CONFIG
-from fedme.running import assembly, checkpoint, privacy_budget
+from fedme.running import assembly, checkpoint, extension, privacy_budget
 from fedme.running.flower_run import on_flower, require_flower
 from fedme.running.progress import Display
 from fedme.running.ray_run import require_ray, started_executor
@@ -40,6 +40,7 @@ from fedme.running.weight_store import Store
 
 ENGINE = "engine.log"
 LABELS = "labels.json"  # label counts of every client, so that reports need no data
+MOST_DIFFERENCES = 5  # that an error lists
 FEW = 10  # clients with fewer test samples are mentioned in a note
 BEFORE = (
     ".lock",
@@ -76,30 +77,60 @@ def start_or_resume(folder: Path, experiment: Experiment, display: Display, note
     if not (folder / CONFIG).exists():
         start(replace(experiment, settings=replace(experiment.settings, output=str(folder))), display, notes)
         return
-    if digest(summary.config_of(folder)) != digest(plain):
-        raise RunError(f"{folder}: holds another run, with other settings or other samples; choose another output")
-    resume(folder, display, experiment)
+    before = summary.config_of(folder)
+    rounds = plain["rounds"]
+    if digest(before | {"rounds": rounds}) != digest(plain) or rounds < before["rounds"]:
+        raise RunError(f"{folder}: holds another run: {_differences(before, plain)}; choose another output")
+    resume(folder, display, experiment, rounds=rounds)
 
 
-def resume(folder: Path, display: Display, experiment: Experiment | None = None, imports: bool = False) -> bool:
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """The settings in which two configurations differ, with both values, and whether the samples do."""
+    old, new = summary.flattened(before), summary.flattened(after)
+    names = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
+    parts = [
+        f"{name} is {_value(old.get(name))} there and {_value(new.get(name))} here"
+        for name in names
+        if name not in ("output", "name", "checkpoint_every", "log", "data.fingerprint")
+    ]
+    parts = parts[:MOST_DIFFERENCES] + [f"{len(parts) - MOST_DIFFERENCES} more differ"] * (len(parts) > MOST_DIFFERENCES)
+    return "; ".join([*parts, *(["the samples differ"] if "data.fingerprint" in names else [])])
+
+
+def _value(value: Any) -> str:
+    text = "not set" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def resume(
+    folder: Path,
+    display: Display,
+    experiment: Experiment | None = None,
+    imports: bool = False,
+    rounds: int | None = None,
+) -> bool:
     """Continue a run from its last checkpoint. Returns False if it is already finished.
 
     The experiment is the one in `config.toml`, unless a program supplies it together with its samples. Code that it names is
-    imported only with `imports`.
+    imported only with `imports`. With `rounds`, the run gets more rounds first (`extension.py`).
     """
     if not (folder / CONFIG).exists():
         if _unbegun(folder):
             raise RunError(f"{folder}: the run was stopped before it began; repeat the command that started it")
-        raise RunError(f"{folder}: not a run directory (no {CONFIG}); `fedme run` starts one")
+        raise RunError(f"{folder}: not a run directory{run_directory.similar_run(folder) or '; `fedme run` starts one'}")
     with locked(folder), on_disk(folder):
         run_directory.require_readable(folder)
         experiment = experiment or load_saved(folder / CONFIG, imports)
         run_directory.require_same_sources(folder, experiment.plain())
+        if rounds is not None:
+            extension.extend(folder, experiment, rounds)
+            experiment = replace(experiment, settings=replace(experiment.settings, rounds=rounds))
         if (folder / summary.NAME).exists():
             summary.verified_config(folder, summary.read(folder))
             return False
         if note := run_directory.version_note(folder):
             display.note(note)
+        extension.remove_models(folder)
         _run_experiment(folder, display, experiment)
     return True
 
@@ -170,7 +201,7 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment) -> N
         require_ray(experiment)
     privacy_budget.require_private(experiment)
     root = Key(settings.seed)
-    with stopping() as stop, ExitStack() as cleanup:
+    with stopping(folder) as stop, ExitStack() as cleanup:
 
         def tick() -> None:
             display.tick()
@@ -190,7 +221,7 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment) -> N
         with replacing(folder / "partition.safetensors") as temporary:
             federation.partition.save(temporary)
         write_json(folder / LABELS, sealed(federation.label_counts()))
-        saved = checkpoint.load(folder, config)
+        saved = checkpoint.load(folder, config, run_directory.earlier_rounds(folder))
         secret = privacy_budget.secret_of(folder, settings.privacy, begun=saved is not None)
         prepared = assembly.prepare(
             experiment,
@@ -273,8 +304,8 @@ def _first_few(names: Sequence[str], most: int = 5) -> str:
 
 
 @contextmanager
-def stopping() -> Iterator[Any]:
-    """Turn Ctrl-C and SIGTERM into `Interrupted`, raised at the next call of `stop()`."""
+def stopping(folder: Path | None = None) -> Iterator[Any]:
+    """Turn Ctrl-C and SIGTERM into `Interrupted`, raised at the next call of `stop()`. `folder` is the run directory."""
     asked: list[int] = []
 
     def remember(number: int, frame: object) -> None:
@@ -284,7 +315,8 @@ def stopping() -> Iterator[Any]:
 
     def stop() -> None:
         if asked:
-            raise Interrupted("stopped before the first round; `fedme resume` with the run directory starts it again")
+            again = "the same command" if folder is None else f"`fedme resume {shlex.quote(str(folder))}`"
+            raise Interrupted(f"stopped before the first round; {again} starts it again")
 
     try:
         before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}

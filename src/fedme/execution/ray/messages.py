@@ -16,7 +16,7 @@ from fedme.core.data import Source, Split
 from fedme.core.held_params import HeldParams
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
-from fedme.core.operations import EstimateStatistics, Evaluate, Op, Predict, Score, Train, Trained
+from fedme.core.operations import ClassSums, EstimateStatistics, Evaluate, Op, Predict, Score, Train, Trained
 from fedme.core.tree import Params
 from fedme.execution.ray.packed_weights import PackedWeights
 
@@ -106,7 +106,7 @@ class OperationPacker:
             return (kind, self._model(op.model), split, *((op.timed,) if isinstance(op, Evaluate) else ()))
         models, frozen = ({role: self._model(m) for role, m in models.items()} for models in (op.models, op.frozen))
         opt = {role: self._weights(state) for role, state in op.opt.items()}
-        shared = self._shared(op.optimizer), self._shared(op.batch_schedule), self._shared(op.mechanism)
+        shared = tuple(map(self._shared, (op.optimizer, op.batch_schedule, op.mechanism, op.collect)))
         return kind, models, split, shared, (op.key.seed, op.key.path), opt, frozen
 
     def _model(self, model: Model) -> _Model:
@@ -155,10 +155,10 @@ def unpack_operations(message: Message, splits: Splits, held: Mapping[Number, Pa
         if operation is not Train:
             return operation(model(models), data, *rest)  # type: ignore[no-any-return]
         shared, key, opt, frozen = rest
-        optimizer, schedule, mechanism = (message.common[place] for place in shared)
+        optimizer, schedule, mechanism, collect = (message.common[place] for place in shared)
         states = {role: weights(state) for role, state in opt.items()}
         trained, fixed = ({role: model(packed) for role, packed in roles.items()} for roles in (models, frozen))
-        return Train(trained, optimizer, data, schedule, Key(*key), states, fixed, mechanism)
+        return Train(trained, optimizer, data, schedule, Key(*key), states, fixed, mechanism, collect)
 
     return [unpacked(packed) for packed in message.operations]
 
@@ -188,7 +188,8 @@ class ResultPacker:
         if isinstance(result, Trained):
             models = {role: self._model(model, role) for role, model in result.models.items()}
             opt = {role: self._keep(state, f"{role}, optimizer") for role, state in result.opt.items()}
-            return TRAINED, models, opt, dict(result.losses)
+            self.outputs.extend({"sums": each.sums, "counts": each.counts} for each in result.seen.values())
+            return TRAINED, models, opt, dict(result.losses), list(result.seen)
         if isinstance(result, Model):
             return MODEL, self._model(result, "statistics")
         if isinstance(result, Score):
@@ -225,9 +226,10 @@ def unpack_results(results: Results, archs: Mapping[str, Arch], held: Callable[[
 
     def unpacked(kind: int, *value: Any) -> Any:
         if kind == TRAINED:
-            models, opt, losses = value
+            models, opt, losses, collected = value
             trained = {role: model(packed) for role, packed in models.items()}
-            return Trained(trained, {role: weights(state) for role, state in opt.items()}, losses)
+            seen = {role: ClassSums(**next(outputs)) for role in collected}
+            return Trained(trained, {role: weights(state) for role, state in opt.items()}, losses, seen)
         if kind == MODEL:
             return model(*value)
         return Score(*value) if kind == SCORE else next(outputs)[""]

@@ -86,6 +86,9 @@ class FedMe(Method[Server, Empty, Down, Up]):
     order: Literal["simultaneous", "alternating"] = setting("simultaneous", "whether own and guest step in turns")
     defence: Defence = OPEN
 
+    paper = (
+        'K. Matsuda, Y. Sasaki, C. Xiao and M. Onizuka, "FedMe: Federated Learning via Model Exchange", 2021, arXiv:2110.07868'
+    )
     own_architectures = True
     uses_shared_model = False
     unused_settings = ()
