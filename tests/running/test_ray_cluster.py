@@ -147,7 +147,7 @@ def project(tmp_path):
 @pytest.fixture
 def nodes(machines, project, tmp_path):
     """A Ray node on every machine, which does not see the project. The names of the machines."""
-    program, folders = Path(sys.executable).with_name("ray"), []
+    program, folders, started = Path(sys.executable).with_name("ray"), [], []
     source = str(Path(__file__).parents[2] / "src")
     for number, machine in enumerate(machines, 1):
         folders.append(tempfile.mkdtemp(prefix="r"))  # short, because socket paths must be
@@ -156,22 +156,23 @@ def nodes(machines, project, tmp_path):
         words = [program, "start", "--block", f"--node-ip-address={own}", "--num-cpus=1", f"--temp-dir={folders[-1]}", *role]
         hidden = 'mount -t tmpfs none "$0" && cd / && exec "$@"'
         command = ["ip", "netns", "exec", machine, "sh", "-c", hidden, str(project), *map(str, words)]
-        start(command, tmp_path / f"node{number}", environment(PYTHONPATH=source))
+        started.append(start(command, tmp_path / f"node{number}", environment(PYTHONPATH=source)))
     yield machines
-    for machine in machines:
+    for machine, node in zip(machines, started, strict=True):
         kill(machine)
+        node.wait(60)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def start(command: list[str], log: Path, environment: dict[str, str]) -> None:
+def start(command: list[str], log: Path, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
     """Start a node; Ray gives up after half a minute on a busy machine, and then it is tried again."""
     for _ in range(10):
         with log.open("w") as output:
             node = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
         wait_for(lambda node=node: "Ray runtime started" in log.read_text() or node.poll() is not None, log.name, 600)
         if node.poll() is None:
-            return
+            return node
     raise AssertionError(log.read_text())
 
 

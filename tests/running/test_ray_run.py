@@ -1,5 +1,7 @@
 """Runs with their operations on Ray: the bits of one process, counted messages, and processes that die."""
 
+import re
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -317,3 +319,16 @@ def test_samples_of_a_program_stay_in_it(tmp_path):
     clients = [Client("a", train=(np.zeros((8, 2)), [0, 1] * 4)), Client("b", train=(np.ones((8, 2)), [0, 1] * 4))]
     with pytest.raises(ConfigError, match="engine.name: 'ray' needs data in files"):
         FedMe(rounds=1, engine={"name": "ray"}).fit(clients, output=tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+    commands = [
+        line for block in re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) for line in block.splitlines()
+    ]
+    assert commands
+    for line in commands:
+        program, *words = shlex.split(line)
+        assert program == "fedme"
+        subprocess.run([sys.executable, "-m", "fedme", *words], cwd=tmp_path, check=True, capture_output=True, timeout=600)

@@ -15,6 +15,8 @@ import ray
 
 from fedme.execution.ray import EngineError
 
+STARTS = 3  # attempts to start Ray, which gives up after half a minute: on a busy machine that may not be enough
+
 
 @contextlib.contextmanager
 def joined(address: str | None, processes: int, modules: Sequence[Path] = (), gpus: int = 0) -> Iterator[None]:
@@ -41,11 +43,15 @@ def joined(address: str | None, processes: int, modules: Sequence[Path] = (), gp
             # Ray gives the path of the interpreter to a shell, which would divide it at a space.
             environment["py_executable"] = interpreter
     with _own_signals():
-        try:
-            ray.init(**where, runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
-        except Exception as error:  # Ray raises many kinds
-            place = f"the Ray cluster at '{address}' cannot be joined" if address else "Ray cannot be started"
-            raise EngineError(f"{place}: {str(error).strip()}") from error
+        for attempts_left in reversed(range(STARTS)):
+            try:
+                ray.init(**where, runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
+                break
+            except Exception as error:  # Ray raises many kinds
+                ray.shutdown()
+                if address or not attempts_left:
+                    place = f"the Ray cluster at '{address}' cannot be joined" if address else "Ray cannot be started"
+                    raise EngineError(f"{place}: {str(error).strip()}") from error
     try:
         yield
     finally:
