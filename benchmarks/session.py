@@ -17,6 +17,7 @@ from fedme.datasets import Federation
 from fedme.federation.in_process import InProcessEngine
 from fedme.federation.round import run_round
 from fedme.running import assembly
+from fedme.running.garbage_collection import existing_objects_left_out
 
 sys.path.insert(0, str(Path(__file__).parent))  # `networks:cnn` is found wherever the benchmark is started
 
@@ -63,9 +64,12 @@ class Session:
         return cls(experiment, assembly.gather(experiment))
 
     def __enter__(self) -> "Session":
+        self._rounds = existing_objects_left_out()  # as in a run
+        self._rounds.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._rounds.__exit__(None, None, None)
         self.dispatcher.close()
 
     def play(self) -> None:

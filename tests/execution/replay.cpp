@@ -55,7 +55,7 @@ static double replay() {
         parameters.push_back({place(weights[i]), trained[i] ? place(momenta[i]) : -1, -1, -1, trained[i]});
     const auto seeds = read_numbers<int64_t>();
     const int64_t output = read_number<int64_t>(), classes = read_number<int64_t>();
-    const Table table{inputs.data(), features, 0};
+    const Table table{inputs.data(), features, 0, nullptr};
     const int64_t steps = sizes.size();
     const Batches batches{rows.data(), targets.data(), sizes.data(), divisors.data(), steps, int64_t(rows.size()) / steps, CLASSES};
     NetworkSpec network{reinterpret_cast<const ValueSpec *>(values.data()), nodes.data(), int64_t(values.size()) / 3,

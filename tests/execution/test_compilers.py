@@ -13,7 +13,7 @@ from fedme.core.data import Arrays, Split
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 from fedme.core.operations import BatchSchedule, Train
-from fedme.execution.compiled import CompiledProgram
+from fedme.execution.compiled_networks import CompiledProgram
 from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.lowering import lowered
 from fedme.execution.program import NODE_TYPES

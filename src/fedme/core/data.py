@@ -80,6 +80,23 @@ class Arrays:
         return self.scaling(x) if self.scaling else x
 
 
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Samples of `length` symbols that begin at the positions `starts` of one text of symbols (uint8).
+
+    They may overlap, and a window is cut when a batch is gathered.
+    """
+
+    text: Tensor
+    starts: Tensor
+    labels: Tensor
+    length: int
+
+    def inputs(self, rows: Tensor, augment: Key | None = None) -> Tensor:
+        """The symbols of these windows as int64, for an embedding; text is never augmented."""
+        return self.text[self.starts[rows][:, None] + torch.arange(self.length)].to(torch.int64)
+
+
 @dataclass(frozen=True)
 class Split:
     """Rows of a source. `targets` replaces the labels, for example by averaged logits or another label space."""

@@ -15,12 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedme.core.data import Schema
+from fedme.core.data import Schema, Windows
 from fedme.core.settings import setting
 from fedme.datasets.data_errors import DataError, require
 from fedme.datasets.dataset import Dataset
 from fedme.datasets.leaf import AGAIN, User, find_files, read_rows
-from fedme.datasets.text_windows import Windows
 
 CHARACTERS = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"  # order is the code
 VOCABULARY = ("<pad>", *CHARACTERS, "<bos>", "<eos>", "<oov>")

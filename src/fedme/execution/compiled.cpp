@@ -13,11 +13,14 @@
 #include "compiled_pooling.hpp"
 #include "compiled_sequences.hpp"
 
-// These structures are those of execution/compiled.py, field by field.
-// The inputs of all samples; `symbols` are 64-bit integers.
+// These structures are those of execution/compiled_calls.py and compiled_networks.py, field by field.
+// The inputs of all samples; `symbols` are 64-bit integers. Samples stand one after another, or begin at `starts`.
 struct Table {
     const void *values;
     int64_t features, symbols;
+    const int64_t *starts;
+
+    int64_t start(int64_t row) const { return starts ? starts[row] : row * features; }
 };
 
 // What the targets are, as in core/task_types.py: a class, yes-or-no labels (1 or 0), quantities, or chances of the classes.
@@ -86,7 +89,7 @@ struct PredictJob {
 namespace {
 
 enum NodeType : int64_t { DENSE, CONVOLUTION, DEPTHWISE, POOL, ELEMENTWISE, BINARY, DROPOUT, GATHER, BROADCAST, CHANNEL_NORM,
-                          ROW_NORM, SOFTMAX, MATRIX_PRODUCT, EMBEDDING, LSTM, GRU };  // as in execution/compiled.py
+                          ROW_NORM, SOFTMAX, MATRIX_PRODUCT, EMBEDDING, LSTM, GRU };  // as in execution/program.py
 
 template <typename real>
 std::unique_ptr<Node<real>> make_node(const NodeContext<real> &context, const Value<real> &input) {
@@ -411,7 +414,7 @@ struct Inputs {
     const std::vector<const real *> &of(const int64_t *rows, int64_t samples) {
         for (int64_t b = 0; b < samples; b++) {
             const int64_t bytes = table.symbols ? sizeof(int64_t) : sizeof(real);
-            x[b] = reinterpret_cast<const real *>(static_cast<const char *>(table.values) + rows[b] * table.features * bytes);
+            x[b] = reinterpret_cast<const real *>(static_cast<const char *>(table.values) + table.start(rows[b]) * bytes);
             if (!copied.empty()) {
                 std::copy_n(x[b], table.features, &copied[b * padded_features]);
                 x[b] = &copied[b * padded_features];
@@ -455,8 +458,8 @@ struct Trainer {
             UpdateRule<real> own = rule;
             if (rule.type == ADAM) {
                 const double taken = double(network.steps + step + 1);
-                own.correction1 = real(1 - std::pow(optimizer.momentum, taken));
-                own.correction2 = real(1 - std::pow(optimizer.beta2, taken));
+                const double correction1 = 1 - std::pow(optimizer.momentum, taken), correction2 = 1 - std::pow(optimizer.beta2, taken);
+                own.root_factor = real(correction1 / std::sqrt(correction2)), own.scaled_eps = real(correction1 * optimizer.eps);
             }
             if (optimizer.mixing && &network == &networks[0])
                 network.step_in_mixture(networks[1], {samples, number}, own, moves);
@@ -489,7 +492,7 @@ void train(const Table &table, const Batches &batches, NetworkSpec *specs, int64
     const real outer_lr = real(optimizer.outer_lr);
     rule.nesterov = optimizer.nesterov;
     if (optimizer.optimizer == ADAM_OPTIMIZER) {
-        rule.type = ADAM, rule.beta2 = real(optimizer.beta2), rule.eps = real(optimizer.eps);
+        rule.type = ADAM, rule.beta2 = real(optimizer.beta2);
         rule.decoupled_decay = real(optimizer.decoupled_decay);
     }
     Networks<real> copies;
@@ -606,7 +609,7 @@ extern "C" void fedme_order(int64_t seed, int64_t count, int64_t *order) {
 }
 
 // The number of this interface, as in execution/compiled.py.
-extern "C" int fedme_interface() { return 6; }
+extern "C" int fedme_interface() { return 7; }
 
 // Whether this processor has the instructions of the code above.
 extern "C" int fedme_runs_here() {

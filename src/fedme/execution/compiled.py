@@ -1,7 +1,7 @@
 """The compiled backend (`compiled.cpp`): programs made of traced networks, one client after another on every thread.
 
 The weights of a client stay in the processor's cache for all its steps, and no Python runs between them. Small operations share
-a call (`compiled_calls.py`). The structures below have the names and the order of those in the C++ code.
+a call (`compiled_calls.py`), which has their networks (`compiled_networks.py`).
 """
 
 import ctypes
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedme.core.data import Arrays, Split
-from fedme.core.flat_params import FlatLayout, flat_copy, flat_params
+from fedme.core.flat_params import flat_copy, flat_params
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 from fedme.core.operations import (
@@ -36,11 +36,12 @@ from fedme.core.operations import (
 from fedme.core.task_types import TaskType, task_type_of
 from fedme.core.tree import Params
 from fedme.execution import reference
-from fedme.execution.compiled_calls import NOT_DRAWN, NOT_GIVEN, OPTIMIZER, PREDICT_JOB, TRAIN_JOB, Call, address
+from fedme.execution.compiled_calls import NOT_DRAWN, NOT_GIVEN, OPTIMIZER, PREDICT_JOB, TRAIN_JOB, Call
 from fedme.execution.compiled_losses import CHANCES, add_loss, chances, classes_of, loss_obstacle, loss_weights
+from fedme.execution.compiled_networks import VECTOR_BYTES, known_program, network_fields
 from fedme.execution.input_tables import InputTable, InputTables
 from fedme.execution.lowering import lowered
-from fedme.execution.program import NODE_TYPES, Program
+from fedme.execution.program import Program
 from fedme.execution.reference import DRAWS_PER_STEP, scores
 from fedme.execution.routing import Tick, effort, models_of, no_tick, pieces
 from fedme.execution.threads import Computing, on_threads, result_of
@@ -50,42 +51,26 @@ from fedme.learning.optimizers import ALPHA, SGD, Adam, Mixing, Moreau, MutualMo
 T = TypeVar("T")
 TASKS: tuple[TaskType, ...] = ("classification", "multi-label", "regression")  # as in the C++ code
 LABELS, ADAM = CrossEntropy(), 3  # the number of Adam in the C++ code
-VECTOR_BYTES = 32
 PIECES = 2  # calls per thread: fewer cost less, more are divided more evenly
 LARGE = 2e7  # effort of a call that is worth itself, about 2 ms
-INTERFACE = 6  # of the structures below and the functions of the C++ code; change both together
-
-
-def _fields(c_type: Any, *names: str) -> list[tuple[str, Any]]:
-    return [(name, c_type) for name in names]
+INTERFACE = 7  # of the functions of the C++ code and the structures that they get; change both together
 
 
 class Table(ctypes.Structure):
-    """The inputs of all samples: numbers or symbols."""
-
-    _fields_ = [("values", ctypes.c_void_p), *_fields(ctypes.c_int64, "features", "symbols")]
-
-
-class ValueSpec(ctypes.Structure):
-    """A value of a network."""
-
-    _fields_ = _fields(ctypes.c_int64, "size", "sums", "gradient")
-
-
-class NodeSpec(ctypes.Structure):
-    """A node of a network."""
+    """The inputs of all samples, numbers or symbols, as in the C++ code."""
 
     _fields_ = [
-        ("node_type", ctypes.c_int64),
-        ("inputs", ctypes.c_int64 * 3),
-        ("output", ctypes.c_int64),
-        ("parameters", ctypes.c_int64 * 4),
-        ("numbers", ctypes.POINTER(ctypes.c_int64)),
-        ("reals", ctypes.POINTER(ctypes.c_double)),
-        ("table", ctypes.POINTER(ctypes.c_int64)),
-        *_fields(ctypes.c_int64, "table_size", "seed"),
-        ("starts", ctypes.c_int64 * 4),
+        ("values", ctypes.c_void_p),
+        ("features", ctypes.c_int64),
+        ("symbols", ctypes.c_int64),
+        ("starts", ctypes.c_void_p),
     ]
+
+    @classmethod
+    def of(cls, table: InputTable) -> "Table":
+        """The same table."""
+        starts = 0 if table.starts is None else table.starts.data_ptr()
+        return cls(table.values.data_ptr(), table.features, table.symbols, starts)
 
 
 Preparing = Generator[None, None, T]  # adds a job to a call, and after it was done returns the result
@@ -134,7 +119,7 @@ def disagreement(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch
     are trained for a few steps on random inputs, with batches of several samples and of one, on yes-or-no labels: they give
     every output a gradient, also a single one.
     """
-    key, program, samples = Key(0).at("check"), _program(arch, shape, symbols, dtype), torch.arange(9)
+    key, program, samples = Key(0).at("check"), known_program(arch, shape, symbols, dtype), torch.arange(9)
     x = torch.randn((len(samples), *shape), generator=key.torch()).to(dtype)
     if symbols:
         x = torch.randint(program.symbols, x.shape, generator=key.torch())
@@ -171,12 +156,6 @@ def disagreement(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch
     logits = run(Predict(wanted, data))
     agree = torch.allclose(logits, target, tolerance, tolerance * float(target.abs().max()))
     return "" if agree else "compiled predictions differ from those of the network"
-
-
-def _program(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype) -> Program:
-    program = lowered(arch, shape, symbols, VECTOR_BYTES // dtype.itemsize)
-    assert not isinstance(program, str)
-    return program
 
 
 class Compiled:
@@ -244,7 +223,7 @@ def training_obstacle(op: Train) -> str:
 
 def _together(ops: Sequence[Op], table: InputTable) -> Computing[list[Any]]:
     """Prepare operations, yield one call that computes all of them, and return their results."""
-    code, values, trains = library(), table.values, isinstance(ops[0], Train)
+    code, trains = library(), isinstance(ops[0], Train)
     assert not isinstance(code, str)
     call = Call(TRAIN_JOB if trains else PREDICT_JOB)
     preparing: list[Preparing[Any]] = [
@@ -253,10 +232,7 @@ def _together(ops: Sequence[Op], table: InputTable) -> Computing[list[Any]]:
     for preparation in preparing:
         next(preparation)
     call.make()
-    function, inputs = (
-        code.fedme_train if trains else code.fedme_predict,
-        Table(values.data_ptr(), values.shape[1], table.symbols),
-    )
+    function, inputs = code.fedme_train if trains else code.fedme_predict, Table.of(table)
     itemsize = models_of(ops[0])[0].dtype.itemsize
 
     def compute() -> None:
@@ -390,7 +366,7 @@ def _descend(
     objective, networks, classes = op.optimizer.objective, [], set()
     for role, model in models.items():
         state = states.get(role)
-        network, outputs = _network(call, model, table, state, anchors.get(role), op.key, role)
+        network, outputs = network_fields(call, model, table, state, anchors.get(role), op.key, role)
         steps = _steps(state) if state and spec["optimizer"][0] == ADAM else 0
         networks.append(call.add_network((*network, steps), loss_weights(objective, role), mix))
         classes.add(outputs)
@@ -462,7 +438,7 @@ def _require_in_range(op: Op, table: InputTable) -> None:
     _require_below(op.data.rows, len(table), "row")
     if isinstance(op, Train):
         models = op.models.values()
-        outputs = min(_program(m.arch, table.shape, table.symbols, m.dtype).classes for m in models)
+        outputs = min(known_program(m.arch, table.shape, table.symbols, m.dtype).classes for m in models)
         classes = classes_of(op.optimizer.objective, outputs)
         if task_type_of(op.data.y) == "classification":
             _require_below(op.data.y, classes, "class")
@@ -470,7 +446,7 @@ def _require_in_range(op: Op, table: InputTable) -> None:
 
 def _count_batches(model: Model, table: InputTable, count: int) -> None:
     if model.buffers:
-        for name in _program(model.arch, table.shape, table.symbols, model.dtype).counters:
+        for name in known_program(model.arch, table.shape, table.symbols, model.dtype).counters:
             model.buffers[name].add_(count)
 
 
@@ -480,7 +456,7 @@ def _predict(op: Predict | Evaluate | EstimateStatistics, table: InputTable, cal
     if flat_params(model.params) is None or model.buffers:
         parts = ({name: value.contiguous() for name, value in values.items()} for values in (model.params, model.buffers))
         model = Model(model.arch, *parts)
-    network, classes = _network(call, model, table)
+    network, classes = network_fields(call, model, table)
     logits, samples = torch.empty((len(op.data), classes), dtype=model.dtype), len(op.data)
     index = call.add_network((*network, 0))
     call.keep(rows, model)
@@ -495,157 +471,6 @@ def _copy(params: Params) -> Params:
         return {}
     flat = flat_copy(params)
     return flat or {name: value.clone(memory_format=torch.contiguous_format) for name, value in params.items()}
-
-
-class CompiledProgram:
-    """The nodes and values of a program as the C++ code reads them; they do not change."""
-
-    def __init__(self, program: Program, dtype: torch.dtype = torch.float32) -> None:
-        self.program = program
-        self.constants = {name: value.to(dtype).contiguous() for name, value in program.constants}
-        self.values = (ValueSpec * len(program.values))(
-            *(ValueSpec(value.size, value.sums, value.gradient) for value in program.values)
-        )
-        self.arrays: list[Any] = []  # what the nodes point to
-        self.nodes = (NodeSpec * len(program.nodes))(*map(self._node, program.nodes))
-        places = ctypes.addressof(self.values), ctypes.addressof(self.nodes)
-        counts = len(program.values), len(program.nodes), len(program.parameters)
-        self.head = *places, *counts, program.output, program.classes  # the first fields of a network
-
-    def _node(self, node: Any) -> NodeSpec:
-        names = {name: index for index, name in enumerate(self.program.parameters)}
-        numbers, reals = self._array(ctypes.c_int64, node.numbers), self._array(ctypes.c_double, node.reals)
-        table = self._array(ctypes.c_int64, node.table)
-        parameters = [names[name] if name else -1 for name in node.parameters]
-        return NodeSpec(
-            NODE_TYPES.index(node.type),
-            (ctypes.c_int64 * 3)(*_filled(node.inputs, 3)),
-            node.output,
-            (ctypes.c_int64 * 4)(*_filled(parameters, 4)),
-            numbers,
-            reals,
-            table,
-            len(node.table),
-            self.program.layers.index(node.layer) if node.layer else -1,
-            (ctypes.c_int64 * 4)(*node.starts),
-        )
-
-    def _array(self, c_type: Any, numbers: Sequence[float]) -> Any:
-        array = (c_type * max(len(numbers), 1))(*numbers)
-        self.arrays.append(array)
-        return array
-
-
-def _filled(numbers: Sequence[int], count: int) -> list[int]:
-    return [*numbers, *[-1] * (count - len(numbers))]
-
-
-@functools.lru_cache(maxsize=256)
-def _compiled_program(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype) -> CompiledProgram:
-    return CompiledProgram(_program(arch, shape, symbols, dtype), dtype)
-
-
-def _network(
-    call: Call,
-    model: Model,
-    table: InputTable,
-    state: Params | None = None,
-    anchor: Params | None = None,
-    key: Key | None = None,
-    role: Role = "",
-) -> tuple[tuple[int, ...], int]:
-    """The first fields of a network, after a check that its weights are those of its program, and its number of outputs.
-
-    The compiled code does not check. The `key` of a training seeds the dropout layers of a role.
-    """
-    flats = [flat_params(params) if params else None for params in (model.params, state, anchor)]
-    layouts = [flat.layout if flat is not None else None for flat in flats]
-    same = id(model.arch), *map(id, layouts)  # as long as the call: it keeps the models
-    head = call.heads.get(same)
-    if head is None:
-        head = call.heads[same] = Head(_compiled_program(model.arch, table.shape, table.symbols, model.dtype), model, layouts)
-    if head.fields and not model.buffers and (flats[1] is not None or not state) and (flats[2] is not None or not anchor):
-        value, momentum, anchored = (flat.flat.data_ptr() if flat is not None else 0 for flat in flats)
-        places = *head.fields, value, momentum, 0, anchored
-    else:
-        places = *head.program.head, call.add_array(_addresses_of(head.program, model, state, anchor)), 0, 0, 0, 0
-    layers, seeds = head.program.program.layers, 0
-    if layers:
-        seeds = call.add_numbers([key.at("dropout", role, layer).integer() if key else 0 for layer in layers])
-    return (*places, seeds), head.program.program.classes
-
-
-class Head:
-    """What the networks of a call have in common that have one architecture and equal layouts of weights, state and anchor."""
-
-    fields: tuple[int, ...] = ()  # the first ones, if all weights are in one tensor
-
-    def __init__(self, program: CompiledProgram, model: Model, layouts: Sequence[FlatLayout | None]) -> None:
-        self.program, names = program, program.program.parameters
-        missing = [-1] * len(names)
-        starts = [missing if layout is None else _starts(layout, names, model.arch, model.dtype) for layout in layouts]
-        if -1 not in starts[0]:
-            value, momentum, anchor = starts
-            self.places = np.array([value, momentum, missing, anchor, [1] * len(names)], np.int64).T.copy()
-            self.fields = *program.head, address(self.places)
-
-
-def _addresses_of(
-    compiled: CompiledProgram, model: Model, state: Params | None, anchor: Params | None
-) -> list[tuple[int, ...]]:
-    """Of every parameter, where its value, state and anchor are in memory, and whether it is trained."""
-    names, params, constants = compiled.program.parameters, model.params, compiled.constants
-    value = _addresses(params, names, model)
-    if model.buffers:
-        value = [a if a >= 0 else b for a, b in zip(value, _addresses(model.buffers, names, model), strict=True)]
-    value = [constants[name].data_ptr() if name in constants else a for name, a in zip(names, value, strict=True)]
-    if -1 in value:
-        raise ValueError(f"{model.arch.name}: {names[value.index(-1)]} is missing")
-    momentum = second = none = [-1] * len(names)
-    if state and (flat_params(state) is not None or names[0] in state):
-        momentum = _addresses(state, names, model)
-    elif state:
-        momentum, second = (_addresses(state, names, model, suffix) for suffix in (".exp_avg", ".exp_avg_sq"))
-    anchored = _addresses(anchor, names, model) if anchor else none
-    trained = [-1 if name in constants else int(name in params) for name in names]
-    return list(zip(value, momentum, second, anchored, trained, strict=True))
-
-
-def _addresses(params: Params, names: tuple[str, ...], model: Model, suffix: str = "") -> list[int]:
-    """Where the weights of these names are in memory, after a check of their shapes; -1 where there is none."""
-    if not suffix and (flat := flat_params(params)) is not None:
-        base = flat.flat.data_ptr()
-        return [-1 if start < 0 else base + start for start in _starts(flat.layout, names, model.arch, model.dtype)]
-    shapes, addresses = _shapes(model.arch), []
-    for name in names:
-        tensor = params.get(name + suffix)
-        if tensor is not None:
-            _require_shape(model.arch, name, tuple(tensor.shape), tensor.dtype, shapes[name], model.dtype)
-        addresses.append(-1 if tensor is None else tensor.data_ptr())
-    return addresses
-
-
-@functools.lru_cache(maxsize=1024)
-def _starts(layout: FlatLayout, names: tuple[str, ...], arch: Arch, dtype: torch.dtype) -> list[int]:
-    """Where the weights of these names begin, in bytes; -1 where there is none."""
-    shapes = _shapes(arch)
-    for name in names:
-        if name in layout.shapes:
-            _require_shape(arch, name, layout.shapes[name], layout.dtype, shapes[name], dtype)
-    return [layout.starts[name] * dtype.itemsize if name in layout.starts else -1 for name in names]
-
-
-def _require_shape(
-    arch: Arch, name: str, shape: tuple[int, ...], dtype: torch.dtype, wanted: tuple[int, ...], wanted_dtype: torch.dtype
-) -> None:
-    if (shape, dtype) != (wanted, wanted_dtype):
-        raise ValueError(f"{arch.name}: {name} must be {wanted}, got {shape} {dtype}")
-
-
-@functools.lru_cache(maxsize=256)
-def _shapes(arch: Arch) -> dict[str, tuple[int, ...]]:
-    network = arch.build(Key(0))
-    return {name: tuple(value.shape) for name, value in (*network.named_parameters(), *network.named_buffers())}
 
 
 def _require_below(numbers: Tensor, count: int, what: str) -> None:

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <vector>
 
-// These structures are those of execution/compiled.py, field by field.
+// These structures are those of execution/compiled_calls.py, field by field.
 struct Batches {
     const int64_t *rows;     // steps x width: rows of the table
     const void *targets;     // steps x width: classes (64-bit integers), or several numbers each

@@ -158,7 +158,7 @@ inline vector<real> apply(int64_t function, vector<real> x, real a, real b, real
         case MISH: return x * tanh_of<real>(softplus<real>(x));
         case EXP: return exp_of<real>(x);
         case LOG: return log_of<real>(x);
-        case SQUARE_ROOT: return each<real, std::sqrt>(x);
+        case SQUARE_ROOT: return root_of<real>(x);
         case ABSOLUTE: return x < zero ? -x : x;
         case SQUARE: return x * x;
         case RECIPROCAL: return 1 / x;

@@ -7,7 +7,7 @@
 
 #include "compiled_vectors.hpp"
 
-// These structures are those of execution/compiled.py, field by field.
+// These structures are those of execution/compiled_networks.py, field by field.
 struct ValueSpec {
     int64_t size;      // of a sample, with padding
     int64_t sums;      // whether several nodes add to its gradient

@@ -107,6 +107,12 @@ inline vector<real> rectified(vector<real> x) {
 }
 
 template <typename real>
+inline vector<real> root_of(vector<real> x) {
+    for (int64_t i = 0; i < LANES<real>; i++) x[i] = std::sqrt(x[i]);
+    return x;
+}
+
+template <typename real>
 int64_t padded(int64_t width) {
     return (width + LANES<real> - 1) / LANES<real> * LANES<real>;
 }
@@ -238,7 +244,8 @@ enum RuleType : int64_t { MOMENTUM, ADAM };
 
 // One step with a gradient g, as in learning/optimizers.py.
 // MOMENTUM: v <- momentum v + g + weight_decay w - prox anchor, w <- w - lr v (Nesterov: w <- w - lr (g' + momentum v)).
-// ADAM: m and s are the running means of the gradient and its square; w <- w - lr (m / correction1) / (sqrt(s / correction2) + eps).
+// ADAM: m and s are the running means of the gradient and its square; w <- w - lr (m / correction1) / (sqrt(s / correction2) + eps),
+// which is w - lr m / (root_factor sqrt(s) + scaled_eps).
 template <typename real>
 struct UpdateRule {
     real lr, momentum, weight_decay, prox;  // `weight_decay` includes the proximal term
@@ -247,8 +254,8 @@ struct UpdateRule {
     bool nesterov = false;
     bool stores = false;  // gradients are stored, without a step
     RuleType type = MOMENTUM;
-    real beta2 = 0, eps = 0, decoupled_decay = 0;  // of ADAM, whose beta1 is `momentum`
-    real correction1 = 1, correction2 = 1;
+    real beta2 = 0, decoupled_decay = 0;  // of ADAM, whose beta1 is `momentum`
+    real root_factor = 1, scaled_eps = 0;  // of ADAM: correction1 / sqrt(correction2), and correction1 eps
     bool clips() const { return clip < std::numeric_limits<real>::infinity(); }
     bool is_plain() const { return type == MOMENTUM && !momentum && !weight_decay; }
 };
@@ -259,7 +266,7 @@ struct ParameterSpec {
     int64_t trained;  // 1; 0: a buffer; -1: a constant, which is not written to
 };
 
-// The same as execution/compiled.py gives it: bytes after the bases of the network, or -1. Clients of one architecture share it.
+// The same as execution/compiled_networks.py gives it: bytes after the bases of the network, or -1. Clients of one architecture share it.
 struct ParameterPlaces {
     int64_t value, momentum, second, anchor, trained;
 };
@@ -319,13 +326,11 @@ struct Parameter {
         return rule.nesterov ? gradient + rule.momentum * velocity : velocity;
     }
 
-    __attribute__((noinline)) vector<real> adam_step(const UpdateRule<real> &rule, int64_t place, vector<real> gradient) {
+    vector<real> adam_step(const UpdateRule<real> &rule, int64_t place, vector<real> gradient) {
         const vector<real> mean = at(&momentum[place]) += (1 - rule.momentum) * (gradient - at(&momentum[place]));
         const vector<real> square = at(&second[place]) =
             rule.beta2 * at(&second[place]) + (1 - rule.beta2) * (gradient * gradient);
-        vector<real> root = square / rule.correction2;
-        for (int64_t i = 0; i < LANES<real>; i++) root[i] = std::sqrt(root[i]);
-        vector<real> step = (mean / rule.correction1) / (root + rule.eps);
+        vector<real> step = mean / (root_of<real>(square) * rule.root_factor + rule.scaled_eps);
         if (rule.decoupled_decay) step += rule.decoupled_decay * at(&value[place]);
         return step;
     }
@@ -338,11 +343,14 @@ struct Parameter {
     // A step for `count` values from a place on, with these gradients.
     void descend(const UpdateRule<real> &rule, int64_t place, int64_t count, const real *gradients) {
         constexpr int64_t lanes = LANES<real>;
-        const bool momentum_only = rule.type == MOMENTUM && rule.momentum && !rule.nesterov && !rule.weight_decay && !rule.prox;
-        if (momentum_only) {  // the usual case: no question in the loop
+        const bool alone = !rule.weight_decay && !rule.prox;
+        if (alone && rule.type == MOMENTUM && rule.momentum && !rule.nesterov) {  // usual cases: no question in the loop
             real *w = &value[place], *v = &momentum[place];
             for (int64_t i = 0; i < count; i += lanes)
                 at(w + i) -= rule.lr * (at(v + i) = at(gradients + i) + rule.momentum * at(v + i));
+        } else if (alone && rule.type == ADAM) {
+            for (int64_t i = 0; i < count; i += lanes)
+                at(&value[place + i]) -= rule.lr * adam_step(rule, place + i, at(gradients + i));
         } else {
             for (int64_t i = 0; i < count; i += lanes) at(&value[place + i]) -= rule.lr * step(rule, place + i, at(gradients + i));
         }

@@ -1,13 +1,14 @@
 """The inputs of a source as one tensor, made once, so that a batch is one index operation."""
 
 import functools
+import math
 import weakref
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedme.core.data import Arrays
+from fedme.core.data import Arrays, Windows
 from fedme.core.operations import Op
 from fedme.execution.routing import models_of
 
@@ -16,17 +17,25 @@ LARGEST = 2 << 30  # bytes that the table of one source may take
 
 @dataclass(frozen=True)
 class InputTable:
-    """The inputs of a source, one flat row per sample."""
+    """The inputs of a source: one flat row per sample, or a text with the place of every sample, which may overlap."""
 
     values: Tensor
     shape: tuple[int, ...]  # of one input
+    starts: Tensor | None = None  # of the samples of a text
 
     def __len__(self) -> int:
-        return self.values.shape[0]
+        return len(self.values if self.starts is None else self.starts)
+
+    @functools.cached_property
+    def features(self) -> int:
+        """The numbers of one input."""
+        return math.prod(self.shape)
 
     def flat(self, rows: Tensor) -> Tensor:
         """The flat inputs of row numbers of any shape."""
-        return self.values.index_select(0, rows.reshape(-1)).view(*rows.shape, self.values.shape[1])
+        if self.starts is not None:
+            return self.values[self.starts[rows][..., None] + torch.arange(self.features, device=rows.device)]
+        return self.values.index_select(0, rows.reshape(-1)).view(*rows.shape, self.features)
 
     @functools.cached_property
     def symbols(self) -> bool:
@@ -55,9 +64,11 @@ class InputTables:
         source = op.data.source
         if not len(op.data):
             return "no samples"
+        if isinstance(source, Windows):
+            return _too_large(source.text)
         if not isinstance(source, Arrays) or not isinstance(source.x, Tensor) or source.augmentation is not None:
             return "the inputs are augmented or not one tensor"
-        return "" if source.x.numel() * 4 <= LARGEST else f"the inputs take more than {LARGEST >> 30} GB"
+        return _too_large(source.x)
 
     def table(self, op: Op) -> InputTable:
         """The table of a supported operation; floating-point inputs are of the type of its first model."""
@@ -66,9 +77,18 @@ class InputTables:
         if tables is None:
             weakref.finalize(source, self._tables.pop, id(source), None)
             tables = self._tables.setdefault(id(source), {})
-        if dtype not in tables:
+        if dtype not in tables and isinstance(source, Windows):
+            text, starts = (values.to(self.device, torch.int64).contiguous() for values in (source.text, source.starts))
+            if len(starts) and not 0 <= int(starts.min()) <= int(starts.max()) <= len(text) - source.length:
+                raise IndexError(f"windows of {source.length} symbols must be inside the text, which has {len(text)}")
+            tables[dtype] = InputTable(text, (source.length,), starts)
+        elif dtype not in tables:
             x = source.inputs(torch.arange(len(source.labels)))
             assert isinstance(x, Tensor)
             flat = x.to(dtype if x.is_floating_point() else torch.int64).flatten(1).contiguous()
             tables[dtype] = InputTable(flat.to(self.device), tuple(x.shape[1:]))
         return tables[dtype]
+
+
+def _too_large(x: Tensor) -> str:
+    return "" if x.numel() * 4 <= LARGEST else f"the inputs take more than {LARGEST >> 30} GB"

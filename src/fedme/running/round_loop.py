@@ -31,6 +31,7 @@ from fedme.running import checkpoint, privacy_budget
 from fedme.running.alarm import NOTE, alarm
 from fedme.running.best_round import BEST, BestRound, better, with_best_round
 from fedme.running.divergence import DivergenceWatch
+from fedme.running.garbage_collection import existing_objects_left_out
 from fedme.running.observers import Observers
 from fedme.running.progress import Display
 from fedme.running.weight_store import Store
@@ -71,6 +72,7 @@ class RoundLoop:
         self.fingerprints: dict[ClientId, str] = {}  # of the personal models that are saved, where clients have their own
         self.best: dict[ClientId, BestRound] = {}
 
+    @existing_objects_left_out()
     def run(self, at: checkpoint.Checkpoint, config: Mapping[str, Any]) -> None:
         """Continue from `at` to the last round."""
         settings = self.experiment.settings
