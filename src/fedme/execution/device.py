@@ -114,7 +114,7 @@ class DeviceWeights:
         """The result, whose weights stay on the device until they are read."""
         if isinstance(result, Trained):
             opt = {role: self._held(state) for role, state in result.opt.items()}
-            seen = {role: ClassSums(each.sums.to(CPU), each.counts.to(CPU)) for role, each in result.seen.items()}
+            seen = {role: ClassSums(total.sums.to(CPU), total.counts.to(CPU)) for role, total in result.seen.items()}
             return replace(result, models={role: self._held_model(m) for role, m in result.models.items()}, opt=opt, seen=seen)
         if isinstance(result, Model):
             return self._held_model(result)

@@ -188,7 +188,7 @@ class ResultPacker:
         if isinstance(result, Trained):
             models = {role: self._model(model, role) for role, model in result.models.items()}
             opt = {role: self._keep(state, f"{role}, optimizer") for role, state in result.opt.items()}
-            self.outputs.extend({"sums": each.sums, "counts": each.counts} for each in result.seen.values())
+            self.outputs.extend({"sums": total.sums, "counts": total.counts} for total in result.seen.values())
             return TRAINED, models, opt, dict(result.losses), list(result.seen)
         if isinstance(result, Model):
             return MODEL, self._model(result, "statistics")
