@@ -36,13 +36,16 @@ def run_command(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="A run directory.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="engine.workers, memory, address or device, for this part.")
+    ] = None,
     imports: Imports = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Continue an interrupted run. The result is identical to an uninterrupted run."""
     with Display(err, quiet) as display:
-        if not run.resume(folder, display, imports=imports):
+        if not run.resume(folder, display, imports=imports, overrides=overrides or ()):
             display.note(f"{folder}: already finished", always=True)
     views.results(folder, "table", out, as_json)
 

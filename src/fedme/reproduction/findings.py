@@ -22,7 +22,7 @@ from fedme.reproduction import catalogue, measured
 from fedme.reproduction.catalogue import Scale
 from fedme.reproduction.measured import Curve, Measured
 from fedme.reproduction.planned_runs import RunFolders, experiment
-from fedme.running.run_queue import identity
+from fedme.config.identity import identity
 
 # Which round: the last, the mean of the last evaluations, the best by validation, the best on test data.
 Pick = Literal["last", "settled", "validation", "test"]

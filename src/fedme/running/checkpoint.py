@@ -4,7 +4,6 @@ A checkpoint writes only what is new since the last one. It holds no random stat
 format, configuration and types at once, and the bytes of weights when they are loaded.
 """
 
-import hashlib
 import json
 import typing
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from fedme.config.experiment import ConfigError
 from fedme.config.identity import digest
-from fedme.core.atomic_files import CHECK, RunError, write_text
+from fedme.core.atomic_files import CHECK, RunError, is_whole, signed, write_text
 from fedme.core.data import ClientId
 from fedme.core.method import TaskError
 from fedme.core.model import Arch
@@ -111,7 +110,7 @@ def save(folder: Path, store: Store, checkpoint: Checkpoint, config: Mapping[str
         return asdict(Written(layouts[weights.layout], weights.place))
 
     head = {"format": FORMAT, "config": digest(config), "header": asdict(checkpoint.header), "layouts": list(layouts)}
-    write_text(folder / NAME, _signed(json.dumps(head | body, default=plain)))
+    write_text(folder / NAME, signed(json.dumps(head | body, default=plain)))
     store.sweep(weights.place.segment for weights in sets.values() if weights.place is not None)
 
 
@@ -131,17 +130,6 @@ def _unknown(arch: Arch, checkpoint: Checkpoint, method: str) -> str:
     )
 
 
-def _signed(text: str) -> str:
-    """A JSON table with the fingerprint of all its other keys as the last one."""
-    return f'{text[:-1]}, "{CHECK}": "{hashlib.sha256(text.encode()).hexdigest()}"}}'
-
-
-def _whole(text: str, check: Any) -> bool:
-    """Whether the table matches its fingerprint. Earlier versions wrote none."""
-    body, key, _ = text.rpartition(f', "{CHECK}": ')
-    return check is None or (bool(key) and hashlib.sha256(f"{body}}}".encode()).hexdigest() == check)
-
-
 def load(folder: Path, config: Mapping[str, Any]) -> File | None:
     """The checked file with its states unread; None when there is no checkpoint yet."""
     path = folder / NAME
@@ -158,7 +146,8 @@ def load(folder: Path, config: Mapping[str, Any]) -> File | None:
         raise RunError(f"{path}: damaged ({error}); {AGAIN}") from error
     if plain.get("format") != FORMAT:
         raise RunError(f"{path}: this version reads {FORMAT}, the file is {plain.get('format', 'something else')}")
-    if not _whole(text, plain.pop(CHECK, None)):
+    check = plain.pop(CHECK, None)
+    if check is not None and not is_whole(text, check):  # earlier versions wrote none
         raise RunError(f"{path}: damaged (wrong checksum: it was changed after it was written); {AGAIN}")
     if plain.get("config") != digest(config):
         raise RunError(f"{path}: was made with another configuration than config.toml beside it; restore that file")

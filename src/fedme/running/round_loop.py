@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedme.artifacts import model_cards, model_choice, outputs as model_outputs, saved_models, unseen_clients
+from fedme.artifacts import model_cards, model_choice, model_pack, outputs as model_outputs, saved_models, unseen_clients
+from fedme.artifacts.model_pack import PackWriter
 from fedme.config.experiment import Experiment
 from fedme.core.atomic_files import together
 from fedme.core.data import ClientData, ClientId
@@ -68,6 +69,7 @@ class RoundLoop:
         self.watch: DivergenceWatch | None = None
         self.fingerprints: dict[ClientId, str] = {}  # of the personal models that are saved, where clients have their own
         self.best: dict[ClientId, BestRound] = {}
+        self.pack = PackWriter(folder / saved_models.CLIENTS) if len(self.clients) >= model_pack.PACKED_FROM else None
 
     def run(self, at: checkpoint.Checkpoint, config: Mapping[str, Any]) -> None:
         """Continue from `at` to the last round."""
@@ -143,7 +145,7 @@ class RoundLoop:
                 self.display.note(wrong.text(t), always=True)
                 for client in wrong.furthest:
                     traffic[client].note(NOTE, f"{wrong.reason}; its models moved by {wrong.furthest[client]:.3g}")
-        if last:
+        if last and settings.save == "all":
             self._note_identical_models(traffic)
             offers = self.method.offers(server, task, self.root.at("init"))
             unseen_clients.save_offers(self.folder, offers, task, self.experiment, self.ancestry, saved=self.clients)
@@ -198,9 +200,11 @@ class RoundLoop:
             if self._keeps_best_round(task):
                 for client, evaluation in evaluations.items():
                     self._keep_best_round(client, evaluation.value, t)
-            if last:
+            if last and settings.save == "all":
                 self._save_models(task, {client: evaluation.value for client, evaluation in evaluations.items()})
             self._store_states(clients)
+        if last and self.pack is not None and settings.save == "all":
+            self.pack.close()
         return scores
 
     def _keeps_best_round(self, task: Task) -> bool:
@@ -237,7 +241,8 @@ class RoundLoop:
                     if self.method.own_architectures:
                         self.fingerprints[client] = _fingerprint(evaluation.models["personal"])
                     best = self.best.get(client)
-                    notes |= dict.fromkeys(save_models(folder, self.experiment, task, data, evaluation, lineage, best))
+                    saved = save_models(folder, self.experiment, task, data, evaluation, lineage, best, self.pack)
+                    notes |= dict.fromkeys(saved)
         for note in notes:
             self.display.note(f"note: {note}", always=True)
 
@@ -250,8 +255,9 @@ def save_models(
     evaluation: Evaluation,
     lineage: Lineage | None = None,
     best: BestRound | None = None,
+    pack: PackWriter | None = None,
 ) -> list[str]:
-    """Save a client's models at the end, the one that it chooses on its validation part, and their outputs.
+    """Save a client's models at the end, in its folder or in a pack, the one that it chooses on its validation part, and their outputs.
 
     The personal and the fine-tuned model are always saved, the server's and that of the best round only if it is chosen.
     Returns notes for the user.
@@ -270,9 +276,9 @@ def save_models(
             about = model_cards.about(
                 data, stage, experiment.method_name, trained, evaluation.scores, ancestry, task.schema.task_type, name
             )
-            notes.append(saved_models.save(folder, file, evaluation.models[name], task.schema, classes, about))
-    model_outputs.write(folder, outputs)
-    model_choice.write(folder, choice)
+            notes.append(saved_models.save(folder, file, evaluation.models[name], task.schema, classes, about, pack))
+    model_outputs.write(folder, outputs, pack)
+    model_choice.write(folder, choice, pack)
     return [note for note in notes if note]
 
 

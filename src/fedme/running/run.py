@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from importlib import metadata
@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 import fedme
-from fedme.config.experiment import Experiment, to_toml
-from fedme.config.identity import digest, source_digests
+from fedme.config.experiment import ConfigError, Experiment, to_toml
+from fedme.config.identity import MACHINE, changed_keys, identity, source_digests
 from fedme.config.named_code import load_saved
-from fedme.core.atomic_files import RunError, locked, replacing, sealed, write_json, write_text
+from fedme.core.atomic_files import InUse, RunError, locked, replacing, sealed, write_json, write_text
 from fedme.core.key import Key
 from fedme.core.processors import processors
 from fedme.datasets.federated_dataset import Federation
@@ -59,7 +59,7 @@ def start(experiment: Experiment, display: Display, notes: Sequence[str] = ()) -
             about = environment() | {"sources": source_digests(config), "notes": list(notes)}
             write_json(folder / run_directory.ENVIRONMENT, sealed(about))
             write_text(folder / CONFIG, to_toml(config))
-            _run_experiment(folder, display, experiment)
+            _run_experiment(folder, display, experiment, config)
         except Exception as error:  # if no round was finished, the same command must work once the cause is mended
             metrics = folder / records.NAME
             begun = metrics.exists() and (isinstance(error, OSError) or metrics.stat().st_size)
@@ -75,16 +75,23 @@ def start_or_resume(folder: Path, experiment: Experiment, display: Display, note
     if not (folder / CONFIG).exists():
         start(replace(experiment, settings=replace(experiment.settings, output=str(folder))), display, notes)
         return
-    if digest(summary.config_of(folder)) != digest(plain):
+    if identity(summary.config_of(folder)) != identity(plain):
         raise RunError(f"{folder}: holds another run, with other settings or other samples; choose another output")
     resume(folder, display, experiment)
 
 
-def resume(folder: Path, display: Display, experiment: Experiment | None = None, imports: bool = False) -> bool:
+def resume(
+    folder: Path,
+    display: Display,
+    experiment: Experiment | None = None,
+    imports: bool = False,
+    overrides: Sequence[str] = (),
+) -> bool:
     """Continue a run from its last checkpoint. Returns False if it is already finished.
 
     The experiment is the one in `config.toml`, unless a program supplies it together with its samples. Code that it names is
-    imported only with `imports`.
+    imported only with `imports`. `overrides` may say where it is computed (`engine.workers=4`), and change nothing else;
+    `config.toml` stays as it is.
     """
     if not (folder / CONFIG).exists():
         if _unbegun(folder):
@@ -92,15 +99,37 @@ def resume(folder: Path, display: Display, experiment: Experiment | None = None,
         raise RunError(f"{folder}: not a run directory (no {CONFIG}); `fedme run` starts one")
     with locked(folder), on_disk(folder):
         run_directory.require_readable(folder)
-        experiment = experiment or load_saved(folder / CONFIG, imports)
+        if experiment is None:
+            experiment = load_saved(folder / CONFIG, imports)
+            if overrides:
+                changed = load_saved(folder / CONFIG, imports, overrides=overrides)
+                _require_same_results(folder, experiment.plain(), changed.plain())
+                experiment = changed
         run_directory.require_same_sources(folder, experiment.plain())
         if (folder / summary.NAME).exists():
             summary.verified_config(folder, summary.read(folder))
             return False
         if note := run_directory.version_note(folder):
             display.note(note)
-        _run_experiment(folder, display, experiment)
+        _run_experiment(folder, display, experiment, _as_begun(folder, experiment.plain()))
     return True
+
+
+def _as_begun(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a run that is continued elsewhere, with the settings of the machine where it began."""
+    begun = summary.config_of(folder).get("engine", {})
+    engine = {key: value for key, value in config["engine"].items() if key not in MACHINE}
+    return {**config, "engine": engine | {key: begun[key] for key in MACHINE if key in begun}}
+
+
+def _require_same_results(folder: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Refuse to continue a run with settings that change its results."""
+    allowed = [f"engine.{key}" for key in MACHINE]
+    if others := [name for name in changed_keys(before, after) if name not in allowed]:
+        listed = ", ".join(allowed[:-1]) + f" and {allowed[-1]}"
+        raise ConfigError(
+            f"{', '.join(others)}: cannot change when {folder} is continued; only {listed} can. Start a new run for other settings"
+        )
 
 
 def _new_folder(experiment: Experiment) -> Path:
@@ -119,8 +148,9 @@ def _new_folder(experiment: Experiment) -> Path:
             elif folder.is_dir() and (_unbegun(folder) or not any(folder.iterdir())):
                 return folder
             else:
-                hint = f"`fedme resume {folder}` continues it, or " if (folder / CONFIG).exists() else ""
-                raise RunError(f"{folder}: already exists; {hint}choose another output") from None
+                begun = (folder / CONFIG).exists()
+                hint = f"`fedme resume {folder}` continues it, or " if begun else ""
+                raise (InUse if begun else RunError)(f"{folder}: already exists; {hint}choose another output") from None
         except OSError as error:
             raise RunError(f"{folder}: cannot be made: {error.strerror}") from error
 
@@ -160,8 +190,9 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _run_experiment(folder: Path, display: Display, experiment: Experiment) -> None:
-    settings, config = experiment.settings, experiment.plain()
+def _run_experiment(folder: Path, display: Display, experiment: Experiment, config: Mapping[str, Any]) -> None:
+    """Run or continue; `config` is what `config.toml` says."""
+    settings = experiment.settings
     loggers.require_packages(settings.log)
     if settings.engine.name == "flower":
         require_flower(experiment)
