@@ -135,8 +135,7 @@ def split_fingerprint(split: Split) -> str:
 def _copy(source: Path, target: Path) -> None:
     """Copy a model trained alone to the client's other models."""
     target.mkdir(parents=True, exist_ok=True)
-    for path in source.glob(f"{FILE}.*"):
-        (target / path.name).write_bytes(path.read_bytes())
+    saved_models.copy(source, FILE, target)
     card = saved_models.CARDS[FILE]
     (target / card).write_bytes((source / card).read_bytes())
 

@@ -67,7 +67,7 @@ class PackWriter:
             number = self.descriptions[same] = len(self.shared)
             self.shared.append({**network.facts(), **{key: about[key] for key in SHARED if key in about}})
         own = {key: value for key, value in about.items() if key not in SHARED}
-        placed = self._placed(model.arch, {**model.params, **model.buffers})
+        placed = self._placed(model.arch, {**model.params, **model.own_buffers})
         self.clients.setdefault(client, {}).setdefault("models", {})[name] = {"shared": number, "weights": placed, "own": own}
 
     def add_outputs(self, client: str, outputs: Mapping[str, Tensor]) -> None:

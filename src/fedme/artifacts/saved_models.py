@@ -4,8 +4,10 @@ A network without an import path (an instance, a class of the main program) is a
 that it can be used without its code.
 """
 
+import functools
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,21 @@ from torch import Tensor, nn
 from fedme import __version__, networks
 from fedme.artifacts import export, model_cards, model_choice, model_pack
 from fedme.artifacts.model_pack import NetworkFacts, PackWriter, graph_digest
-from fedme.core.atomic_files import RunError, read_tensors, sealed, together, unsealed, write_json, write_tensors, write_text
+from fedme.core.atomic_files import (
+    RunError,
+    is_being_written,
+    read_tensors,
+    sealed,
+    tensor_digest,
+    together,
+    unsealed,
+    write_json,
+    write_tensors,
+    write_text,
+)
 from fedme.core.data import ClientId, Inputs, Schema
 from fedme.core.key import Key
-from fedme.core.model import Model, load
+from fedme.core.model import Arch, Model, WithFrozen, frozen_weights, load
 from fedme.core.task_types import TaskType
 from fedme.core.typed import TypedError, build
 from fedme.datasets.preprocessing import Preparation
@@ -30,6 +43,7 @@ CLIENTS, UNSEEN = "clients", "newcomers"  # the folders of clients in a run, and
 LONGEST = 120  # characters of a folder; file systems take 255 bytes, some with everything before it
 HASHED = "~"  # in the name of a folder that is a hash
 DEVICES = {"CON", "PRN", "AUX", "NUL", *(f"{port}{i}" for port in ("COM", "LPT") for i in range(10))}  # not on Windows
+FROZEN = "frozen"  # the name of a file with the frozen weights of an architecture begins so
 GRAPH = ".graph.json"  # the suffix of a network's graph
 CARDS = {
     "model": "card.md",
@@ -72,7 +86,7 @@ def save(
 
     def facts() -> dict[str, Any]:
         nonlocal note, graph
-        description = network_facts(model, schema, classes)
+        description = network_facts(model, schema, classes) | _save_frozen(folder.parent, model)
         if not description["importable"]:
             description["network"], graph, note = _network_as_data(model, schema)
         return description
@@ -84,10 +98,26 @@ def save(
         return note
     folder.mkdir(parents=True, exist_ok=True)
     description = {**facts(), **about}
-    write_files(folder, name, {**model.params, **model.buffers}, description, graph)
+    write_files(folder, name, {**model.params, **model.own_buffers}, description, graph)
     if "client" in about:
         write_text(folder / CARDS[name], model_cards.markdown(description))
     return note
+
+
+def _save_frozen(group: Path, model: Model) -> dict[str, str]:
+    """Save the frozen weights of a network beside the folders of its clients, once; what a description says of them."""
+    if not isinstance(model.buffers, WithFrozen):
+        return {}
+    name = f"{FROZEN}-{_frozen_digest(model.arch, model.dtype)}.safetensors"
+    if not (group / name).exists() and not is_being_written(group / name):
+        group.mkdir(parents=True, exist_ok=True)
+        write_tensors(group / name, model.buffers.frozen, {"format": FORMAT, "arch": model.arch.name})
+    return {"frozen": name}
+
+
+@functools.lru_cache(maxsize=256)
+def _frozen_digest(arch: Arch, dtype: torch.dtype) -> str:
+    return tensor_digest(frozen_weights(arch, dtype), {"arch": arch.name})[:16]
 
 
 def write_files(
@@ -189,12 +219,18 @@ def weights_of(folder: Path, name: str = model_choice.OWN) -> Mapping[str, Tenso
     """The weights of a saved model."""
     path = folder / f"{name}.safetensors"
     packed = None if path.exists() else model_pack.weights(folder, name)
-    return read_tensors(path)[0] if packed is None else packed
+    own = read_tensors(path)[0] if packed is None else packed
+    frozen = describe(folder, name).get("frozen")
+    if frozen is None:
+        return own
+    if not isinstance(frozen, str) or not re.fullmatch(rf"{FROZEN}-[0-9a-f]{{16}}\.safetensors", frozen):
+        raise RunError(f"{folder / name}.json: frozen: must be the name of a file beside the folder, got {frozen!r}")
+    return {**read_tensors(folder.parent / frozen)[0], **own}
 
 
 def copy(folder: Path, name: str, target: Path, target_name: str | None = None) -> None:
     """Write a saved model as files into another folder: weights, description, and the graph of its network."""
-    about = describe(folder, name)
+    about = {key: value for key, value in describe(folder, name).items() if key != "frozen"}
     graph = _graph(folder, name, about) if "graph" in about.get("network", {}) else None
     with together():
         write_files(target, target_name or name, weights_of(folder, name), about, graph)
@@ -240,7 +276,7 @@ def read_model(
         )
         raise RunError(f"{path}: cannot be read: {error}{hint}") from error
     try:
-        return Model.of(arch, load(module, weights), dtype), about
+        return Model.of(arch, load(module, weights), dtype).with_frozen(), about
     except (ValueError, RuntimeError) as error:
         raise RunError(f"{folder / name}.safetensors: {error}") from error
 

@@ -81,6 +81,11 @@ def together() -> Iterator[None]:
             temporary.unlink(missing_ok=True)
 
 
+def is_being_written(path: Path) -> bool:
+    """Whether `together` will write the file at its end."""
+    return path in (_waiting.get() or {})
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
@@ -110,6 +115,8 @@ def write_json(path: Path, value: Any) -> None:
 def _indented(value: Any, margin: str = "") -> str:
     """JSON with indentation; a list of numbers or texts is one line."""
     deeper = f"{margin}  "
+    if isinstance(value, dict) and value and {dict, list}.isdisjoint(map(type, value.values())):  # most tables; in one call
+        return "{\n" + deeper + json.dumps(value, ensure_ascii=False, separators=(f",\n{deeper}", ": "))[1:-1] + f"\n{margin}}}"
     if isinstance(value, dict) and value:
         lines = (f"{deeper}{json.dumps(key, ensure_ascii=False)}: {_indented(item, deeper)}" for key, item in value.items())
         return "{\n" + ",\n".join(lines) + f"\n{margin}}}"
@@ -142,7 +149,7 @@ def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping
         copies[name] = tensor.contiguous().clone() if is_view or storage.data_ptr() in addresses else tensor
         addresses.add(storage.data_ptr())
     header = json.loads(json.dumps(metadata))  # as it will be read
-    write_safetensors(path, copies, header | {CHECK: _checksum(copies, header)})
+    write_safetensors(path, copies, header | {CHECK: tensor_digest(copies, header)})
 
 
 def write_safetensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, Any]) -> None:
@@ -167,12 +174,12 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
     except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         raise RunError(f"{path}: damaged ({error})") from error
     check = metadata.pop(CHECK, None)
-    if check != _checksum(tensors, metadata):
+    if check != tensor_digest(tensors, metadata):
         raise RunError(f"{path}: damaged (its checksum is {'wrong' if check else 'missing'})")
     return tensors, metadata
 
 
-def _checksum(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, Any]) -> str:
+def tensor_digest(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, Any]) -> str:
     """The SHA-256 digest of the metadata and of the names, dtypes, shapes and values of the tensors."""
     import torch
 

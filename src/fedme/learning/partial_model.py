@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedme.core import tree
 from fedme.core.data import ClientId
 from fedme.core.method import TaskError
-from fedme.core.model import Arch, Model, template
+from fedme.core.model import Arch, Model, WithFrozen, frozen_weights, template
 
 Choice = Callable[[str], bool]  # of weights and buffers, by name
 
@@ -80,14 +81,17 @@ def rest(model: Model, prefix: str) -> Part:
 
 
 def chosen_part(model: Model, chosen: Choice) -> Part:
-    """The weights and buffers of `model` whose names are chosen; there may be none."""
-    params, buffers = ({name: value for name, value in of.items() if chosen(name)} for of in (model.params, model.buffers))
+    """The weights and buffers of `model` whose names are chosen; there may be none. Frozen weights belong to no part."""
+    params, buffers = ({name: value for name, value in of.items() if chosen(name)} for of in (model.params, model.own_buffers))
     return Part(params, buffers)
 
 
 def fork(arch: Arch, kept: Part, shared: Part) -> Model:
-    """A model made of the part a client kept and the part it received."""
-    return Model(arch, {**kept.params, **shared.params}, {**kept.buffers, **shared.buffers})
+    """A model made of the part a client kept and the part it received, and of the frozen weights of the architecture."""
+    params, buffers = {**kept.params, **shared.params}, {**kept.buffers, **shared.buffers}
+    dtype = next((value.dtype for value in params.values()), torch.float32)
+    frozen = {name: value for name, value in frozen_weights(arch, dtype).items() if name not in buffers}
+    return Model(arch, params, WithFrozen(buffers, frozen) if frozen else buffers)
 
 
 def require_same_part(archs: Mapping[ClientId, Arch], shared: Arch, prefix: str) -> None:

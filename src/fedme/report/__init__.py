@@ -18,7 +18,7 @@ from fedme.report import (
     setup_view,
     summary_text,
 )
-from fedme.report.run_data import Family, families
+from fedme.report.run_data import Family, families, shown
 
 
 def write(folders: Sequence[Path], target: Path) -> None:
@@ -33,7 +33,7 @@ def write(folders: Sequence[Path], target: Path) -> None:
 
 def story(families: Sequence[Family]) -> dict[str, Any]:
     """Everything the page shows, as plain data."""
-    runs = [(index, run) for index, family in enumerate(families) for run in family.runs]
+    runs = [(index, run) for index, family in enumerate(shown(families)) for run in family.runs]
     return {
         "title": families[0].label if len(families) == 1 else f"{len(families)} experiments",
         "families": [{"label": family.label, "method": family.method} for family in families],

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedme.core.metrics import Measure
 from fedme.report import client_view, exchange_view, joining_view, lineage_view, privacy_view
-from fedme.report.run_data import PERSONAL, Family, Run, ScoreKey, client_mean, over_seeds
+from fedme.report.run_data import PERSONAL, Family, Run, ScoreKey, client_mean, over_seeds, sample_note
 from fedme.results import verdicts
 from fedme.results.summary import spread, trouble
 
@@ -51,6 +51,7 @@ def _family(family: Family, families: Sequence[Family]) -> list[str]:
         f"{family.method.rpartition(':')[2]} with {len(run.clients)} clients on {run.config['data']['name']}"
         f"{f' ({partition} partition)' if partition else ''}, {len(run.rounds)} rounds, {_seeds(family)}."
     ]
+    text += [note for note in [sample_note(run)] if note]
     unfinished = [run.result for run in family.runs if "unfinished" in run.result]
     text += [f"Unfinished: seed {result['seed']} has completed {result['unfinished']}." for result in unfinished]
     text.append(" ".join(_results(family)))

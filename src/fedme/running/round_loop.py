@@ -178,7 +178,8 @@ class RoundLoop:
                 if client in traffic:
                     traffic[client].note(summary.SAME_MODEL, clients[0])
         if same:
-            listed = "; ".join(", ".join(clients) for clients in same)
+            listed = "; ".join(", ".join(clients) for clients in same[: summary.MOST_GROUPS])
+            listed += f"; and {len(same) - summary.MOST_GROUPS} more groups" if len(same) > summary.MOST_GROUPS else ""
             self.display.note(f"note: these clients ended with identical personal models: {listed}", always=True)
 
     def _store_states(self, clients: Iterable[ClientId]) -> None:
