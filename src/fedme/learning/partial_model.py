@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from fedme.core import tree
 from fedme.core.data import ClientId
 from fedme.core.method import TaskError
-from fedme.core.model import Arch, Model, WithFrozen, frozen_weights, template
+from fedme.core.model import Arch, Model, frozen_weights, template
 
 Choice = Callable[[str], bool]  # of weights and buffers, by name
 
@@ -90,8 +90,7 @@ def fork(arch: Arch, kept: Part, shared: Part) -> Model:
     """A model made of the part a client kept and the part it received, and of the frozen weights of the architecture."""
     params, buffers = {**kept.params, **shared.params}, {**kept.buffers, **shared.buffers}
     dtype = next((value.dtype for value in params.values()), torch.float32)
-    frozen = {name: value for name, value in frozen_weights(arch, dtype).items() if name not in buffers}
-    return Model(arch, params, WithFrozen(buffers, frozen) if frozen else buffers)
+    return Model(arch, params, {**frozen_weights(arch, dtype), **buffers}).with_frozen()
 
 
 def require_same_part(archs: Mapping[ClientId, Arch], shared: Arch, prefix: str) -> None:
