@@ -2,7 +2,7 @@
 
     python benchmarks/large.py [--clients 1000 10000 50000] [--method fedme] [--cohort 500] [--rounds 2] [--save all]
 
-Made-up data: 64 features, 24 samples a client, a network 64-20-10. Every point is a run in a process of its own, with everything
+Made-up data: 64 features, 24 samples a client, a network 64-20-10. Every point is a run in a process of its own, with all
 that `fedme run` does: division, checkpoints, records, saved models. Processor time is of all threads and processes of the run;
 the files of the run are counted.
 """

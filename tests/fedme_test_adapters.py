@@ -30,14 +30,25 @@ def gpt(hidden=16):
     from transformers import GPT2Config, GPT2ForSequenceClassification
 
     sizes = {"n_embd": hidden, "n_layer": 1, "n_head": 2, "n_positions": LENGTH, "vocab_size": VOCABULARY}
-    config = GPT2Config(**sizes, num_labels=CLASSES, pad_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-    return _with_lora(GPT2ForSequenceClassification(config), ["c_attn"])
+    config = GPT2Config(
+        **sizes,
+        num_labels=CLASSES,
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=0,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
+    return _with_lora(GPT2ForSequenceClassification(config), ["c_attn"], transposed=True)
 
 
-def _with_lora(network, targets):
+def _with_lora(network, targets, transposed=False):
     from peft import LoraConfig, TaskType, get_peft_model
 
-    config = LoraConfig(task_type=TaskType.SEQ_CLS, r=2, lora_alpha=4, lora_dropout=0.0, target_modules=targets)
+    config = LoraConfig(
+        task_type=TaskType.SEQ_CLS, r=2, lora_alpha=4, lora_dropout=0.0, target_modules=targets, fan_in_fan_out=transposed
+    )
     return get_peft_model(network, config)
 
 

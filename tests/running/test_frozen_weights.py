@@ -1,5 +1,6 @@
 """Frozen weights belong to the architecture: they do not travel, are in memory once, and are saved once."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,7 +8,6 @@ import torch
 
 import fedme
 from fedme.artifacts import saved_models
-from fedme.config.experiment import load
 from fedme.core.key import Key
 from fedme.core.method import Round
 from fedme.core.model import Arch, Model, WithFrozen, average, frozen_weights
@@ -18,18 +18,19 @@ from fedme.running import checkpoint, run
 from fedme_test_adapters import CLASSES, LENGTH, VOCABULARY, Adapted, bert, gpt
 from fedme_test_runs import Killed, Watching, difference
 
-ADAPTED = "fedme_test_adapters:Adapted"
 OTHERS = {"centralized": "sends samples", "local": "sends nothing", "fd": "sends outputs", "fedmd": "sends outputs"}
 OTHERS |= {"fedproto": "sends features", "heterofl": "its networks are slices, with slices of frozen weights"}
 
 
-def start(folder, method, *words, fuse=None):
-    pool = f"models.pool=['{ADAPTED}']"
-    data = ["data.name=synthetic", "data.users=4", "data.limit=40", "partition.name=natural", "data.public=20", "data.unlabeled=10"]
-    experiment, _ = load(
-        "digits-fedavg", [f"method.name={method}", pool, "models.assign=round-robin", *data, "rounds=2", *words, f"output={folder}"]
-    )
-    return run.start(experiment, Watching(fuse))
+class CutAfterOneRound(Watching):
+    def advance(self, info=None):
+        raise Killed
+
+
+def made(folder, method):
+    learner = fedme.learner(METHODS[method])(rounds=2, train={"batch": 8})
+    experiment = learner.experiment(clients(lambda _: Arch(Adapted), tokens=False), unlabeled=6)
+    return dataclasses.replace(experiment, settings=dataclasses.replace(experiment.settings, output=str(folder)))
 
 
 def trained_bytes(arch):
@@ -62,7 +63,9 @@ def test_messages_leave_them_out_and_readers_have_them():
     tensors = {}
     plain = pack(own, tensors)
     changed = unpack(Model, plain, tensors, {arch.name: arch})
-    assert torch.equal(changed.buffers["body.0.bias"], own.buffers["body.0.bias"]), "others than those of the architecture travel"
+    assert torch.equal(changed.buffers["body.0.bias"], own.buffers["body.0.bias"]), (
+        "others than those of the architecture travel"
+    )
 
 
 def clients(network, count=4, tokens=True):
@@ -110,10 +113,11 @@ def _saved(path):
 
 @pytest.mark.parametrize("method", ["fedavg", "fedme", "fml"])
 def test_a_resumed_run_has_them_too(method, tmp_path):
-    whole = start(tmp_path / "whole", method)
+    whole = run.start(made(tmp_path / "whole", method), Watching())
     with pytest.raises(Killed):
-        start(tmp_path / "cut", method, fuse=9)
-    run.resume(tmp_path / "cut", Watching(), imports=True)
+        run.start(made(tmp_path / "cut", method), CutAfterOneRound())
+    assert json.loads((tmp_path / "cut" / checkpoint.NAME).read_text())["header"]["round"] == 1
+    run.resume(tmp_path / "cut", Watching(), made(tmp_path / "cut", method))
     assert difference(whole, tmp_path / "cut") == ""
     text = (whole / checkpoint.NAME).read_text()
     assert "adapter.weight" in text
@@ -141,7 +145,6 @@ def test_different_networks_with_adapters_exchange_models(tmp_path):
     networks = [Arch(bert), Arch(gpt), Arch(bert, hidden=24), Arch(gpt)]
     result = fedme.FedMe(rounds=2, train={"batch": 8}).fit(clients(lambda n: networks[n]), output=tmp_path / "run", quiet=True)
     assert len(list((tmp_path / "run" / "clients").glob("frozen-*.safetensors"))) >= 1
-    assert result.table() is not None or True
     for number in range(4):
         assert len(result[f"site-{number}"].predict(torch.ones(2, LENGTH, dtype=torch.int64))) == 2
 
@@ -163,7 +166,9 @@ def test_the_same_accuracy_as_with_weights_that_travel(tmp_path):
     settings, after = Training(batch=10, lr=0.1), []
     for model in (closed, opened):
         when = Round(0, 1)
-        work = train({"own": model}, settings.local_optimizer(CrossEntropy(), when), data, settings.batch_schedule(when), Key(4))
+        work = train(
+            {"own": model}, settings.local_optimizer(CrossEntropy(), when), data, settings.batch_schedule(when), Key(4)
+        )
         after.append(run_in_lockstep({"x": work}, one_by_one)["x"].value.models["own"])
     for name in closed.params:
         assert torch.equal(after[0].params[name], after[1].params[name])

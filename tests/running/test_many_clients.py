@@ -137,9 +137,10 @@ def test_killed_at_its_end_it_resumes_to_the_same_files(tmp_path, monkeypatch):
     def cut(self):
         raise Killed
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         patch.setattr(model_pack.PackWriter, "close", cut)
-        run.start(experiment(250, tmp_path / "cut"), Watching())
+        with pytest.raises(Killed):
+            run.start(experiment(250, tmp_path / "cut"), Watching())
     assert not model_pack.names(tmp_path / "cut" / "clients")
     run.resume(tmp_path / "cut", Watching(), experiment(250, tmp_path / "cut"))
     for path in sorted((whole / "clients").iterdir()):

@@ -223,6 +223,7 @@ def test_a_sweep_on_ray_equals_one_here(tmp_path, fedme):
 
 CLUSTER = """
 import ray, sys
-print(ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False).address_info["gcs_address"], flush=True)
+cluster = ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+print(cluster.address_info["gcs_address"], flush=True)
 sys.stdin.readline()
 """

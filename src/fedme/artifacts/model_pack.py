@@ -1,7 +1,7 @@
 """The models of many clients in a few files, each found by the name of its client's folder.
 
 A folder of clients has a pack: `index.json`, and shards with weights and outputs. Models of one architecture are rows of
-stacked tensors, and equal models are one row. A client's own folder, where it exists, has files that were written later, such as
+stacked tensors, and equal models are one row. A client's own folder, where it exists, has files that were written later, as
 a model trained alone; they go before the pack. The index is written last, so a pack is there as a whole or not at all.
 """
 
@@ -102,7 +102,7 @@ class PackWriter:
         _index.cache_clear()
 
     def _placed(self, arch: Arch, weights: Mapping[str, Tensor]) -> list[Any]:
-        """The shard, the stack and the row of weights, and their checksum; weights that are there already are not stored again."""
+        """The shard, the stack and the row of weights, and their checksum. Equal weights are stored once."""
         check = _checksum(weights, arch.name)
         if check not in self.known:
             layout = tuple((name, value.dtype, value.shape) for name, value in weights.items())
@@ -205,10 +205,15 @@ def outputs(folder: Path) -> dict[str, Tensor] | None:
     shard, places, check = _read(folder, lambda: entry["outputs"])
     path, found = _path(folder.parent, shard), {}
     for name, (number, start, stop) in places.items():
-        found |= {name: value for value in _rows(path, f"outputs/{number}".__eq__, lambda _: slice(start, stop)).values()}  # noqa: B023
+        rows = _rows(path, f"outputs/{number}".__eq__, functools.partial(_span, start, stop))
+        found |= dict.fromkeys([name], next(iter(rows.values()))) if rows else {}
     if _checksum(found) != check:
         raise RunError(f"{path}: damaged (the outputs of {folder.name} have not their checksum)")
     return found
+
+
+def _span(start: int, stop: int, key: str) -> slice:
+    return slice(start, stop)
 
 
 def choice(folder: Path) -> Mapping[str, Any] | None:
@@ -249,7 +254,9 @@ def _index(path: Path, changed: int, size: int) -> Mapping[str, Any]:
         tables = {"clients": dict, "graphs": dict, "shared": list}
         if not all(isinstance(plain.get(key), kind) for key, kind in tables.items()):
             raise ValueError("it has no list of clients")
-        if not all(isinstance(entry, dict) and isinstance(entry.get("models", {}), dict) for entry in plain["clients"].values()):
+        if not all(
+            isinstance(entry, dict) and isinstance(entry.get("models", {}), dict) for entry in plain["clients"].values()
+        ):
             raise ValueError("an entry is not a table")
         return plain
     except (OSError, ValueError, RecursionError) as error:

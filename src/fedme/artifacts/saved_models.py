@@ -81,7 +81,7 @@ def save(
     about: dict[str, Any],
     pack: PackWriter | None = None,
 ) -> str:
-    """Write `name`.safetensors, `name`.json and a card, or add them to a pack; returns a note for the user, or an empty string."""
+    """Write `name`.safetensors, `name`.json and a card, or add them to a pack; returns a note for the user or ''."""
     note, graph = "", None
 
     def facts() -> dict[str, Any]:

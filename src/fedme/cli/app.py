@@ -27,7 +27,8 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, o
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Imports = Annotated[bool, typer.Option("--imports", help="Import code that the folder names; only for folders you trust.")]
 ShardOption = Annotated[
-    str | None, typer.Option("--shard", metavar="I/N", help="Only this share of the runs, the I-th of N; the same in every call.")
+    str | None,
+    typer.Option("--shard", metavar="I/N", help="Only this share of the runs, the I-th of N; the same in every call."),
 ]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait for runs that other processes work on.")]
 OnRay = Annotated[str | None, typer.Option("--ray", metavar="ADDRESS", help="Run on the Ray cluster at this address.")]

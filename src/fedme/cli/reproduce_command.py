@@ -23,7 +23,9 @@ from fedme.running.shards import Shard, parse_shard
 @app.command()
 def reproduce(
     names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Results such as pfml-table1, or all.")] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="List every table and figure with its cost, or the runs of those that are named.")] = False,
+    show_list: Annotated[
+        bool, typer.Option("--list", help="List every table and figure with its cost, or the runs of those that are named.")
+    ] = False,
     scale: Annotated[Scale, typer.Option(help="The paper's settings, smaller ones, or a smoke test.")] = "small",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 1,
     only: Annotated[

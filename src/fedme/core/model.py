@@ -248,7 +248,7 @@ class Model:
         return Model(self.arch, self.params, buffers)
 
     def with_frozen(self, always: bool = False) -> "Model":
-        """The same model with the frozen weights of its architecture, where it has equal ones or, with `always`, in any case."""
+        """The same model with the frozen weights of its architecture where it has equal ones, or `always`."""
         frozen = frozen_weights(self.arch, self.dtype) if self.buffers else {}
         taken = {
             name: value
@@ -257,9 +257,7 @@ class Model:
         }
         if not taken or (isinstance(self.buffers, WithFrozen) and self.buffers.frozen.keys() == taken.keys()):
             return self
-        return Model(
-            self.arch, self.params, WithFrozen({n: v for n, v in self.buffers.items() if n not in taken}, taken)
-        )
+        return Model(self.arch, self.params, WithFrozen({n: v for n, v in self.buffers.items() if n not in taken}, taken))
 
     def frozen_like(self, given: "Model") -> "Model":
         """The same model with the frozen weights of `given`, from which it was trained."""

@@ -170,8 +170,8 @@ def sample_note(run: Run) -> str:
     if len(run.clients) <= MOST_SHOWN:
         return ""
     return (
-        f"Of {len(run.clients):,} clients, {MOST_SHOWN} are shown one by one: a third of them the best in the last round, a third "
-        "the worst, and others in between; loans and lineages are those among them. Means and counts are over all clients."
+        f"Of {len(run.clients):,} clients, {MOST_SHOWN} are shown one by one: a third of them the best in the last round, a "
+        "third the worst, and others in between; loans and lineages are those among them. Means and counts are over all clients."
     )
 
 

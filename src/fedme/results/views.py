@@ -16,7 +16,6 @@ from fedme.results.statistics import Gain
 from fedme.results.tables import Format, render
 from fedme.results.verdicts import Verdict
 
-
 MOST_CLIENTS = 200  # lines of a table of clients on a terminal
 
 
@@ -167,7 +166,9 @@ def clients(folder: Path, style: Format, out: Console, as_json: bool = False) ->
         return
     lines = list(table.values())
     if style == "table" and len(lines) > MOST_CLIENTS:
-        out.print(f"{len(lines):,} clients: the {MOST_CLIENTS // 2} worst and the {MOST_CLIENTS // 2} best; --format csv prints all")
+        out.print(
+            f"{len(lines):,} clients: the {MOST_CLIENTS // 2} worst and the {MOST_CLIENTS // 2} best; --format csv prints all"
+        )
         lines = _worst_and_best(lines, measure)
     header = list(dict.fromkeys(key for line in lines for key in line))
     cells = [[_cell(line.get(key), key, measure) for key in header] for line in lines]

@@ -82,7 +82,8 @@ def run_elsewhere(plan: str, environment: Mapping[str, str]) -> str:
     process = subprocess.Popen(
         command, env={**os.environ, **environment}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
     try:
         process.stdin.write(plan.encode())
         process.stdin.close()

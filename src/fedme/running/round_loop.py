@@ -258,7 +258,7 @@ def save_models(
     best: BestRound | None = None,
     pack: PackWriter | None = None,
 ) -> list[str]:
-    """Save a client's models at the end, in its folder or in a pack, the one that it chooses on its validation part, and their outputs.
+    """Save a client's models at the end, in its folder or in a pack, their outputs, and which one it chooses by validation.
 
     The personal and the fine-tuned model are always saved, the server's and that of the best round only if it is chosen.
     Returns notes for the user.
