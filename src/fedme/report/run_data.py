@@ -171,7 +171,7 @@ def sample_note(run: Run) -> str:
         return ""
     return (
         f"Of {len(run.clients):,} clients, {MOST_SHOWN} are shown one by one: a third of them the best in the last round, a "
-        "third the worst, and others in between; loans and lineages are those among them. Means and counts are over all clients."
+        "third the worst, and others in between; loans and lineages are among these. Means and counts are over all."
     )
 
 
