@@ -21,6 +21,7 @@ LATER: dict[str, type[Any]] = {"faults": Faults, "defence": Defence, "attack": A
 LATER_KEYS: dict[str, dict[str, Any]] = {
     "models": {"update_bn": True},
     "data": {"stratify": False},
+    "method": {"shared": []},
 }  # the same for single keys: their value before they came
 IMPORT_PATH = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(\(.*\))?")
 LIBRARIES = {"fedme", "torch", *sys.stdlib_module_names}  # their versions are in `environment.json`

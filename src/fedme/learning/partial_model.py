@@ -66,18 +66,23 @@ def require_some(arch: Arch, patterns: Sequence[str], setting: str) -> None:
             )
 
 
-def cut(model: Model, prefix: str) -> Part:
-    """The weights and buffers of `model` whose names start with `prefix`."""
-    part = chosen_part(model, named(prefix))
+def patterns_of(shared: str | Sequence[str]) -> tuple[str, ...]:
+    """The patterns of a setting that may be one pattern, a list, or nothing, which stands for everything."""
+    return (shared,) if isinstance(shared, str) else tuple(shared) or ("",)
+
+
+def cut(model: Model, shared: str | Sequence[str]) -> Part:
+    """The weights and buffers of `model` whose names match."""
+    part = chosen_part(model, named(*patterns_of(shared)))
     if not part.params:
-        there = sorted({name.split(".")[0] + "." for name in model.params})
-        raise TaskError(f"no weight of {model.arch.name} has a name starting with '{prefix}'; it has {', '.join(there)}")
+        there, listed = sorted({name.split(".")[0] + "." for name in model.params}), ", ".join(patterns_of(shared))
+        raise TaskError(f"no weight of {model.arch.name} has a name starting with '{listed}'; it has {', '.join(there)}")
     return part
 
 
-def rest(model: Model, prefix: str) -> Part:
+def rest(model: Model, shared: str | Sequence[str]) -> Part:
     """The weights and buffers that `cut` leaves."""
-    return chosen_part(model, all_but(named(prefix)))
+    return chosen_part(model, all_but(named(*patterns_of(shared))))
 
 
 def chosen_part(model: Model, chosen: Choice) -> Part:
@@ -93,11 +98,12 @@ def fork(arch: Arch, kept: Part, shared: Part) -> Model:
     return Model(arch, params, {**frozen_weights(arch, dtype), **buffers}).with_frozen()
 
 
-def require_same_part(archs: Mapping[ClientId, Arch], shared: Arch, prefix: str) -> None:
+def require_same_part(archs: Mapping[ClientId, Arch], shared: Arch, patterns: str | Sequence[str]) -> None:
     """Raise a TaskError for clients whose architecture has other shapes in the shared part."""
+    prefix, chosen = ", ".join(patterns_of(patterns)), named(*patterns_of(patterns))
 
     def shapes(arch: Arch) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(p.shape) for name, p in template(arch, False).named_parameters() if named(prefix)(name)}
+        return {name: tuple(p.shape) for name, p in template(arch, False).named_parameters() if chosen(name)}
 
     expected = shapes(shared)
     for client, arch in archs.items():

@@ -24,6 +24,7 @@ from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.lockstep import Executor, run_in_lockstep
 from fedme.execution.reference import one_by_one
 from fedme.learning.architecture_selection import Choice, best_local
+from fedme.learning.exchanged_part import exchanged_part, require_equal_parts
 from fedme.learning.own_statistics import with_own_statistics
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -126,6 +127,9 @@ def prepare(
             specs |= {client: pool[name] for client, name in _assigned(models.assign, list(pool), others).items()}
         chosen |= {client: fitted(spec, federation.classes[client]) for client, spec in specs.items()}
     experiment.method.check(task_of(chosen))  # before anything is trained
+    require_equal_parts(experiment.method, task_of(chosen))
+    if (part := exchanged_part(experiment.method, task_of(chosen))) is not None:
+        archs[part.arch.name] = part.arch
     selection: dict[ClientId, dict[str, float]] = {}
     if undecided:
         rest = replace(federation, clients={client: federation.clients[client] for client in undecided})

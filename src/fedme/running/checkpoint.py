@@ -23,6 +23,7 @@ from fedme.core.serialization import pack, unpack
 from fedme.core.typed import TypedError, build
 from fedme.federation.client_work import AnyMethod
 from fedme.federation.offences import OffenceRecord
+from fedme.federation.reply_validation import MessageTypes
 from fedme.learning.accountant import Ledger
 from fedme.running.best_round import BestRound
 from fedme.running.weight_store import Layout, Place, Store, Weights
@@ -170,8 +171,8 @@ def states(
     `resolve` adds to `archs` an architecture that the method resolved itself; it imports nothing that the configuration does
     not name.
     """
-    server_type = typing.get_type_hints(method.init_server)["return"]
-    state_type = typing.get_type_hints(method.client_round)["state"]
+    types = MessageTypes.of(method)
+    server_type, state_type = types.server, types.state
     shared: dict[Place, Weights] = {}
 
     def weights(written: Written) -> Weights:

@@ -25,6 +25,7 @@ from fedme.federation.client_work import GLOBAL, AnyMethod, Evaluation, Finetune
 from fedme.federation.malicious_clients import MaliciousClients
 from fedme.federation.offences import OffenceRecord
 from fedme.federation.round import Engine, Traffic, run_round
+from fedme.learning.exchanged_part import exchanged_part
 from fedme.learning.robust_aggregation import defence_of
 from fedme.results import loggers, records, summary
 from fedme.results.lineage import Lineage, lineages
@@ -148,6 +149,9 @@ class RoundLoop:
         if last and settings.save == "all":
             self._note_identical_models(traffic)
             offers = self.method.offers(server, task, self.root.at("init"))
+            if (part := exchanged_part(self.method, task)) is not None:  # completed by random weights
+                fresh = Model.init(task.shared, self.root.at("init", "newcomer"), task.dtype)
+                offers = part.completed(offers, part.keep(None, fresh))
             unseen_clients.save_offers(self.folder, offers, task, self.experiment, self.ancestry, saved=self.clients)
         rows = records.rows(t, traffic, scores, self.engine.samples, result.server_seconds, task.schema.task_type)
         if settings.privacy is not None:
@@ -194,8 +198,10 @@ class RoundLoop:
         tune = settings.finetune.epochs and (last or settings.finetune.when == "always")
         finetune = Finetune(settings.train, settings.finetune.epochs) if tune else None
         scores: dict[ClientId, list[ModelScore]] = {}
+        part = exchanged_part(self.method, task)
         for clients in self._groups(task):
             deliveries = {client: self.method.deliver(task, server, client) for client in clients}
+            deliveries = part.stripped(deliveries) if part is not None else deliveries
             evaluations = self.engine.evaluate_models(deliveries, Round(t, settings.rounds), finetune)
             scores |= {client: evaluation.value.scores for client, evaluation in evaluations.items()}
             if self._keeps_best_round(task):

@@ -28,6 +28,7 @@ from fedme.federation.client_work import AnyMethod
 from fedme.federation.failures import FailingClients
 from fedme.federation.in_process import InProcessEngine
 from fedme.federation.round import Engine
+from fedme.learning.exchanged_part import exchanged_part
 from fedme.learning.robust_aggregation import defence_of, require_enough_copies
 from fedme.results import loggers, records, run_directory, summary
 from fedme.results.summary import CONFIG
@@ -234,7 +235,9 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment, conf
             at = checkpoint.states(folder, store, saved, method, prepared.archs, prepared.task.resolve)
         else:
             head = checkpoint.Header(0, 0, assigned)
-            server = store.keep(method.init_server(prepared.task, root.at("init")))
+            server = method.init_server(prepared.task, root.at("init"))
+            part = exchanged_part(method, prepared.task)
+            server = store.keep(server if part is None else part.stripped(server))
             at = checkpoint.Checkpoint(head, server, {}, prepared.archs)
             checkpoint.save(folder, store, at, config)
         logs = cleanup.enter_context(loggers.opened(settings.log, folder, config, at.header.round))
