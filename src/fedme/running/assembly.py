@@ -118,7 +118,7 @@ def prepare(
     undecided: list[ClientId] = []  # "best-local" trains before it chooses
     if assigned is not None:
         chosen = {client: archs[name] for client, name in assigned.items()}
-    elif experiment.method.own_architectures:
+    elif experiment.method.own_architectures or experiment.method.exchanged:
         others = [client for client in federation.clients if client not in own]
         specs = dict(own)
         if models.assign == "best-local":
