@@ -179,7 +179,10 @@ def description(folder: Path, name: str) -> dict[str, Any] | None:
     index, entry = _opened(folder.parent), _entry(folder)
     if index is None or entry is None or name not in entry.get("models", {}):
         return None
-    return _read(folder, lambda: {**index["shared"][entry["models"][name]["shared"]], **entry["models"][name]["own"]})
+    found: dict[str, Any] = _read(
+        folder, lambda: {**index["shared"][entry["models"][name]["shared"]], **entry["models"][name]["own"]}
+    )
+    return found
 
 
 def weights(folder: Path, name: str) -> dict[str, Tensor] | None:
@@ -203,7 +206,7 @@ def outputs(folder: Path) -> dict[str, Tensor] | None:
     if entry is None or "outputs" not in entry:
         return None
     shard, places, check = _read(folder, lambda: entry["outputs"])
-    path, found = _path(folder.parent, shard), {}
+    path, found = _path(folder.parent, shard), dict[str, Tensor]()
     for name, (number, start, stop) in places.items():
         rows = _rows(path, f"outputs/{number}".__eq__, functools.partial(_span, start, stop))
         found |= dict.fromkeys([name], next(iter(rows.values()))) if rows else {}

@@ -91,7 +91,7 @@ class ExchangedPart:
         return Kept(state, model.arch, chosen_part(model, all_but(named(*self.patterns))))
 
 
-def exchanged_part(method: Method, task: Task) -> ExchangedPart | None:
+def exchanged_part(method: Method[Any, Any, Any, Any], task: Task) -> ExchangedPart | None:
     """The part that a method exchanges; None: whole models, or what the method itself chooses."""
     return _exchanged(task.shared, tuple(method.exchanged)) if method.exchanged else None
 
@@ -102,7 +102,7 @@ def _exchanged(arch: Arch, patterns: tuple[str, ...]) -> ExchangedPart:
     return ExchangedPart(Arch.named(f"shared part of {arch.name}", factory, **dict(arch.options)), patterns)
 
 
-def require_equal_parts(method: Method, task: Task) -> None:
+def require_equal_parts(method: Method[Any, Any, Any, Any], task: Task) -> None:
     """Raise a TaskError for patterns that match nothing, and for clients whose shared part has other names or shapes."""
     if not method.exchanged:
         return
