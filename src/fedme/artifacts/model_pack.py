@@ -179,10 +179,10 @@ def description(folder: Path, name: str) -> dict[str, Any] | None:
     index, entry = _opened(folder.parent), _entry(folder)
     if index is None or entry is None or name not in entry.get("models", {}):
         return None
-    found: dict[str, Any] = _read(
+    facts: dict[str, Any] = _read(
         folder, lambda: {**index["shared"][entry["models"][name]["shared"]], **entry["models"][name]["own"]}
     )
-    return found
+    return facts
 
 
 def weights(folder: Path, name: str) -> dict[str, Tensor] | None:
@@ -192,8 +192,8 @@ def weights(folder: Path, name: str) -> dict[str, Tensor] | None:
         return None
     shard, number, row, check = _read(folder, lambda: entry["models"][name]["weights"])
     path = _path(folder.parent, shard)
-    found = _rows(path, lambda key: key.startswith(f"{number}/"), lambda key: slice(row, row + 1))
-    tensors = {key.partition("/")[2]: value[0] for key, value in found.items() if len(value)}
+    stored = _rows(path, lambda key: key.startswith(f"{number}/"), lambda key: slice(row, row + 1))
+    tensors = {key.partition("/")[2]: value[0] for key, value in stored.items() if len(value)}
     about = description(folder, name) or {}
     if not tensors or _checksum(tensors, str(about.get("arch"))) != check:
         raise RunError(f"{path}: damaged (the weights of {folder.name}/{name} have not their checksum)")
@@ -206,13 +206,13 @@ def outputs(folder: Path) -> dict[str, Tensor] | None:
     if entry is None or "outputs" not in entry:
         return None
     shard, places, check = _read(folder, lambda: entry["outputs"])
-    path, found = _path(folder.parent, shard), dict[str, Tensor]()
+    path, stored = _path(folder.parent, shard), dict[str, Tensor]()
     for name, (number, start, stop) in places.items():
         rows = _rows(path, f"outputs/{number}".__eq__, functools.partial(_span, start, stop))
-        found |= dict.fromkeys([name], next(iter(rows.values()))) if rows else {}
-    if _checksum(found) != check:
+        stored |= dict.fromkeys([name], next(iter(rows.values()))) if rows else {}
+    if _checksum(stored) != check:
         raise RunError(f"{path}: damaged (the outputs of {folder.name} have not their checksum)")
-    return found
+    return stored
 
 
 def _span(start: int, stop: int, key: str) -> slice:

@@ -103,7 +103,7 @@ class Partition:
         if labels.dim() == 2:  # multi-label
             return torch.stack([labels[p.all()].sum(0) for p in self.clients.values()])
         rows = [p.all() for p in self.clients.values()]
-        client = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(mine) for mine in rows]))
+        client = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(of_client) for of_client in rows]))
         counts = torch.bincount(client * classes + labels[torch.cat(rows)], minlength=len(rows) * classes)
         return counts.reshape(len(rows), classes)
 

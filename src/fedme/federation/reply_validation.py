@@ -25,7 +25,7 @@ from fedme.core.serialization import Plain, fitting
 from fedme.core.task_types import TaskType
 from fedme.core.typed import TypedError, build
 from fedme.federation.client_work import AnyMethod, ModelScore
-from fedme.learning.exchanged_part import Kept
+from fedme.learning.exchanged_part import StateWithRest
 from fedme.learning.partial_model import Part
 
 LONGEST = 200  # characters of a text that a client sends for the records
@@ -48,8 +48,8 @@ class MessageTypes:
     def of(cls, method: AnyMethod) -> "MessageTypes":
         """As the annotations of the method say."""
         kind: Hashable = type(method)
-        found = _kinds(kind)
-        return dataclasses.replace(found, state=_kept(found.state)) if method.exchanged else found
+        declared = _kinds(kind)
+        return dataclasses.replace(declared, state=_with_rest(declared.state)) if method.exchanged else declared
 
 
 @functools.lru_cache(maxsize=64)
@@ -61,9 +61,11 @@ def _kinds(method: Any) -> MessageTypes:
 
 
 @functools.lru_cache(maxsize=64)
-def _kept(state: Any) -> Any:
+def _with_rest(state: Any) -> Any:
     """The type of a client's state if it also keeps a part of its model."""
-    return dataclasses.make_dataclass("Kept", [("state", state), ("arch", Arch), ("rest", Part)], bases=(Kept,), frozen=True)
+    return dataclasses.make_dataclass(
+        "StateWithRest", [("state", state), ("arch", Arch), ("rest", Part)], bases=(StateWithRest,), frozen=True
+    )
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,6 +1,6 @@
 """Exchanging a part of every model, whatever the method: the weights whose names match the patterns of `shared`.
 
-On the way, a part is a model of an architecture of its own, which has these weights only. A client completes what it receives by
+On the way, a part is a model of an architecture of its own, which has these weights only. A client completes what it gets by
 the rest of its own model, so networks may differ in everything else. The rest stays at the client and is part of its state.
 """
 
@@ -51,7 +51,7 @@ def _home(root: nn.Module, name: str) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StateWithRest:
     """The state of a client: that of the method, and what the client keeps of its model."""
 
     state: Any
@@ -76,19 +76,19 @@ class ExchangedPart:
         part = chosen_part(model, named(*self.patterns))
         return Model(self.arch, part.params, part.buffers)
 
-    def completed(self, value: Any, kept: Kept) -> Any:
+    def completed(self, value: Any, kept: StateWithRest) -> Any:
         """The same message with every part completed by what a client keeps."""
         return _mapped(value, lambda part: self.joined(kept, part) if part.arch == self.arch else part)
 
-    def joined(self, kept: Kept, part: Model) -> Model:
+    def joined(self, kept: StateWithRest, part: Model) -> Model:
         """A model of the client's architecture."""
         model = fork(kept.arch, kept.rest, Part(part.params, part.buffers))
         order = [name for name, _ in template(kept.arch, False).named_parameters() if name in model.params]
         return model.with_params({name: model.params[name] for name in order})
 
-    def keep(self, state: Any, model: Model) -> Kept:
+    def keep(self, state: Any, model: Model) -> StateWithRest:
         """The state of a client that keeps the rest of `model`."""
-        return Kept(state, model.arch, chosen_part(model, all_but(named(*self.patterns))))
+        return StateWithRest(state, model.arch, chosen_part(model, all_but(named(*self.patterns))))
 
 
 def exchanged_part(method: Method[Any, Any, Any, Any], task: Task) -> ExchangedPart | None:
@@ -110,11 +110,11 @@ def require_equal_parts(method: Method[Any, Any, Any, Any], task: Task) -> None:
     chosen, expected = named(*method.exchanged), None
     for client, arch in [("", task.shared), *((member.id, member.arch) for member in task.members.values())]:
         shapes = _shapes(arch)
-        mine = {name: shape for name, shape in shapes.items() if chosen(name)}
-        expected = mine if expected is None else expected
-        if odd := sorted(name for name in mine.keys() | expected.keys() if mine.get(name) != expected.get(name)):
+        present = {name: shape for name, shape in shapes.items() if chosen(name)}
+        expected = present if expected is None else expected
+        if odd := sorted(name for name in present.keys() | expected.keys() if present.get(name) != expected.get(name)):
             raise TaskError(
-                f"client {client} cannot share the weights that method.shared names: {odd[0]} is {mine.get(odd[0], 'missing')} "
+                f"client {client} cannot share the weights that method.shared names: {odd[0]} is {present.get(odd[0], 'missing')} "
                 f"in {arch.name}, and {expected.get(odd[0], 'missing')} in {task.shared.name}; name weights that are alike"
             )
 

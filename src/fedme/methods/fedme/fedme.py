@@ -122,7 +122,7 @@ class FedMe(Method[Server, Empty, Down, Up]):
         require_meaning(task, self.adopt, self.adopt_by)
         if self.exchanged and self.clustering and most(self.clusters) > 1 and task.unlabeled is not None:
             raise TaskError(
-                "method.clusters: the server compares outputs of whole models, but with method.shared it has parts; set clusters = 1"
+                "method.clusters: the server compares outputs of whole models, and with method.shared it has parts; set it to 1"
             )
 
     def init_server(self, task: Task, key: Key) -> Server:
