@@ -114,7 +114,7 @@ def require_equal_parts(method: Method[Any, Any, Any, Any], task: Task) -> None:
         expected = present if expected is None else expected
         if odd := sorted(name for name in present.keys() | expected.keys() if present.get(name) != expected.get(name)):
             raise TaskError(
-                f"client {client} cannot share the weights that method.shared names: {odd[0]} is {present.get(odd[0], 'missing')} "
+                f"client {client} cannot share what method.shared names: {odd[0]} is {present.get(odd[0], 'missing')} "
                 f"in {arch.name}, and {expected.get(odd[0], 'missing')} in {task.shared.name}; name weights that are alike"
             )
 
