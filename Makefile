@@ -8,7 +8,7 @@ SOURCES := src tests benchmarks website tools
 BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 
-.PHONY: demo docs test test-slow test-deploy test-clone check format clean install bench bench-scale bench-memory reliability fuzz attack
+.PHONY: demo docs pictures test test-slow test-deploy test-clone check format clean install bench bench-scale bench-memory reliability fuzz attack
 
 install: $(READY)
 
@@ -50,6 +50,9 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(IN_VENV) -m mkdocs build --quiet
 	@echo "open site/index.html"
 
+pictures: $(READY) # the pictures of docs/gallery.md and of the home page
+	$(IN_VENV) website/pictures.py
+
 bench: $(READY)
 	$(IN_VENV) benchmarks/bench.py
 
@@ -61,7 +64,7 @@ bench-scale: $(READY)
 bench-memory: $(READY)
 	$(IN_VENV) benchmarks/memory.py
 
-reliability: $(READY) # what docs/reliability.md promises, tried; 2 idle processors need less than half an hour
+reliability: $(READY) # what docs/reliability.md promises, tried; without the part `chaos`, 2 idle processors need less than half an hour
 	PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(IN_VENV) -m fedme_reliability
 
 fuzz: $(READY) # damaged configurations, data files, checkpoints, messages and site files: a part of `make reliability`

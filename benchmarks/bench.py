@@ -1,6 +1,6 @@
 """Measure this library against its peers and against itself: every row of the table that must be reached, in one run.
 
-    python benchmarks/bench.py [--quick] [--only NAME ...] [--no-peers] [--out DIR]
+    python benchmarks/bench.py [--quick] [--only NAME ...] [--no-peers] [--fluke] [--out DIR]
 
 Each side is a process of its own, one at a time; ours runs before and after the others, so that a machine that changes its
 speed is noticed. Where both sides are ours, they play their rounds in turns; so do we and the plain loop, over networks as
@@ -20,6 +20,7 @@ from typing import Any
 
 import against_plain
 import sides
+from method_rows import fluke_rows, method_rows
 from rows import CORES, Against, Row, table
 from user_rows import METHODS, flower_rows
 
@@ -47,11 +48,12 @@ def measure(row: Row, folder: Path, peers: bool, quick: bool) -> list[dict[str, 
             raise sides.Failed("peers were left out")
         job = {"work": row.work, "model": row.model, "data": str(folder / "data.npz"), "weights": str(folder / "weights.npz")}
         if not Path(job["data"]).exists():
-            sides.run("export.py", {"config": dict(row.config), "data": job["data"], "weights": job["weights"]})
+            config = dict(row.config) | {"method": {"name": "fedavg"}}  # whose first model peers begin with
+            sides.run("export.py", {"config": config, "data": job["data"], "weights": job["weights"]})
         training = {
             key: row.config["train"][key] for key in ("batch", "lr", "epochs", "momentum") if key in row.config["train"]
         }
-        settings = training | {"warm": row.warm, "rounds": row.rounds}
+        settings = training | {"warm": row.warm, "rounds": row.rounds, "method": row.config["method"]["name"]}
         return sides.run(f"peer_{against.peer}.py", job | settings, against.peer)
 
     def attempt(side: Any, *arguments: Any) -> dict[str, Any] | str:
@@ -86,7 +88,7 @@ def versions() -> dict[str, str]:
     found = {"python": sys.version.split()[0]} | {name: metadata.version(name) for name in ("fedme", "torch", "numpy")}
     for peer in sides.PEERS:
         pinned = dict(re.findall(r"^([\w-]+)==(\S+)$", (sides.HERE / "requirements" / f"{peer}.txt").read_text(), re.M))
-        found |= {name: pinned[name] for name in ("fedjax", "jax", "flwr", "ray", "pfl") if name in pinned}
+        found |= {name: pinned[name] for name in ("fedjax", "jax", "flwr", "ray", "pfl", "fluke-fl") if name in pinned}
     return found
 
 
@@ -97,8 +99,10 @@ def main() -> None:
     parser.add_argument("--only", action="append", metavar="NAME", help="rows whose name begins so; may be given again")
     parser.add_argument("--no-peers", action="store_true", help="compare with ourselves and the machine only")
     parser.add_argument("--out", type=Path, default=sides.HERE / "results", help="where results.json and results.md go")
+    parser.add_argument("--fluke", action="store_true", help="also compare methods with fluke, which is 6 GB large")
     asked = parser.parse_args()
-    rows = [*table(asked.quick), *flower_rows(asked.quick)]
+    rows = [*table(asked.quick), *method_rows(asked.quick), *flower_rows(asked.quick)]
+    rows += fluke_rows(asked.quick) if asked.fluke else []
     networks = {f"networks-{name}-{method}": (name, method) for name in against_plain.NAMES for method in METHODS}
     names = [*(row.name for row in rows), *networks]
     if unknown := [name for name in asked.only or [] if not any(each.startswith(name) for each in names)]:

@@ -29,6 +29,7 @@ class Job:
     rounds: int
     epochs: int = 1
     momentum: float = 0.0
+    method: str = "fedavg"
 
 
 @dataclass(frozen=True)
@@ -73,16 +74,17 @@ def read_weights(path: str) -> list[np.ndarray]:
 
 
 def answer(
-    peer: str, work: str, seconds: Sequence[float], steps: int | None, samples: int | None, accuracy: float, **more: Any
+    peer: str, work: str, seconds: Sequence[float], steps: int | None, samples: int | None, accuracy: float | None, **more: Any
 ) -> None:
     """Say how it went."""
     tell(peer, work, side(seconds, steps, samples, accuracy), **more)
 
 
-def side(seconds: Sequence[float], steps: int | None, samples: int | None, accuracy: float) -> dict[str, Any]:
-    """How it went: seconds of every timed round, steps and samples of one round if counted, accuracy after the last."""
+def side(seconds: Sequence[float], steps: int | None, samples: int | None, accuracy: float | None) -> dict[str, Any]:
+    """How it went: seconds of every timed round; if known, steps and samples of one round and accuracy after the last."""
     rounds = [round(each, 6) for each in seconds]
-    return {"seconds_per_round": rounds, "steps": steps, "samples": samples, "accuracy": round(accuracy, 5)}
+    right = None if accuracy is None else round(accuracy, 5)
+    return {"seconds_per_round": rounds, "steps": steps, "samples": samples, "accuracy": right}
 
 
 def tell(peer: str, work: str, how: dict[str, Any], **more: Any) -> None:

@@ -41,7 +41,7 @@ def judge(row: Row, against: Against, ours: Mapping[str, Any], theirs: Mapping[s
 def differences(against: Against, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """What makes a comparison unfair."""
     found = []
-    for what in ("steps", "samples"):
+    for what in ("steps", "samples") if against.same_work else ():
         if None not in (ours[what], theirs[what]) and ours[what] != theirs[what]:
             found.append(f"{what} differ: {ours[what]} and {theirs[what]}")
     if against.same_result and abs(ours["accuracy"] - theirs["accuracy"]) > TOLERANCE:
@@ -95,7 +95,13 @@ def markdown(results: Mapping[str, Any]) -> str:
         f"{results['started']}, {results['minutes']:.1f} minutes.",
         "",
     ]
-    found = lines([HEADS, *(_cells(row) for row in results["rows"])]) if results["rows"] else []
+    found = []
+    for title, beginning in SECTIONS.items():
+        others = tuple(each for each in SECTIONS.values() if each and each != beginning)
+        rows = [row for row in results["rows"] if row["name"].startswith(beginning) and not row["name"].startswith(others)]
+        if rows:
+            found += [*([f"## {title}", ""] if title else []), *lines([HEADS, *(_cells(row) for row in rows)]), ""]
+    found = found[:-1]
     if results["networks"]:
         peak = max(results["gemm"].values(), default=None)
         shown = [user_report.cells(line, peak) for line in results["networks"]]
@@ -104,6 +110,7 @@ def markdown(results: Mapping[str, Any]) -> str:
     return "\n".join([*head, *found, ""])
 
 
+SECTIONS = {"": "", "Methods, as a multiple of our FedAvg": "methods-", "Methods, against fluke": "fluke-"}  # by rows' names
 HEADS = ("work", "against", "ours, s", "theirs, s", "ratio", "bar", "reach for", "met", "accuracy", "note")
 
 

@@ -22,6 +22,7 @@ class Against:
     config: Config = field(default_factory=dict)
     at_most: bool = False  # ratio = ours / theirs must not exceed the bar; otherwise theirs / ours must reach it
     same_result: bool = True  # both sides must end with the same accuracy
+    same_work: bool = True  # both sides must count the same steps and samples
 
 
 @dataclass(frozen=True)

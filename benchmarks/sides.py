@@ -14,7 +14,7 @@ from typing import Any
 import protocol
 
 HERE = Path(__file__).resolve().parent
-PEERS = ("fedjax", "flower", "pfl")
+PEERS = ("fedjax", "flower", "pfl", "fluke")
 ENVIRONMENT = {  # no messages home, no look for newer versions, no accelerators
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",

@@ -2,18 +2,20 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tomli_w
+import torch
 from flwr.app import Error, Message
 from rich.console import Console
 from sklearn.datasets import load_digits
@@ -68,7 +70,7 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = PATIENCE,
 class Deployment:
     """A federation in a folder, with some digits per site, and the processes that were started for it."""
 
-    def __init__(self, folder: Path, sites: str = "abc", **settings: Any) -> None:
+    def __init__(self, folder: Path, sites: Sequence[str] = "abc", **settings: Any) -> None:
         self.prepare(folder)
         self.port, self.control = free_port(), free_port()
         asked = {"min_sites": len(sites)} | settings
@@ -78,23 +80,33 @@ class Deployment:
 
     def prepare(self, folder: Path) -> None:
         self.folder, self.federation = folder, folder / "federation"
+        self.site_folders = self.federation / "sites"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "experiment.toml").write_text(EXPERIMENT)
 
-    def write_data(self, sites: str) -> None:
+    def write_data(self, sites: Sequence[str]) -> None:
+        self.names = list(sites)
         digits = load_digits()
         images = digits.images.astype("uint8")[:, None]
         np.savez(self.federation / "unlabeled.npz", x=images[-40:])
         for i, name in enumerate(sites):
-            rows = slice(60 * i, 60 * (i + 1))
+            rows = slice(60 * (i % 25), 60 * (i % 25 + 1))
             np.savez(self.site(name) / "data.npz", x=images[rows], y=digits.target[rows])
             self.change(self.site(name) / "site.toml", model=("mlr", "dnn-16")[i % 2])
+
+    def hand_over(self) -> None:
+        """Move the sites' folders out of the operator's, who keeps the public keys."""
+        kept, self.site_folders = self.site_folders, self.folder / "sites"
+        kept.rename(self.site_folders)
+        for name in self.names:
+            (kept / name).mkdir(parents=True)
+            shutil.copy(self.site(name) / "key.pub", kept / name)
 
     def settings(self, **values: Any) -> None:
         self.change(self.federation / "federation.toml", **values)
 
     def site(self, name: str) -> Path:
-        return self.federation / "sites" / name
+        return self.site_folders / name
 
     def change(self, path: Path, **values: Any) -> None:
         path.write_text(tomli_w.dumps(tomllib.loads(path.read_text()) | values))
@@ -104,7 +116,7 @@ class Deployment:
 
     def agree(self, **values: Any) -> None:
         """Change the experiment at the server and at every site."""
-        for folder in [self.federation, *self.federation.glob("sites/*")]:
+        for folder in [self.federation, *map(self.site, self.names)]:
             self.change(folder / "experiment.toml", **values)
 
     def command(self, *words: str) -> list[str]:
@@ -129,6 +141,11 @@ class Deployment:
     def node(self, name: str) -> None:
         self.start(name, "deploy", "node", str(self.site(name) / "site.toml"))
 
+    def connected(self, *names: str) -> None:
+        """Wait until sites that were started say that the server has accepted them."""
+        for name in names:
+            wait_for(lambda name=name: f"{name}: connected to" in self.output_of(name).read_text(), f"site {name}")
+
     def submit(self, *words: str) -> subprocess.Popen[bytes]:
         return self.start("submit", "deploy", "submit", "--federation", "federation", *words)
 
@@ -150,7 +167,7 @@ class Deployment:
                 around = command + (path.parent / "environ").read_bytes().decode(errors="replace")
             except OSError:
                 continue
-            if program in command and str(self.folder / "federation" / place) in around:
+            if program in command and f"{self.site_folders.parent}/{place}" in around:
                 pids.append(int(path.parent.name))
         return pids
 
@@ -165,8 +182,9 @@ class Deployment:
 
     def expected(self) -> dict[str, Model]:
         """The personal models of a run in one process with the same sites."""
-        sites = {path.parent.name: Site.read(path) for path in sorted(self.federation.glob("sites/*/site.toml"))}
+        sites = {name: Site.read(self.site(name) / "site.toml") for name in sorted(self.names)}
         experiment = next(iter(sites.values())).experiment
+        torch.set_num_threads(experiment.settings.engine.threads)  # as the sites do: another number gives other last bits
         base, _ = agreed_task(experiment)
         base = with_server_data(base, self.federation, experiment)
         task = with_members(base, {name: site.member() for name, site in sites.items()})

@@ -3,6 +3,7 @@
 import importlib
 import itertools
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -443,3 +444,96 @@ def test_newcomers_are_measured_with_every_method():
     assert next(iter(found)).startswith("Local")
     assert len(found) == 7
     assert all(0 <= value <= 100 for value in found.values())
+
+
+def test_every_new_method_has_a_bar_with_both_networks():
+    rows, session = module("method_rows"), module("session")
+    for quick in (False, True):
+        table = rows.method_rows(quick)
+        assert len({row.name for row in table}) == len(table) == 24
+        for row in table:
+            (against,) = row.against
+            assert (against.kind, against.at_most, against.same_work) == ("ours", True, False)
+            mine, beside = session.parse(row.config), session.parse(against.config)
+            assert beside.method.name() == "fedavg"
+            assert row.name == f"methods-{mine.method.name()}-{'cnn' if 'CNN' in row.work else 'dnn'}"
+            assert (mine.partition, mine.settings.data) == (beside.partition, beside.settings.data)  # the same samples
+
+
+def test_fluke_is_asked_for_what_it_has():
+    rows = module("method_rows").fluke_rows()
+    assert {row.name.removeprefix("fluke-") for row in rows} == {
+        *("fedavg", "ditto", "scaffold", "fedper", "fedrep", "lg-fedavg", "fedbn", "apfl", "fedamp", "fedproto")
+    }
+    assert all(row.against[0].bar == 8.0 for row in rows)
+
+
+def test_methods_are_sections_of_the_page():
+    report, rows = module("report"), module("method_rows")
+    table = [module("rows").table()[0], rows.method_rows()[0], rows.fluke_rows()[0]]
+    lines = [report.empty(row, row.against[0], "why") for row in table]
+    results = {"machine": report.machine(), "versions": {}, "gemm": {}, "quick": False, "started": "", "minutes": 1.0}
+    page = report.markdown(results | {"rows": lines, "networks": []})
+    assert [line for line in page.splitlines() if line.startswith("## ")] == [
+        "## Methods, as a multiple of our FedAvg",
+        "## Methods, against fluke",
+    ]
+    assert page.count("| FedAvg MLR") == page.count("| Ditto") == page.count("| FedAvg, DNN") == 1
+
+
+@pytest.mark.slow
+def test_a_method_is_measured_beside_fedavg(tmp_path):
+    row = next(row for row in module("method_rows").method_rows(quick=True) if row.name == "methods-fedproto-dnn")
+    if not os.environ.get("FEDME_DATA"):
+        pytest.skip("needs MNIST in FEDME_DATA")
+    (line,) = module("bench").measure(row, tmp_path, peers=False, quick=True)
+    assert line["ratio"] > 0
+    assert line["note"] == ""
+
+
+def accuracies_of(value, seed=0):
+    """Three clients, whose accuracies are a number, 5 and 10 points more; the seed adds a point."""
+    return {
+        stage: {
+            part: dict(zip("abc", (value[stage] + seed + more for more in (0, 5, 10)), strict=True)) for part in ("val", "test")
+        }
+        for stage in value
+    }
+
+
+def test_validation_chooses_rate_and_stage():
+    found = module("method_table")
+    fedavg, local = (found.Entry(name, "net", ("mlr",)) for name in ("fedavg", "local"))
+    grid = {lr: accuracies_of({"round": 40.0, "finetuned": 60.0 + (lr == 0.3)}) for lr in found.RATES}
+    grid[0.1]["finetuned"]["test"] = dict.fromkeys("abc", 100.0)  # test data chooses nothing
+    assert found.chosen(fedavg, grid) == found.Choice(fedavg, 0.3, "finetuned")
+    grid[0.03]["round"]["val"]["a"] = 200.0
+    assert found.chosen(fedavg, grid) == found.Choice(fedavg, 0.03, "round")
+    lines = [
+        found.line(
+            found.Choice(entry, 0.1, stage), [accuracies_of({"round": 50.0, "finetuned": 60.0}, seed) for seed in found.SEEDS]
+        )
+        for entry, stage in ((local, "round"), (fedavg, "finetuned"))
+    ]
+    assert lines[0].test.tolist() == [[50, 51, 52], [55, 56, 57], [60, 61, 62]]
+    assert lines[0].means == lines[1].means == {"round": 56.0, "finetuned": 66.0}
+    test, (mean, low, high) = found.difference(lines[1], lines[0])
+    assert (mean, low, high) == pytest.approx((10, 10, 10))
+    assert test.differences == pytest.approx((10, 10, 10))
+
+
+@pytest.mark.slow
+def test_methods_are_compared_on_tables_that_can_be_continued(tmp_path, monkeypatch, capsys):
+    found, digits = module("method_table"), {"name": "digits", "limit": 400, "val": 0.2, "unlabeled": 40, "public": 40}
+    common = {"data": digits, "partition": {"name": "dirichlet", "clients": 3, "alpha_label": 1.0, "seed": 0}}
+    entries = tuple(found.Entry(name, "dnn-8", ("dnn-8",)) for name in ("local", "fedavg", "fedproto"))
+    monkeypatch.setattr(found, "WORKS", {"mnist": lambda folder, quick: found.Work("mnist", common, entries, 2)})
+    monkeypatch.setattr(sys, "argv", ["method_table.py", "mnist", "--output", str(tmp_path)])
+    monkeypatch.setattr(found, "RATES", (0.1,))
+    pages = []
+    for _ in range(2):
+        found.main()
+        pages.append(capsys.readouterr().out)
+    assert pages[0] == pages[1]
+    assert len([line for line in pages[0].splitlines() if line.startswith("| ")]) == 6  # head, rule, three methods, majority
+    assert len(json.loads((tmp_path / "mnist.json").read_text())) == 3

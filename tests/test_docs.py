@@ -1,5 +1,6 @@
 """Every block of the documentation is executed as it stands: files are written, commands are run."""
 
+import glob
 import re
 import runpy
 import shlex
@@ -18,13 +19,27 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
 BLOCK = re.compile(r"^```(\w*)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
+# Pages that only the site has; tests/test_site.py follows links to them.
+GENERATED = re.compile(r"(\.\./)*(reference/\w+|methods/index|tour|cite|changelog|contributing|security)\.md")
+
+
+PICTURE = re.compile(r"\]\(pictures/gallery/(\S+)\)")  # made by the blocks of the page that shows them
 
 
 def blocks(page):
     return [match.groups() for match in BLOCK.finditer(page.read_text())]
 
 
-OPTIONAL = ("transformers", "flwr_datasets")  # of development: without them their examples are skipped, the rest is run
+def expanded(words):
+    """Words with a star as a shell expands them."""
+    return [name for word in words for name in ((sorted(glob.glob(word)) if "*" in word else []) or [word])]
+
+
+OPTIONAL = (
+    "transformers",
+    "flwr_datasets",
+    "matplotlib",
+)  # of development: without them their examples are skipped, the rest is run
 ELSEWHERE = ("deploy.md",)  # real processes: tests/deployment/test_tutorial.py runs it
 HERE = [page for page in PAGES if page.name not in ELSEWHERE]
 
@@ -69,14 +84,14 @@ def test_page(page, tmp_path, monkeypatch, capsys):
                     lacking.append(error.name)
         elif kind == "sh":
             for line in text.splitlines():
-                words = shlex.split(line, comments=True)
+                words = expanded(shlex.split(line, comments=True))
                 assert words[0] == "fedme", line
                 monkeypatch.setattr(sys, "argv", words)
                 with pytest.raises(SystemExit) as end:
                     cli.main()
                 said = capsys.readouterr()
-                if package := re.search(r"error: log: '(\w+)' is not installed", said.err):
-                    lacking.append(package[1])
+                if package := re.search(r"error: (?:log: '(\w+)' is|(\w+)) not installed", said.err):
+                    lacking.append(package[1] or package[2])
                     break
                 assert end.value.code in (0, None), f"{line}\n{said.out}{said.err}"
         else:
@@ -84,8 +99,10 @@ def test_page(page, tmp_path, monkeypatch, capsys):
     if not isinstance(library(), str):
         slow = [line for line in trained_elsewhere(tmp_path) if not any(reason in line for reason in NOT_COMPILED)]
         assert not slow, f"{page.name}: examples should be fast: {slow}"
-    sys.modules.pop("fedhalf", None)
-    sys.modules.pop("mynets", None)
+    for _, title, _ in blocks(page):
+        sys.modules.pop(Path(title or "").stem, None)
+    missing = [name for name in PICTURE.findall(page.read_text()) if not (tmp_path / name).exists()]
+    assert lacking or not missing, f"{page.name}: no block makes {missing}"
     if lacking:
         pytest.skip(f"needs {', '.join(dict.fromkeys(lacking))} (pip install -c constraints.txt -e '.[dev-full]')")
 
@@ -112,7 +129,15 @@ def test_an_example_that_is_not_compiled_is_noticed(network, lines, tmp_path):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for target in LINK.findall(page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name}: {target}"
+        assert (page.parent / target).exists() or GENERATED.fullmatch(target), f"{page.name}: {target}"
+
+
+def test_a_file_has_the_same_content_on_every_page():
+    contents = {}
+    for page in PAGES:
+        for _, title, text in blocks(page):
+            if title:
+                assert contents.setdefault(title, text) == text, f"{page.name}: {title}"
 
 
 def test_some_commands_are_documented():

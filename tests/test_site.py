@@ -1,6 +1,7 @@
 """The documentation site: built strictly, without a broken link, without a network; and the notebook runs top to bottom."""
 
 import html.parser
+import importlib
 import json
 import os
 import re
@@ -11,6 +12,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import fedme
+import fedme_test_user_method
 from fedme.config.experiment import presets
 from fedme.methods import METHODS
 from fedme.report import chromium
@@ -76,7 +79,7 @@ def test_every_method_has_equations_deviations_and_settings(site):
         text = (site / "methods" / f"{name}.html").read_text()
         assert "<math" in text, name
         assert "arithmatex" not in text, name
-        assert 'id="deviations-from-the-papers"' in text, name
+        assert 'id="deviations-from-the-paper"' in text, name
         assert 'id="settings"' in text, name
 
 
@@ -105,7 +108,35 @@ def test_the_reference_has_every_setting_command_and_name(site):
     assert "evaluate_every" in settings
     commands = (site / "reference" / "commands.html").read_text()
     assert all(f"fedme {name}" in commands for name in ("run", "resume", "report", "watch", "data show"))
-    assert "fedme.artifacts.saved_models.load_model" in (site / "reference" / "python.html").read_text()
+    python = (site / "reference" / "python.html").read_text()
+    methods = (site / "reference" / "methods.html").read_text()
+    learners = {method.__name__ for method in METHODS.values()}
+    for name in fedme.__all__:
+        assert f'id="fedme.{name}"' in (methods if name in learners else python), name
+    assert "fedme.api" not in re.sub(r'(id|href|title)="[^"]*"', "", python + methods)  # public paths only
+    assert 'id="fedme.Learner.fit"' in python
+
+
+def test_the_navigation_begins_with_the_papers_methods(site):
+    text = (site / "methods" / "local.html").read_text().split('aria-label="Navigation"', 1)[1]
+    listed = list(dict.fromkeys(re.findall(r'href="([\w-]+)\.html" class="md-nav__link"', text)))
+    assert [name for name in listed if name in METHODS][:2] == ["fedme", "fml"]
+
+
+def test_a_new_method_has_a_page_without_further_work(monkeypatch):
+    """Of the docstring of its module and of what it says about itself."""
+    monkeypatch.syspath_prepend(str(ROOT / "website"))
+    pages = importlib.import_module("method_pages")
+    page = pages.page(fedme_test_user_method.Soup)
+    assert page.startswith("# ")
+    for title in ("How it works", "Example", "Deviations from the paper", "Settings"):
+        assert f"## {title}\n" in page
+    assert "Clients share" in page
+    equations = pages.page(METHODS["ditto"], "# Title\n\nIntroduction.\n\n## Equations\n\nA and B.")
+    assert "A and B." in equations
+    assert "Introduction." not in equations
+    assert "How it works" not in equations
+    assert "[arXiv:2012.04221](https://arxiv.org/abs/2012.04221)" in equations
 
 
 @needs_chromium
@@ -115,6 +146,32 @@ def test_a_page_opens_without_complaints(site):
         open_file(page, site / "methods" / "fedme.html")
         assert [message for message in messages if "file://" not in message] == []
         assert page.locator("math").count() > 5
+
+
+@needs_chromium
+def test_search_works_in_a_page_opened_as_a_file(site):
+    with chromium.launch() as browser:
+        page, _ = new_page(browser)
+        open_file(page, site / "index.html")
+        page.locator("input[name=query]").click()
+        page.keyboard.type("Moreau envelopes")
+        result = page.locator(".md-search-result__link").first
+        result.wait_for(timeout=20_000)
+        assert "methods/pfedme.html" in result.get_attribute("href")
+
+
+@needs_chromium
+@pytest.mark.parametrize("name", ["index", "tutorial-compare", "methods/heterofl", "reference/methods", "reproduction"])
+def test_nothing_is_wider_than_a_telephone(site, name):
+    with chromium.launch() as browser:
+        page, _ = new_page(browser, width=390, height=844)
+        open_file(page, site / f"{name}.html")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_no_page_is_endless(site):
+    """A page of the reproduction once had 66,000 pixels."""
+    assert max(len((site / f"{name}.html").read_text()) for name in ("reproduction", "reproduction/fedme")) < 400_000
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedme.api.client import Client as Client
+    from fedme.api.comparison import Comparison as Comparison, compare as compare
     from fedme.api.learner import Learner as Learner, learner as learner
     from fedme.api.methods import (
         APFL as APFL,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from fedme.api.result import Result as Result, load_run as load_run
     from fedme.artifacts.personal_model import Personal as Personal
     from fedme.artifacts.saved_models import load_model as load_model
+    from fedme.core.callbacks import Callback as Callback
     from fedme.core.key import Key as Key
     from fedme.core.method import Method as Method
     from fedme.core.model import Arch as Arch, Model as Model
@@ -48,10 +50,12 @@ _METHODS = [
 _MODULES = {
     "fedme.api.methods": _METHODS,
     "fedme.api.client": ["Client"],
+    "fedme.api.comparison": ["Comparison", "compare"],
     "fedme.api.learner": ["Learner", "learner"],
     "fedme.api.result": ["Result", "load_run"],
     "fedme.artifacts.personal_model": ["Personal"],
     "fedme.artifacts.saved_models": ["load_model"],
+    "fedme.core.callbacks": ["Callback"],
     "fedme.core.key": ["Key"],
     "fedme.core.method": ["Method"],
     "fedme.core.model": ["Arch", "Model"],

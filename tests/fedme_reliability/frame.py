@@ -32,6 +32,7 @@ PARTS: tuple[str, ...] = (
     "fuzz",
     "poison",
     "privacy",
+    "chaos",
 )
 
 

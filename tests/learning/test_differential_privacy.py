@@ -10,6 +10,7 @@ from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 from fedme.core.operations import (
     BatchSchedule,
+    Collect,
     Evaluate,
     GaussianMechanism,
     Train,
@@ -160,6 +161,9 @@ def test_training_samples_cannot_be_read_or_predicted_on():
     assert len(data.val.y) == 6  # validation samples are outside epsilon, and said to be
     with pytest.raises(PrivacyError, match="predicts on the training samples of a private client"):
         run_in_lockstep(with_privacy(predict(model, data.train), "0", replace(POLICY, evaluates=True), ()))
+    collecting = train({"own": model}, SGD(CrossEntropy(), 0.1), data.train, BatchSchedule(1, 4), Key(0), collect=Collect(4))
+    with pytest.raises(PrivacyError, match="collects the outputs for the training samples of a private client"):
+        run_in_lockstep(with_privacy(collecting, "0", POLICY, ()))
     with pytest.raises(PrivacyError, match="evaluates a model on the training samples"):
         run_in_lockstep(with_privacy(evaluate(model, data.train), "0", POLICY, ()))
     normed = Model.init(NORMALISED, Key(0))

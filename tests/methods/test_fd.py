@@ -35,8 +35,9 @@ def softmax(z):
 
 
 @pytest.mark.parametrize("distance", ["mse", "cross-entropy"])
-def test_two_rounds_by_hand(distance):
-    data, method = clients(), FD(ONE, gamma=0.7, distance=distance)
+@pytest.mark.parametrize("means", ["training", "trained"])
+def test_two_rounds_by_hand(distance, means):
+    data, method = clients(), FD(ONE, gamma=0.7, distance=distance, means=means)
     server, engine = federate(method, task(), data, rounds=2)
     shown = (lambda z: z) if distance == "mse" else softmax
     inputs = {c: np.concatenate([d.train.inputs().numpy(), np.ones((len(d.train), 1))], axis=1) for c, d in data.items()}
@@ -44,6 +45,7 @@ def test_two_rounds_by_hand(distance):
     w = {c: array(Model.init(LINEAR, Key(0).at("init", "client", c), torch.float64).params) for c in data}
     sent = {}
     for _ in range(2):
+        seen = dict(w)  # the weights that means are of: those before the only step, or after it
         for c in data:
             x, y = inputs[c], labels[c]
             z = x @ w[c].T
@@ -55,8 +57,10 @@ def test_two_rounds_by_hand(distance):
                     pull = 2 * (z[k] - target) / CLASSES if distance == "mse" else softmax(z)[k] * target.sum() - target
                     slopes[k] += 0.7 * pull
             w[c] = w[c] - 0.1 * slopes.T @ x / len(x)
+        seen = w if means == "trained" else seen
         sent = {
-            c: {label: shown(inputs[c] @ w[c].T)[labels[c] == label].mean(0) for label in set(labels[c].tolist())} for c in data
+            c: {label: shown(inputs[c] @ seen[c].T)[labels[c] == label].mean(0) for label in set(labels[c].tolist())}
+            for c in data
         }
     for c in data:
         assert np.allclose(array(engine.states[c].model.params), w[c], rtol=0, atol=1e-12)

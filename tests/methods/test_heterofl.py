@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedme.core.key import Key
 from fedme.core.method import TaskError
@@ -100,10 +101,39 @@ def test_two_rounds_by_hand(masked, scalers):
 def test_one_width_is_fedavg(arch):
     data, setting = clients((7, 12, 1)), task((arch,) * 3, shared=arch)
     a, _ = federate(FedAvg(TRAIN, weighting="uniform"), setting, data)
-    b, _ = federate(HeteroFL(TRAIN, masked=False), setting, data)
+    b, _ = federate(HeteroFL(TRAIN, masked=False, static_bn=False), setting, data)
     assert same(a.model, b.model, 1e-12)
     masked, _ = federate(HeteroFL(TRAIN), setting, data)
     assert not same(a.model, masked.model, 1e-3)  # a client of one sample has one class
+
+
+def normed(hidden=6):
+    return nn.Sequential(nn.Linear(3, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, CLASSES))
+
+
+def test_static_batch_normalisation_by_hand():
+    """No statistics are sent or averaged; every client's are those of its own samples, without its scalers."""
+    archs = tuple(Arch.named(f"normed-{hidden}", normed, hidden=hidden) for hidden in (6, 3, 2))
+    data, setting = clients((20, 15, 12)), task(archs)
+    server, engine = federate(HeteroFL(TRAIN), setting, data)
+    assert torch.equal(server.model.buffers["1.running_mean"], torch.zeros(6, dtype=torch.float64))
+    assert torch.equal(server.model.buffers["1.running_var"], torch.ones(6, dtype=torch.float64))
+    weight, bias = (server.model.params[f"0.{name}"].numpy() for name in ("weight", "bias"))
+    found = personal(HeteroFL(TRAIN), server, engine)
+    for (c, each), arch in zip(data.items(), archs, strict=True):
+        hidden = dict(arch.options)["hidden"]
+        outputs = each.train.inputs().numpy() @ weight[:hidden].T + bias[:hidden]
+        model = found[c]
+        assert model.arch == arch
+        assert np.allclose(model.buffers["1.running_mean"].numpy(), outputs.mean(0), rtol=0, atol=1e-12)
+        assert np.allclose(model.buffers["1.running_var"].numpy(), outputs.var(0, ddof=1), rtol=0, atol=1e-12)
+        assert torch.equal(model.params["3.weight"], server.model.params["3.weight"][:, :hidden])
+    averaged, other = federate(HeteroFL(TRAIN, static_bn=False), setting, data)
+    assert same(
+        Model(archs[0], averaged.model.params, {}), Model(archs[0], server.model.params, {})
+    )  # training does not see them
+    assert not torch.allclose(averaged.model.buffers["1.running_mean"], server.model.buffers["1.running_mean"], atol=1e-3)
+    assert len(other.states) == 3
 
 
 def test_by_default_several_widths_are_not_fedavg_of_anything():

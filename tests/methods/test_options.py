@@ -27,7 +27,7 @@ ONE = ["models.assign=dnn-8", "models.pool=['dnn-8']", "models.shared=dnn-8"]
 def table():
     sys.path.insert(0, str(WEBSITE))
     try:
-        spec = importlib.util.spec_from_file_location("fedme_reference", WEBSITE / "reference.py")
+        spec = importlib.util.spec_from_file_location("fedme_method_pages", WEBSITE / "method_pages.py")
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     finally:

@@ -6,17 +6,21 @@ import shutil
 import statistics
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from fedme import report
-from fedme.core.atomic_files import RunError
-from fedme.report import cluster_view, joining_view, lineage_view
+from fedme.artifacts import outputs, saved_models
+from fedme.core.atomic_files import RunError, sealed, unsealed, write_json
+from fedme.report import cluster_view, cost_view, formats, gain_view, label_view, lineage_view
 from fedme.report.run_data import families, read
 from fedme.results import records, summary, verdicts
-from fedme.results.statistics import Gain
+from fedme.results.statistics import Gain, accuracy_gain as statistics_of_gain
 from fedme.results.verdicts import Verdict
 from fedme_test_runs import do
+
+KEY = ("personal", "round", "test", "last round")
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +134,11 @@ def test_labels_add_up(story, runs):
 def test_words_name_the_worst_client_and_say_what_is_compared(story):
     text = {paragraph["about"]: " ".join(paragraph["lines"]) for paragraph in story["summary"]["paragraphs"]}
     assert "best first: " in text["In short"]
+    assert "digits-fedme: Compared with Local, seed 0: " in text["In short"]
     run = story["runs"][0]
     worst = min(range(5), key=lambda i: run["results"]["test round"][i])
     assert f"The worst clients are {run['clients'][worst]} (" in text["digits-fedme"]
-    assert "clients gained" in text["digits-fedme"]
+    assert "5 clients clearly better" in text["digits-fedme"]
     assert "20 models were lent" in text["digits-fedme"]
     assert "Nothing was sent." in text["digits-local"]
     assert "±" in text["digits-fedme"]
@@ -141,7 +146,7 @@ def test_words_name_the_worst_client_and_say_what_is_compared(story):
 
 def test_a_run_without_local_says_so(runs):
     paragraphs = report.story(families(runs[:1]))["summary"]["paragraphs"]
-    assert "no run of Local" in " ".join(paragraphs[0]["lines"])
+    assert "the gain over training alone is unknown" in " ".join(paragraphs[0]["lines"])
 
 
 def test_the_page_is_one_file_without_a_network_and_the_same_every_time(runs, tmp_path):
@@ -151,6 +156,14 @@ def test_the_page_is_one_file_without_a_network_and_the_same_every_time(runs, tm
     assert text == (tmp_path / "deep" / "b.html").read_text()
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
     assert "default-src 'none'" in text
+
+
+@pytest.mark.slow
+def test_thirty_clients_and_rounds_fit_into_300_kilobytes(run_preset, tmp_path):
+    words = ["rounds=30", "partition.clients=30", "data.limit=600", "train.epochs=1", "finetune.epochs=0"]
+    folders = [run_preset(tmp_path / "fedme", "digits-fedme", *words), run_preset(tmp_path / "local", "digits-local", *words)]
+    report.write(folders, tmp_path / "report.html")
+    assert (tmp_path / "report.html").stat().st_size < 300_000
 
 
 def test_a_run_from_before_labels_were_recorded(runs, tmp_path):
@@ -168,8 +181,9 @@ def test_an_unfinished_run(runs, tmp_path):
     lines = (half / records.NAME).read_text().splitlines(keepends=True)
     kept = [line for line in lines if json.loads(line)["round"] < 2]
     (half / records.NAME).write_text("".join(kept) + '{"round": 2, "cli')
-    text = report.story(families([half]))["summary"]["paragraphs"][0]["lines"]
-    assert "Unfinished: seed 0 has completed 2 of 4 rounds." in text
+    story = report.story(families([half]))
+    assert "Unfinished: seed 0 has completed 2 of 4 rounds." in story["notes"]
+    assert story["families"][0]["next"][0]["command"] == f"fedme resume {half}"
     (half / records.NAME).write_text("")
     with pytest.raises(RunError, match="nothing to report"):
         families([half])
@@ -221,26 +235,148 @@ JUDGED = [
 
 
 def test_verdicts_per_client(runs, tmp_path):
-    assert "`fedme verdict" in report.story(families(runs))["runs"][0]["joining"]["missing"]
-    assert "trained alone" in report.story(families(runs))["runs"][2]["joining"]["missing"]
+    alone = report.story(families([runs[0]]))["families"][0]["gain"]
+    assert "`fedme verdict" in alone["missing"]
+    assert "trained alone" in report.story(families(runs))["families"][1]["gain"]["missing"]
     folder = shutil.copytree(runs[0], tmp_path / "run")
     verdicts.write(folder, JUDGED)
     story = report.story(families([folder]))
-    joining = story["runs"][0]["joining"]
-    order = [int(client) for client in story["runs"][0]["clients"]]
-    clients = {number: joining["clients"][order.index(number)] for number in range(5)}
-    assert [clients[i]["decision"] for i in range(4)] == ["join", "do not join", "cannot tell", "cannot tell"]
-    assert clients[2]["label"] == "cannot tell, within 5 points"
+    (judged,) = story["families"][0]["gain"]["compared"]
+    clients = {int(client["client"]): client for client in judged["clients"]}
+    assert [clients[i]["side"] for i in range(4)] == ["gained", "lost", "not clear", "not clear"]
+    assert [clients[i]["label"] for i in range(4)] == ["join", "do not join", "cannot tell, within 5 points", "cannot tell"]
     assert (clients[1]["gain"], clients[1]["low"], clients[1]["high"]) == (-0.2, -0.3, -0.1)
     assert (clients[3]["low"], clients[3]["high"]) == (None, None)  # an interval without ends
-    assert clients[4] is None
-    assert joining["summary"] == verdicts.overall(JUDGED).words()
-    assert "1 of 4 clients clearly better, 1 clearly worse, 2 cannot be told apart" in joining["summary"]
-    assert joining["alarms"] == verdicts.alarms(JUDGED)
-    assert joining["summary"] in story["summary"]["paragraphs"][0]["lines"]
+    assert 4 not in clients
+    assert judged["words"] == verdicts.overall(JUDGED).words()
+    assert "1 of 4 clients clearly better, 1 clearly worse, 2 cannot be told apart" in judged["words"]
+    assert judged["alarms"] == verdicts.alarms(JUDGED)
+    assert judged["words"] in story["summary"]["paragraphs"][0]["lines"]
+    assert story["families"][0]["tiles"][1]["parts"] == [["gained", 1], ["lost", 1], ["not clear", 2]]
+    first = story["families"][0]["next"][0]
+    assert (first["link"], first["client"]) == ("gain", "1")
+    assert "1 client lost by joining: client 1 (-20.0 points)" in first["text"]
     verdicts.write(folder, [replace(v, folds=5) for v in JUDGED[:1]], verdicts.FOLDS)
-    over = report.story(families([folder]))["runs"][0]["joining"]  # over folds is the stronger verdict
-    assert (over["over"], sum(client is not None for client in over["clients"])) == ("5 folds", 1)
-    many = [replace(JUDGED[1], client=str(i)) for i in range(30)]
-    assert len(joining_view.alarm_lines(many)) == 6
-    assert joining_view.alarm_lines(many)[-1].startswith("ALARM: joining hurts 25 more clients")
+    (over,) = report.story(families([folder]))["families"][0]["gain"]["compared"]  # over folds is the stronger verdict
+    assert (over["over"], len(over["clients"])) == ("5 folds", 1)
+    many = gain_view.Comparison("verdict", "", [replace(JUDGED[1], client=str(i)) for i in range(30)])
+    assert len(many.alarms()) == 6
+    assert many.alarms()[-1].startswith("ALARM: joining hurts 25 more clients")
+
+
+def test_gains_over_a_run_of_local_are_those_of_the_answers_to_every_sample(runs, monkeypatch):
+    """The gain of the records, and the interval of the paired test on the outputs that both runs kept."""
+    two = report.story(families(runs))["families"][0]["gain"]["compared"][0]
+    assert (two["against"], two["over"]) == ("Local, seed 0", "")  # the spread of two seeds says nothing
+    monkeypatch.setattr(gain_view, "SEEDS", 2)
+    compared = report.story(families(runs))["families"][0]["gain"]["compared"]
+    assert [one["key"] for one in compared] == ["round", "finetuned"]
+    single = report.story(families([runs[0], runs[2]]))["families"][0]["gain"]["compared"][0]
+    ours, alone = (
+        {r["client"]: r for r in rows(folder, round=3, model="personal", split="test", stage="round")}
+        for folder in (runs[0], runs[2])
+    )
+    for client in single["clients"]:
+        name = client["client"]
+        assert client["gain"] == pytest.approx(ours[name]["accuracy"] - alone[name]["accuracy"])
+        right = []
+        for folder in (runs[0], runs[2]):
+            kept = outputs.read(saved_models.folder_of(folder, name))
+            right.append((kept["test/model"].argmax(1) == kept["test/targets"]).numpy())
+        expected = statistics_of_gain(*right)
+        assert (client["low"], client["high"]) == pytest.approx((expected.low, expected.high), rel=1e-3)
+    seeds = {c["client"]: c["gain"] for c in compared[0]["clients"]}
+    other = {
+        c["client"]: c["gain"]
+        for c in report.story(families([runs[1], runs[3]]))["families"][0]["gain"]["compared"][0]["clients"]
+    }
+    for client in single["clients"]:  # over both seeds it is the mean
+        assert seeds[client["client"]] == pytest.approx((client["gain"] + other[client["client"]]) / 2)
+    assert compared[0]["over"] == "2 seeds"
+
+
+def test_without_the_answers_a_gain_has_no_interval(runs, tmp_path):
+    copy = shutil.copytree(runs[0], tmp_path / "run")
+    for path in copy.glob("clients/*/outputs.safetensors"):
+        path.unlink()
+    gain = report.story(families([copy, runs[2]]))["families"][0]
+    compared = gain["gain"]["compared"][0]
+    assert {client["side"] for client in compared["clients"]} == {"not clear"}
+    assert all(client["low"] is None and client["gain"] is not None for client in compared["clients"])
+    assert "cannot be told" in compared["words"]
+    assert "parts" not in gain["tiles"][1]
+
+
+def test_the_tiles_say_quality_gain_worst_client_and_cost(story, runs):
+    quality, gain, worst, cost = story["families"][0]["tiles"]
+    results = [summary.read(folder) for folder in runs[:2]]
+    means = [
+        next(r for r in result["results"] if (r["model"], r["stage"], r["split"], r["selection"]) == KEY)["accuracy"][
+            "client_mean"
+        ]
+        for result in results
+    ]
+    assert quality["value"] == f"{100 * statistics.fmean(means):.1f} ± {100 * statistics.stdev(means):.1f} %"
+    assert any("most frequent label" in line for line in quality["details"])
+    assert gain["value"].endswith(" points")
+    assert sum(count for _, count in gain["parts"]) == 5
+    run = story["runs"][0]
+    assert worst["client"] == run["clients"][min(range(5), key=lambda i: run["results"]["test round"][i])]
+    sent = statistics.fmean(result["bytes_up"] + result["bytes_down"] for result in results)
+    assert cost["value"] == f"{sent / 1e3:.0f} kB" if sent < 1e6 else cost["value"].endswith("MB")
+    assert any(" at the clients, " in line for line in cost["details"])
+    assert any("parameters per model" in line for line in cost["details"])
+
+
+def test_parameters_are_those_of_the_saved_models(runs):
+    run = read(runs[0])
+    known = cost_view.parameters(run)
+    assert sum(clients for _, clients in known.values()) == 5
+    for arch, (parameters, _) in known.items():
+        assert parameters == {"mlr": 64 * 10 + 10, "dnn-8": 64 * 8 + 8 + 8 * 10 + 10}[arch]
+
+
+def test_the_report_opens_on_the_run_that_has_an_exchange(runs):
+    assert report.story(families([runs[2], runs[4], runs[0]]))["first"] == 2
+    assert report.story(families([runs[2], runs[4]]))["first"] == 1  # it sends something
+    assert report.story(families([runs[2]]))["first"] == 0
+
+
+def test_the_title_names_methods_clients_and_data(story, runs):
+    assert story["title"] == "FedMe, Local and HypCluster, 5 clients on digits"
+
+
+def test_notes_that_bear_on_the_results_stand_at_the_top(runs, tmp_path):
+    copy = shutil.copytree(runs[0], tmp_path / "noted")
+    environment = unsealed(json.loads((copy / "environment.json").read_text()))
+    write_json(copy / "environment.json", sealed(environment | {"notes": ["all models are in one cluster"]}))
+    noted = report.story(families([copy]))
+    assert noted["notes"][-1] == "all models are in one cluster"
+    both = report.story(families([copy, runs[2]]))
+    assert both["notes"][-1] == "digits-fedme: all models are in one cluster"
+
+
+@given(st.lists(st.lists(st.integers(0, 50), min_size=4, max_size=4), min_size=1, max_size=12))
+def test_the_order_by_similarity_has_every_client_once(counts):
+    assert sorted(label_view.similar(np.array(counts, dtype=float))) == list(range(len(counts)))
+
+
+def test_similar_clients_stand_side_by_side():
+    order = label_view.similar(np.array([[9, 0, 0], [0, 9, 1], [8, 1, 0], [0, 8, 2], [0, 0, 9]], dtype=float))
+    assert abs(order.index(0) - order.index(2)) == 1
+    assert abs(order.index(1) - order.index(3)) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (999_999, "1.00 MB"), (2_966_100_000, "2.97 GB"), (12_345_678, "12.3 MB")],
+)
+def test_sizes_have_a_unit_that_fits(value, text):
+    assert formats.size(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.5, "0.50 s"), (119, "119 s"), (120, "2.00 min"), (90000, "25.0 h"), (1e6, "11.6 days")]
+)
+def test_times_have_a_unit_that_fits(value, text):
+    assert formats.duration(value) == text

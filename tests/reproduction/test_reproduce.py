@@ -198,13 +198,17 @@ def test_the_page_and_its_archive(fedme, tmp_path, smoke, monkeypatch):
     target.parent.mkdir()
     code, _, _ = fedme("reproduce", "--page", target, "--runs", smoke, "--quiet")
     assert code == 0
-    first = target.read_text()
-    assert "## PFML, Table 3" in first
-    assert "```\nfedme reproduce pfml-table3 --scale smoke --seeds 1\n```" in first
-    assert (tmp_path / "docs" / "reproduction" / "pfml-table3-smoke.tex").exists()
-    target.unlink()
+    folder = tmp_path / "docs" / "reproduction"
+    pages = {path: path.read_text() for path in (target, *folder.glob("*.md"))}
+    assert sorted(path.stem for path in pages) == sorted(["reproduction", *catalogue.PAPERS])
+    assert all(f"(reproduction/{paper}.md)" in pages[target] for paper in catalogue.PAPERS)
+    assert "## Table 3" in pages[folder / "pfml.md"]
+    assert "```\nfedme reproduce pfml-table3 --scale smoke --seeds 1\n```" in pages[folder / "pfml.md"]
+    assert (folder / "pfml-table3-smoke.tex").exists()
+    for path in pages:
+        path.unlink()
     assert fedme("reproduce", "--page", target, "--runs", tmp_path / "no-runs-here", "--quiet")[0] == 0
-    assert target.read_text() == first  # from the archive alone
+    assert {path: path.read_text() for path in pages} == pages  # from the archive alone
 
 
 def test_a_damaged_archive_says_where(tmp_path):

@@ -17,6 +17,7 @@ from fedme.results.statistics import (
     holm,
     mean_gain,
     paired,
+    proportion,
     refits,
     rmse_gain,
     same_samples,
@@ -49,6 +50,13 @@ def test_paired_comparison(pairs):
     assert found.mean == pytest.approx(np.mean(left) - np.mean(right), abs=1e-9)
     assert found.p == pytest.approx(expected.pvalue, rel=1e-6, abs=1e-12)
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-6, abs=1e-6)
+
+
+@given(st.integers(1, 500).flatmap(lambda samples: st.tuples(st.integers(0, samples), st.just(samples))))
+def test_interval_of_an_accuracy_against_scipy(counts):
+    correct, samples = counts
+    expected = reference.binomtest(correct, samples).proportion_ci(0.95, method="wilson")
+    assert proportion(correct, samples) == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
 def test_only_shared_seeds_are_compared():

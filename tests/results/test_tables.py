@@ -31,3 +31,10 @@ def test_no_column_is_lost_in_a_narrow_terminal(width):
 @given(st.lists(st.from_regex(r"[a-z]{1,12}", fullmatch=True), min_size=1, max_size=12, unique=True), st.integers(32, 200))
 def test_every_name_is_there(names, width):
     assert set(names) <= set(printed(names, [["1"] * len(names)], width).split())
+
+
+@pytest.mark.parametrize("width", [60, 72, 80, 81, 100])
+def test_names_of_a_few_words_are_not_cut(width):
+    rows = [[f"before fine-tuning, {split}", *["100.00"] * 6] for split in ("val", "test")]
+    text = printed(["model", "samples", "accuracy %", "balanced %", "macro F1", "AUROC", "loss"], rows, width)
+    assert text.count("before fine-tuning, test") == text.count("before fine-tuning, val") >= 1

@@ -179,7 +179,7 @@ def test_a_run_continues_on_another_machine_with_the_same_bits(tmp_path, fedme):
     with pytest.raises(Killed):
         do(tmp_path / "cut", fuse=30)
     before = (tmp_path / "cut" / "config.toml").read_bytes()
-    for word, name in (("rounds=9", "rounds"), ("train.lr=0.9", "train.lr"), ("engine.threads=2", "engine.threads")):
+    for word, name in (("seed=9", "seed"), ("train.lr=0.9", "train.lr"), ("engine.threads=2", "engine.threads")):
         code, _, err = fedme("resume", tmp_path / "cut", "engine.workers=1", word)
         assert code == 2
         assert f"{name}: cannot change" in err

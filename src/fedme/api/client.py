@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.utils.data import DataLoader
 
 from fedme.config.settings import Spec
 from fedme.core.data import ClientId
@@ -18,14 +20,14 @@ from fedme.networks import Entry, InMemoryNetwork, from_instance, has_qualified_
 Network = Arch | nn.Module | type[nn.Module] | Spec
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Client:
     """A client: its name, its samples with labels, and its network.
 
-    Samples are ``(inputs, labels)`` as tensors or arrays, a pandas frame, a torch or Hugging Face data set, or the path of a
-    file; `label` names the column or entry with the labels (or several) where there are names. What is not given of `val` and
-    `test` is cut from `train`. `rename` gives labels of this client the names that the others use. The network is an
-    ``Arch(MyNet, width=64)``, a module, or the name of a built-in one.
+    Samples are ``(inputs, labels)`` as tensors or arrays, a pandas frame, a torch data set or `DataLoader`, a Hugging Face data
+    set, or the path of a file; `label` names the column or entry with the labels (or several) where there are names. What is
+    not given of `val` and `test` is cut from `train`. `rename` gives labels of this client the names that the others use. The
+    network is an ``Arch(MyNet, width=64)``, a module, or the name of a built-in one.
     """
 
     id: ClientId
@@ -41,6 +43,15 @@ class Client:
         """The columns with its labels."""
         return self.label if self.label is None or isinstance(self.label, str) else tuple(self.label)
 
+    def __repr__(self) -> str:
+        parts = {name: getattr(self, name) for name in ("train", "val", "test")}
+        texts = [repr(self.id), *(f"{name}: {_about(part)}" for name, part in parts.items() if part is not None)]
+        model = self.model
+        if model is not None:
+            name = model.name if isinstance(model, Arch) else model.__name__ if isinstance(model, type) else None
+            texts.append(f"model: {name or (type(model).__name__ if isinstance(model, nn.Module) else model)}")
+        return f"Client({', '.join(texts)})"
+
     def piece(self) -> ClientSamples:
         """Its samples, read."""
         parts = {"train": self.train, "val": self.val, "test": self.test}
@@ -54,6 +65,19 @@ class Client:
         return ClientSamples(**samples, rename=self.rename)
 
 
+def _about(samples: Any) -> str:
+    """A few words about samples, without reading them."""
+    if isinstance(samples, str | Path):
+        return str(samples)
+    pair = isinstance(samples, tuple | list) and len(samples) == 2
+    try:
+        inside: Any = samples[1] if pair else samples.dataset if isinstance(samples, DataLoader) else samples
+        count = len(inside)
+    except (TypeError, IndexError):
+        return type(samples).__name__
+    return f"{count} samples" if pair else f"{count} samples ({type(samples).__name__})"
+
+
 class Networks:
     """Networks that were given as objects, and the names an experiment calls them by."""
 
@@ -61,6 +85,12 @@ class Networks:
         self.entries: dict[str, Entry] = {}
         self._instances: dict[int, tuple[nn.Module, str]] = {}
         self._unnamed: list[Any] = []
+
+    def copy(self) -> "Networks":
+        """The same networks, to which others can be added."""
+        other = Networks()
+        other.entries, other._instances, other._unnamed = dict(self.entries), dict(self._instances), list(self._unnamed)
+        return other
 
     def spec(self, network: Network) -> Spec:
         """What the experiment says for this network."""

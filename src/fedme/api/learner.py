@@ -1,20 +1,23 @@
 """Every method as an object with ``fit``: it makes an ordinary run, which can be shown, compared and resumed like any other."""
 
+import copy
 import dataclasses
 import inspect
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, get_args
-
-from rich.console import Console
+from types import MappingProxyType
+from typing import Any, ClassVar, Self, get_args
 
 from fedme.api.client import Client, Networks
-from fedme.api.result import Result
+from fedme.api.display import Table
+from fedme.api.result import Result, display_for
 from fedme.config.experiment import ConfigError, Experiment, Supplied, parse
 from fedme.config.hints import hints
 from fedme.config.setting_help import settings_of
 from fedme.config.settings import Settings, Spec
+from fedme.core.callbacks import Callback, Metric, check_name
 from fedme.core.typed import TypedError, nearest
 from fedme.datasets.python_objects import read_object
 from fedme.datasets.user_data import fingerprint
@@ -36,38 +39,69 @@ class Learner:
     method: ClassVar[type[Any]]
 
     def __init__(self, *positional: Any, **settings: Any) -> None:
-        called, own = type(self).__name__, _own_fields(self.method)
+        called = type(self).__name__
         if positional:
             raise ConfigError(f"{called}({positional[0]!r}, ...): settings are keywords, for example {called}(rounds=30)")
+        vars(self)["networks"] = Networks()
+        vars(self)["settings"] = {"method": {"name": path_of(self.method)}, "name": self.method.name()}
+        self.set_params(**settings)
+
+    def set_params(self, **settings: Any) -> Self:
+        """Change settings, by the keywords of the constructor; ``learner.rounds = 60`` does the same."""
+        called, own = type(self).__name__, _own_fields(self.method)
         for key in settings:
             if key not in EXPERIMENT and key not in own:
-                known = sorted({*EXPERIMENT, *own} - {"name", "data"})
-                tables = [table for table in ("train", "models", "engine") if key in _keys(EXPERIMENT[table])]
-                where = f"; it is in a table: {tables[0]}={{{key!r}: ...}}" if tables else nearest(key, known)
-                raise ConfigError(f"{called}({key}=...): no such setting{where}")
-        self.networks = Networks()
-        self.settings = {key: value for key, value in settings.items() if key in EXPERIMENT}
-        self.settings["method"] = {"name": path_of(self.method)} | {k: v for k, v in settings.items() if k in own}
-        self.settings.setdefault("name", self.method.name())
-        if "models" in self.settings:
-            self.settings["models"] = self._named(self.settings["models"])
-        self._parsed({key: value for key, value in self.settings.items() if key != "data"})  # wrong settings are refused here
+                raise ConfigError(f"{called}({key}=...): no such setting{self._elsewhere(key)}")
+        changed = self.settings | {key: value for key, value in settings.items() if key in EXPERIMENT}
+        changed["method"] = self.settings["method"] | {key: value for key, value in settings.items() if key in own}
+        if "models" in settings:
+            changed["models"] = self._named(settings["models"])
+        self._parsed({key: value for key, value in changed.items() if key != "data"})  # wrong settings are refused here
+        vars(self)["settings"] = changed
+        return self
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The settings that were given, by keyword; `deep` is accepted as in scikit-learn and has no effect."""
+        given = {**self.settings, **self.settings["method"], "name": self.settings["name"]}
+        return {key: value for key, value in given.items() if key != "method"}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in EXPERIMENT and name not in _own_fields(self.method):
+            raise AttributeError(f"{type(self).__name__} has no setting '{name}'{self._elsewhere(name)}")
+        self.set_params(**{name: value})
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in EXPERIMENT and name not in _own_fields(self.method):
+            raise AttributeError(f"{type(self).__name__} has no setting '{name}'")
+        if name in ("data", "partition"):  # their keys depend on the clients: what was given, read-only
+            return MappingProxyType(dict(self.settings.get(name, {})))
+        parsed = self._parsed({key: value for key, value in self.settings.items() if key != "data"})
+        return getattr(parsed.settings if name in EXPERIMENT else parsed.method, name)
 
     def __repr__(self) -> str:
-        given = {**self.settings, **self.settings["method"]}
-        shown = [f"{key}={value!r}" for key, value in given.items() if key not in ("method", "name")]
+        shown = [f"{key}={value!r}" for key, value in self.get_params().items() if key != "name"]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _repr_html_(self) -> str:
+        given = self.get_params()
+        rows = [(s.name, "" if s.default is None else str(s.default), s.about) for s in settings_of(self.method)]
+        rows += [(key, "", "") for key in given if key not in {row[0] for row in rows} | {"name"}]
+        cells = [(name, repr(given[name]) if name in given else "", default, about) for name, default, about in rows]
+        about = (self.method.__doc__ or "").splitlines()[0]
+        return Table(f"{type(self).__name__}: {about}", ("setting", "given", "default", "about"), cells)._repr_html_()
+
+    def _elsewhere(self, key: str) -> str:
+        """The end of an error message: the table that has a setting, or the most similar setting."""
+        known = sorted({*EXPERIMENT, *_own_fields(self.method)} - {"name", "data"})
+        tables = [table for table in ("train", "models", "engine") if key in _keys(EXPERIMENT[table])]
+        return f"; it is in a table: {tables[0]}={{{key!r}: ...}}" if tables else nearest(key, known)
+
+    def with_seed(self, seed: int) -> Self:
+        """The same method with another seed."""
+        return copy.copy(self).set_params(seed=seed)
 
     def _parsed(self, plain: Mapping[str, Any]) -> Experiment:
         return parse(plain, methods={path_of(self.method): self.method})
-
-    def _spec(self, client: Client) -> Spec:
-        """What the experiment says for a client's network; the error names the client."""
-        assert client.model is not None
-        try:
-            return self.networks.spec(client.model)
-        except TypedError as error:
-            raise ConfigError(f"client {client.id}: {error}") from error
 
     def _named(self, models: Mapping[str, Any]) -> dict[str, Any]:
         """The table of models with names for the networks that were given as objects."""
@@ -85,26 +119,64 @@ class Learner:
         public: Any = None,
         output: str | Path | None = None,
         quiet: bool = False,
+        metrics: Mapping[str, Metric] | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> Result:
         """Train, and return every client's personal model.
 
         `unlabeled` are inputs that the server has, or how many of the clients' samples to set aside for it; `public` are
         samples with labels that everybody has, or how many. `output` is the run directory; without one, the run is kept as
-        long as the result. Called again with the same clients and output, it goes on where it was stopped.
+        long as the result. Called again with the same clients and output, it goes on where it was stopped; with more rounds,
+        it extends the run. With `quiet`, nothing is printed.
+
+        `metrics` are functions of outputs and targets by name, as in ``{"top3": top3}``; `callbacks` are objects of
+        `fedme.Callback`. Both are recorded and change nothing else.
         """
-        experiment = self.experiment(clients, unlabeled, public)
         passing = output is None
         folder = Path(tempfile.mkdtemp(prefix="fedme-")) if output is None else Path(output)
+        try:
+            with display_for(quiet) as display:
+                return self.run(clients, folder, display, unlabeled, public, metrics, callbacks, passing)
+        except BaseException:
+            if passing:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def run(
+        self,
+        clients: Sequence[Client],
+        folder: Path,
+        display: Display,
+        unlabeled: Any = None,
+        public: Any = None,
+        metrics: Mapping[str, Metric] | None = None,
+        callbacks: Sequence[Callback] = (),
+        passing: bool = False,
+    ) -> Result:
+        """The same as `fit` in a given directory, which is deleted with the result if it is `passing`."""
+        experiment = self.experiment(clients, unlabeled, public, metrics, callbacks)
         notes = hints(experiment)
-        with Display(Console(stderr=True), quiet) as display:
-            for note in notes:
-                display.note(f"note: {note}", always=True)
-            run.start_or_resume(folder, experiment, display, notes)
+        for note in notes:
+            display.note(f"note: {note}", always=True)
+        run.start_or_resume(folder, experiment, display, notes)
         return Result(folder, experiment, passing)
 
-    def experiment(self, clients: Sequence[Client], unlabeled: Any = None, public: Any = None) -> Experiment:
+    def experiment(
+        self,
+        clients: Sequence[Client],
+        unlabeled: Any = None,
+        public: Any = None,
+        metrics: Mapping[str, Metric] | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> Experiment:
         """The experiment, with the samples at hand."""
-        pieces, models = {}, {}
+        for name, metric in (metrics or {}).items():
+            check_name(name, "metrics")
+            if not callable(metric):
+                raise ConfigError(f"metrics: '{name}' must be a function of outputs and targets, got {type(metric).__name__}")
+        if wrong := [callback for callback in callbacks if not isinstance(callback, Callback)]:
+            raise ConfigError(f"callbacks: must be objects of classes that inherit from fedme.Callback, got {wrong[0]!r}")
+        pieces, models, networks = {}, {}, self.networks.copy()
         if isinstance(clients, Client) or not all(isinstance(client, Client) for client in clients):
             raise ConfigError("clients: give a list of fedme.Client(name, train=(inputs, labels), model=...)")
         if not clients:
@@ -115,7 +187,7 @@ class Learner:
             if client.id in pieces:
                 raise ConfigError(f"client {client.id}: two clients have this name; give each its own")
             pieces[client.id] = client.piece()
-            models[client.id] = {} if client.model is None else {"model": self._spec(client)}
+            models[client.id] = {} if client.model is None else {"model": _spec(networks, client)}
         counts = {name: value for name, value in (("unlabeled", unlabeled), ("public", public)) if isinstance(value, int)}
         data = {**self.settings.get("data", {}), **counts, "name": "given"}
         experiment = self._parsed(self.settings | {"data": data, "clients": models})
@@ -123,7 +195,8 @@ class Learner:
             "given", pieces, _extra(unlabeled, clients, "unlabeled", False), _extra(public, clients, "public", True)
         )
         marked = dataclasses.replace(experiment.dataset, fingerprint=fingerprint(dataset))
-        return dataclasses.replace(experiment, dataset=marked, supplied=Supplied(dataset, self.networks.entries))
+        supplied = Supplied(dataset, networks.entries, dict(metrics or {}), tuple(callbacks))
+        return dataclasses.replace(experiment, dataset=marked, supplied=supplied)
 
 
 def learner(method: type[Any]) -> type[Learner]:
@@ -145,6 +218,15 @@ def learner(method: type[Any]) -> type[Learner]:
 def path_of(method: type[Any]) -> str:
     """The name of a method in an experiment: of a built-in one, or the import path of a user's."""
     return method.name() if METHODS.get(method.name()) is method else f"{method.__module__}:{method.__qualname__}"
+
+
+def _spec(networks: Networks, client: Client) -> Spec:
+    """What the experiment says for a client's network; the error names the client."""
+    assert client.model is not None
+    try:
+        return networks.spec(client.model)
+    except TypedError as error:
+        raise ConfigError(f"client {client.id}: {error}") from None
 
 
 def _own_fields(method: type[Any]) -> dict[str, Any]:

@@ -203,6 +203,7 @@ class FD(Learner):
         gamma: float = ...,
         distance: typing.Literal['mse', 'cross-entropy'] = ...,
         weighting: typing.Literal['uniform', 'samples'] = ...,
+        means: typing.Literal['training', 'trained'] = ...,
         **experiment: typing.Unpack[ExperimentSettings],
     ) -> None: ...
 
@@ -214,6 +215,8 @@ class FedProto(Learner):
         *,
         lam: float = ...,
         weighting: typing.Literal['samples', 'uniform'] = ...,
+        means: typing.Literal['training', 'trained'] = ...,
+        predict: typing.Literal['head', 'prototype'] = ...,
         **experiment: typing.Unpack[ExperimentSettings],
     ) -> None: ...
 
@@ -237,6 +240,7 @@ class HeteroFL(Learner):
         *,
         masked: bool = ...,
         scalers: bool = ...,
+        static_bn: bool = ...,
         **experiment: typing.Unpack[ExperimentSettings],
     ) -> None: ...
 

@@ -10,11 +10,14 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
+from fedme.api import measurements
 from fedme.api.client import Client
+from fedme.api.display import Table, optional
+from fedme.api.measurements import Scores
 from fedme.artifacts import model_choice, personal_model, saved_models, unseen_clients
 from fedme.artifacts.personal_model import Personal
 from fedme.config.experiment import Experiment
@@ -23,12 +26,19 @@ from fedme.core.atomic_files import RunError
 from fedme.core.data import ClientId
 from fedme.core.metrics import MEASURES, Measure
 from fedme.networks import Entry
-from fedme.results import records, verdicts, views
+from fedme.results import records, summary, verdicts, views
 from fedme.results.summary import CONFIG
 from fedme.results.tables import Format, render, wide
 from fedme.results.verdicts import MARGIN, Verdict
 from fedme.running import assembly, fold_verdicts, local_baseline
 from fedme.running.progress import Display
+
+MOST_ROWS = 50  # clients that a notebook shows
+
+
+def display_for(quiet: bool) -> Display:
+    """Progress and notes on standard error, or nothing at all."""
+    return Display(Console(stderr=True, quiet=quiet), quiet)
 
 
 class Result(Mapping[ClientId, Personal]):
@@ -57,7 +67,87 @@ class Result(Mapping[ClientId, Personal]):
         return len(self._clients)
 
     def __repr__(self) -> str:
-        return f"Result({str(self.folder)!r}: {self.experiment.method_name}, {len(self)} clients)"
+        scores = self.scores()
+        score = f"{scores.split} {scores.measure.title} {scores.measure.text(scores.mean)}{' %' * scores.measure.percent}, "
+        about = f"{self.experiment.method_name}, {len(self)} clients, {self.experiment.settings.rounds} rounds"
+        return f"Result({about}, {score if len(scores) else ''}{str(self.folder)!r})"
+
+    def _repr_html_(self) -> str:
+        measure, known = self.measure, {verdict.client: verdict for verdict in verdicts.strongest(self.folder) or ()}
+        rows = measurements.client_rows(self.folder)
+        finetuned = any(f"{measure.key}_finetuned" in row for row in rows)
+        header = ["client", "network", "samples", measure.heading, *(["fine-tuned"] if finetuned else [])]
+        header += ["alone", "gain", "verdict"] if known else []
+        cells = []
+        for row in rows[:MOST_ROWS]:
+            line = [row["client"], row["arch"], str(row["samples"]), measure.text(row[measure.key])]
+            line += [measure.text(row.get(f"{measure.key}_finetuned"))] if finetuned else []
+            if known:
+                v = known.get(row["client"])
+                line += ["-"] * 3 if v is None else [measure.text(v.local), verdicts.signed(measure, v.main.gain), v.decision]
+            cells.append(line)
+        lines = [] if len(rows) <= MOST_ROWS else [f"and {len(rows) - MOST_ROWS} more clients; to_frame() has all"]
+        return Table(
+            repr(self), header, cells, [*lines, *(views.verdict_lines(list(known.values())) if known else [])]
+        )._repr_html_()
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return self.experiment.settings.seed
+
+    @property
+    def accuracy(self) -> Scores:
+        """The accuracy of every client's personal model on its test part: ``.mean`` over clients, and ``["hospital-a"]``."""
+        if self.measure.key != "accuracy":
+            raise AttributeError(f"the task is regression, which has no accuracy; use result.scores('{self.measure.key}')")
+        return self.scores()
+
+    def scores(
+        self, metric: str | None = None, split: str | None = None, stage: Literal["round", "finetuned"] = "round"
+    ) -> Scores:
+        """A metric of every client's personal model after the last round, by default the main one, on the test part.
+
+        Without any test samples it is that on the validation part. ``stage="finetuned"`` is after fine-tuning.
+        """
+        for part in ("test", "val") if split is None else (split,):
+            scores = measurements.scores(self.folder, metric, part, stage)
+            if len(scores.samples):
+                break
+        return scores
+
+    @property
+    def history(self) -> Any:
+        """All measurements as a pandas frame: round (from 0), client, model, stage, split, metric and value.
+
+        The stages are explained in docs/experiments.md: "training" has losses, "round" is after a round.
+        """
+        return measurements.history(self.folder)
+
+    def to_frame(self, gains: bool = False) -> Any:
+        """A pandas frame with a row per client: architecture, test samples, and all metrics of its personal model.
+
+        With `gains`, the columns of `rows` are added, for which every client is trained alone the first time.
+        """
+        pandas = optional("pandas", "result.to_frame()")
+        frame = pandas.DataFrame(measurements.client_rows(self.folder)).set_index("client")
+        if not gains:
+            return frame
+        more = pandas.DataFrame(self.rows()).set_index("client")
+        return frame.join(more[[column for column in more.columns if column not in ("model", "samples", "personal")]])
+
+    def plot(self, metric: str | None = None, split: str | None = None, ax: Any = None) -> Any:
+        """Draw a metric of the personal models against the rounds: every client, and the mean. Returns matplotlib's axes."""
+        scores = self.scores(metric, split)
+        title = f"{self.experiment.method_name}, {len(scores.samples)} clients"
+        ax = measurements.axes(ax, scores.measure, scores.split, title)
+        by_round = measurements.curves(self.folder, scores.measure.key, scores.split)
+        measurements.draw_clients(ax, by_round, 100 if scores.measure.percent else 1)
+        return ax
+
+    def summary(self) -> Table:
+        """Means over clients of every model and split, as `fedme show` prints them."""
+        return Table(*views.result_table(self.folder, summary.so_far(self.folder), everything=True))
 
     def model(self, client: ClientId, name: str | None = None) -> Personal:
         """The model that a client chose on its validation part.
@@ -98,7 +188,7 @@ class Result(Mapping[ClientId, Personal]):
         """
         if self.experiment.method.isolated:
             raise RunError(f"{self.folder}: the clients trained alone, so there is nothing to compare with")
-        with Display(Console(stderr=True), quiet) as display:
+        with display_for(quiet) as display:
             cache = _passing_cache() if self._passing else None
             if folds is None:
                 judged = local_baseline.judge(self.folder, self.experiment, display, cache)

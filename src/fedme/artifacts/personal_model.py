@@ -1,6 +1,7 @@
 """A saved personal model: it takes raw samples, as a client gives them, and returns predictions by class name."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from fedme.artifacts import export, model_cards, model_choice, outputs as model_outputs, saved_models
 from fedme.core.atomic_files import RunError
 from fedme.core.data import ClientId, Inputs
-from fedme.core.metrics import Metrics, measure
+from fedme.core.metrics import MEASURES, Metrics, measure
 from fedme.core.model import output_of
 from fedme.core.task_types import TASK_LOSSES, TaskType
 from fedme.core.typed import nearest
@@ -23,13 +24,14 @@ from fedme.datasets.raw_samples import RawSamples, Table, renamed
 from fedme.datasets.targets import NO_OTHER_CLASSES, Targets
 from fedme.networks import Entry
 from fedme.results.classification_details import Details, details
+from fedme.results.run_directory import similar_run
 
 CHUNK = 1024  # samples at a time
 MOST_GROUPS = 20  # of `evaluate_by`
 
 
 class Personal:
-    """A client's saved model: ``predict(x)``, ``evaluate(data)``, ``export(path)``, `module`.
+    """A client's saved model: ``predict(x)``, ``predict_proba(x)``, ``score(x, y)``, ``export(path)``, `module`.
 
     `name` is "model" (its personal model), "finetuned", "global", "best" or "local"; by default the one that the client chose
     on its validation part, and `choice` says why.
@@ -50,6 +52,13 @@ class Personal:
         if "graph" in self.about.get("network", {}) and not saved_models.is_at_hand(self.about, more):
             self.note = "the network was given as an object, so its saved graph is used"
         self._network: nn.Module = saved_models.read(folder, name, imports=imports, more=more)[0]
+
+    def __repr__(self) -> str:
+        measure = MEASURES[self.task][0]
+        tested = self.about["metrics"].get("test")
+        score = f", test {measure.title} {measure.text(tested[measure.key])}{' %' * measure.percent}" if tested else ""
+        what = f"{len(self.classes)} {'targets' if self.task == 'regression' else 'classes'}"
+        return f"Personal({self.client!r}, {model_choice.TITLES[self.name]}: {self.about['arch']}, {what}{score})"
 
     @property
     def module(self) -> nn.Module:
@@ -74,11 +83,14 @@ class Personal:
         """
         return self.logits_of(read_object(x, label, "the samples", labelled=False))
 
-    def probabilities(self, x: Any, label: Label = None) -> Tensor:
-        """Probabilities for every sample: of the classes (softmax), or of every label independently (sigmoid)."""
+    def predict_proba(self, x: Any, label: Label = None) -> np.ndarray:
+        """Probabilities for every sample: of the classes (softmax), or of every label independently (sigmoid).
+
+        The columns are those of `classes`.
+        """
         if self.task == "regression":
             raise RunError(f"{self.folder}: a regression model has no probabilities; use predict")
-        return TASK_LOSSES[self.task].mean(self.logits(x, label).double())
+        return TASK_LOSSES[self.task].mean(self.logits(x, label).double()).numpy()
 
     def predict(self, x: Any, label: Label = None) -> np.ndarray:
         """The prediction for every sample.
@@ -100,6 +112,12 @@ class Personal:
     def evaluate(self, data: Any, label: Label = None) -> Metrics:
         """Metrics on labelled samples, in any of the forms that a client may give."""
         return self._measured(*self._answers(data, label)[1:])
+
+    def score(self, x: Any, y: Any) -> float:
+        """The main score, as in scikit-learn: accuracy; for several labels, the fraction of samples without error; or R²."""
+        name = {"classification": "accuracy", "multi-label": "exact_match", "regression": "r2"}[self.task]
+        value = getattr(self.evaluate((x, y)), name)
+        return math.nan if value is None else float(value)
 
     def evaluate_by(self, data: Any, column: str, label: Label = None) -> dict[str, Metrics]:
         """Metrics of every subgroup of labelled samples, by the values of a column, which need not be an input."""
@@ -195,6 +213,8 @@ def find(run: Path, client: ClientId | None) -> Path:
         if saved_models.exists(folder):
             return folder
     known = clients_of(run)
+    if not run.is_dir():
+        raise RunError(f"{run}: no such directory{similar_run(run)}")
     if not known:
         raise RunError(
             f'{run}: no saved models; a run saves them at its end unless save = "none", and `fedme resume` continues a run'

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy import stats
 from torch import Tensor
 
 Scores = npt.NDArray[np.float64]
@@ -46,6 +45,8 @@ def confidence(logits: Tensor, y: Tensor) -> Scores:
 
 def evaluate_attack(members: Scores, others: Scores) -> AttackResult:
     """How well the scores separate members from others."""
+    from scipy import stats  # slow to import
+
     wins = (members[:, None] > others[None, :]) + 0.5 * (members[:, None] == others[None, :])
     auc = float(wins.mean())
     variance = _variance_of_mean(wins.mean(1)) + _variance_of_mean(wins.mean(0))
@@ -72,6 +73,8 @@ def _variance_of_mean(values: Scores) -> float:
 
 def _clopper_pearson(hits: int, tries: int) -> tuple[float, float]:
     """The exact confidence interval of a proportion."""
+    from scipy import stats  # slow to import
+
     tail = (1 - CONFIDENCE) / 2
     low = float(stats.beta.ppf(tail, hits, tries - hits + 1)) if hits else 0.0
     high = float(stats.beta.ppf(1 - tail, hits + 1, tries - hits)) if hits < tries else 1.0

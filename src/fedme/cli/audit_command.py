@@ -7,14 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from fedme.auditing.run_audit import EVERYBODY, audit
-from fedme.cli.app import Imports, Json, Quiet, Style, app, err, out
+from fedme.cli import completion
+from fedme.cli.app import Imports, Json, Quiet, Style, app, err, examples, next_step, out, quoted
 from fedme.results.tables import render
 from fedme.running.progress import Display
 
 
-@app.command("audit")
+@app.command("audit", epilog=examples("fedme audit runs/first", "fedme audit runs/first --clients --shadows 32"))
 def audit_command(
-    folder: Annotated[Path, typer.Argument(help="The directory of a finished run.")],
+    folder: Annotated[Path, typer.Argument(help="The directory of a finished run.", autocompletion=completion.runs)],
     clients: Annotated[bool, typer.Option("--clients", "-c", help="Print results per client, too.")] = False,
     shadows: Annotated[int, typer.Option(help="Shadow models per architecture, an even number.", min=2)] = 16,
     imports: Imports = False,
@@ -35,6 +36,9 @@ def audit_command(
         out.print(
             "AUC 0.5 is guessing, 1 is certainty. TPR at 1 %: fraction of members detected at a false positive rate of 1 %."
         )
+    next_step(
+        f"`fedme report {quoted(folder)}` shows it beside the results; [privacy] in the experiment bounds what models tell"
+    )
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedme.cli.app import Quiet, app, err, out
-from fedme.cli.result_commands import compare
+from fedme.cli.app import Quiet, app, err, examples, out
 from fedme.config.experiment import load
-from fedme.results import records, summary
+from fedme.results import records, summary, views
 from fedme.running import run
 from fedme.running.progress import Display
 
 DEMO = ("digits-local", "digits-fedavg", "digits-fedme")
 
 
-@app.command()
+@app.command(epilog=examples("fedme demo", "fedme demo --quiet"))
 def demo(quiet: Quiet = False) -> None:
     """FedMe with several architectures against Local and FedAvg, with and without fine-tuning, on the bundled digits."""
     folders = []
@@ -26,7 +25,7 @@ def demo(quiet: Quiet = False) -> None:
         with Display(err, quiet) as display:
             display.note(f"{name} ({number} of {len(DEMO)})")
             folders.append(run.start(experiment, display))
-    compare(folders, "table", "test", False, False)
+    views.comparison(summary.compare(folders), "table", out)
     for sentence in story(*folders):
         out.print(sentence, soft_wrap=True, markup=False, highlight=False)
 

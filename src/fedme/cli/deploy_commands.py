@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedme.cli.app import Json, Quiet, Style, app, err, literal, out
+from fedme.cli.app import Commands, Json, Quiet, Style, app, err, examples, literal, next_step, out, quoted
 from fedme.config.experiment import ConfigError
 from fedme.core.atomic_files import finite
 from fedme.federation import flower
@@ -17,7 +17,10 @@ from fedme.results.tables import render
 from fedme.running.progress import Display
 
 deploy_app = typer.Typer(
-    help="Run a federation on real machines with Flower; the data stays at the sites.", no_args_is_help=True
+    cls=Commands,
+    epilog=examples("fedme deploy init federation experiment.toml --sites a,b,c", "fedme deploy server federation"),
+    help="Run a federation on real machines with Flower; the data stays at the sites.",
+    no_args_is_help=True,
 )
 app.add_typer(deploy_app, name="deploy")
 
@@ -43,7 +46,12 @@ def _log(text: str) -> None:
     err.print(literal(text), highlight=False, soft_wrap=True)
 
 
-@deploy_app.command()
+@deploy_app.command(
+    epilog=examples(
+        "fedme deploy init federation experiment.toml --sites a,b,c --host fl.example.org",
+        "fedme deploy init federation --sites d",
+    )
+)
 def init(
     folder: Folder,
     experiment: Annotated[
@@ -83,7 +91,7 @@ def _keep_settings(folder: Path, given: dict[str, Any], min_sites: int | None) -
             raise ConfigError(f"{file}: {name} is {present!r} already, got {value!r}; edit the file, or leave the option out")
 
 
-@deploy_app.command()
+@deploy_app.command(epilog=examples("fedme deploy server federation", "fedme deploy server federation --dry-run"))
 def server(folder: Folder, dry_run: DryRun = False) -> None:
     """Run the server until Ctrl-C. Programs that end are started again, and runs continue."""
     federation, shell_line = _federation(folder), _module("supervisor").shell_line
@@ -99,7 +107,7 @@ def server(folder: Folder, dry_run: DryRun = False) -> None:
         print(shell_line(federation.register(key), federation.registration(name)))
 
 
-@deploy_app.command()
+@deploy_app.command(epilog=examples("fedme deploy node site.toml --check", "fedme deploy node site.toml"))
 def node(
     file: Annotated[Path, typer.Argument(metavar="SITE.TOML", help="The site's settings.")],
     dry_run: DryRun = False,
@@ -115,11 +123,12 @@ def node(
         print(shell_line(_module("node_supervisor").with_free_port(nodes.command(site))))
     elif check:
         out.print(nodes.check(site), highlight=False)
+        next_step(f"`fedme deploy node {quoted(file)}` runs the site")
     else:
         nodes.run(site, _log)
 
 
-@deploy_app.command()
+@deploy_app.command(epilog=examples("fedme deploy verdict site.toml", "fedme deploy verdict site.toml --json"))
 def verdict(
     file: Annotated[Path, typer.Argument(metavar="SITE.TOML", help="The site's settings.")],
     run: Annotated[str | None, typer.Option("--run", help="The name of a run; default: the newest finished one.")] = None,
@@ -143,9 +152,12 @@ def verdict(
     ]
     for line in lines:
         out.print(line, markup=False, highlight=False, soft_wrap=True)
+    next_step(f"`fedme evaluate {quoted(folder)} --details` evaluates the site's model")
 
 
-@deploy_app.command()
+@deploy_app.command(
+    epilog=examples("fedme deploy submit federation/experiment.toml", "fedme deploy submit --federation federation --resume")
+)
 def submit(
     experiment: Annotated[
         Path | None,
@@ -179,6 +191,7 @@ def submit(
     run = operator.submit(federation, runs.unfinished(federation) if resume else runs.read(federation, file), wait, _log)
     _log(f"run directory: {run}")
     if detach:
+        next_step(f"`fedme deploy status {quoted(federation.folder)}` shows its progress")
         return
     try:
         operator.follow(federation, run, (lambda text: None) if quiet else _log)
@@ -186,9 +199,10 @@ def submit(
         _log(f"the run continues; `fedme deploy status {federation.folder}` shows its status")
         raise typer.Exit(130) from None
     views.results(run, "table", out, as_json)
+    next_step(f"`fedme report {quoted(run)}` draws it; every site asks `fedme deploy verdict site.toml` whether it gained")
 
 
-@deploy_app.command()
+@deploy_app.command(epilog=examples("fedme deploy status federation", "fedme deploy status federation --serve 8080"))
 def status(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The operator's folder, or a site's folder or site.toml.")],
     serve: Annotated[
@@ -217,6 +231,7 @@ def status(
     if "sites" in state:
         for title, (header, rows) in {"sites": statuses.site_table(state), "runs": statuses.run_table(state)}.items():
             render(title, header, rows, style, out)
+    next_step(f"`fedme deploy status {quoted(folder)} --serve 8080` shows it as a page that stays current")
 
 
 def _status_of(folder: Path) -> Callable[[], dict[str, Any]]:
@@ -229,7 +244,7 @@ def _status_of(folder: Path) -> Callable[[], dict[str, Any]]:
     return lambda: statuses.of_server(federation)
 
 
-@deploy_app.command()
+@deploy_app.command(epilog=examples("fedme deploy renew federation", "fedme deploy renew ."))
 def renew(folder: Folder) -> None:
     """Issue the server's certificates again, for three more years. A running server uses them at once; runs continue."""
     for name in _module("provisioning").renew(_module("operator_folder").Federation.read(folder)):
@@ -237,16 +252,17 @@ def renew(folder: Folder) -> None:
     _log("send the new ca.crt to every site before the old one expires; a site reads it when its node starts")
 
 
-@deploy_app.command()
+@deploy_app.command(epilog=examples("fedme deploy stop federation", "fedme deploy stop federation --run"))
 def stop(
     folder: Folder, run: Annotated[bool, typer.Option("--run", help="Stop only the run, not the server.")] = False
 ) -> None:
     """Stop the run and the server. Sites reconnect when the server is started again."""
     for line in _module("operator").stop(_module("operator_folder").Federation.read(folder), run):
         _log(line)
+    next_step(f"`fedme deploy server {quoted(folder)}` starts it again, `fedme deploy submit --resume` continues a stopped run")
 
 
-@deploy_app.command()
+@deploy_app.command(epilog=examples("fedme deploy audit federation/runs/hospitals", "fedme deploy audit site --format csv"))
 def audit(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run's directory, or a site's folder.")],
     style: Style = "table",
@@ -261,9 +277,12 @@ def audit(
         print(json.dumps(transfers, indent=2))
         return
     render(f"{len(transfers)} transfers, in {folder / log.NAME}", log.HEADER, log.cells(transfers), style, out)
+    next_step("`--format csv` gives them to other programs")
 
 
-@deploy_app.command()
+@deploy_app.command(
+    epilog=examples("fedme deploy budget site.toml", 'fedme deploy budget site.toml --new-data --reason "samples of 2027"')
+)
 def budget(
     file: Annotated[Path, typer.Argument(metavar="SITE.TOML", help="The site's settings.")],
     new_data: Annotated[
@@ -299,18 +318,23 @@ def budget(
     render(title, header, cells, style, out)
     for line in closed:
         _log(f"{line['time']}: {line['by']} opened a new account at epsilon {line['closed_at']:.3g}: {line['new_data']}")
+    next_step("[privacy] in site.toml sets a limit, above which the site refuses runs")
 
 
-@deploy_app.command()
+@deploy_app.command(
+    epilog=examples("fedme deploy leave site.toml", 'fedme deploy leave site.toml --reason "the study is over"')
+)
 def leave(
     file: Annotated[Path, typer.Argument(metavar="SITE.TOML", help="The site's settings.")],
     reason: Annotated[str, typer.Option(help="Why; it is logged at the site.")] = "",
 ) -> None:
     """Leave the federation, at the site: stop the node and refuse every request. What was sent before is not undone."""
     _log(_module("node").leave(_module("site_settings").Site.read(file), reason))
+    next_step("ask the operator for `fedme deploy remove`, so that the server refuses the key too")
 
 
-@deploy_app.command()
+@deploy_app.command(epilog=examples("fedme deploy remove federation hospital-a", "fedme deploy remove . hospital-a"))
 def remove(folder: Folder, name: Annotated[str, typer.Argument(help="The site's name.")]) -> None:
     """Remove a site, at the server: its key is refused from now on. What it has contributed is not undone."""
     _log(_module("operator").remove(_module("operator_folder").Federation.read(folder), name))
+    next_step(f"`fedme deploy status {quoted(folder)}` lists the sites that remain")

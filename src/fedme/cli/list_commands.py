@@ -8,7 +8,23 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fedme import networks
-from fedme.cli.app import FileArgument, Json, Overrides, app, literal, out, print_note, print_table, source
+from fedme.cli import completion
+from fedme.cli.app import (
+    Commands,
+    FileArgument,
+    Json,
+    Overrides,
+    Seed,
+    app,
+    examples,
+    literal,
+    next_step,
+    out,
+    print_note,
+    print_table,
+    quoted,
+    source,
+)
 from fedme.config.experiment import ConfigError, import_method, load, presets
 from fedme.config.setting_help import TABLES, settings_of
 from fedme.core.atomic_files import finite
@@ -20,7 +36,12 @@ from fedme.datasets.partitioners import PARTITIONS
 from fedme.methods import METHODS
 from fedme.running import assembly
 
-data_app = typer.Typer(help="Inspect data before training.", no_args_is_help=True)
+data_app = typer.Typer(
+    cls=Commands,
+    help="Inspect data before training.",
+    no_args_is_help=True,
+    epilog=examples("fedme data show digits-fedme", "fedme data show my.toml --column age"),
+)
 app.add_typer(data_app, name="data")
 
 REGISTRIES: Mapping[str, Mapping[str, type[Any]]] = {
@@ -31,12 +52,24 @@ REGISTRIES: Mapping[str, Mapping[str, type[Any]]] = {
 }
 
 
-@app.command("list")
+NEXT = {  # what to do with a list
+    "methods": "`fedme list methods NAME` explains its settings, `fedme run digits-fedme method.name=NAME` tries it",
+    "datasets": "`fedme list datasets NAME` explains its settings, `fedme data show data.name=NAME` shows it",
+    "models": "`fedme run digits-fedme models.pool='[\"NAME\"]'` uses it",
+    "partitions": "`fedme list partitions NAME` explains its settings, `fedme data show partition.name=NAME` shows it",
+    "presets": "`fedme run NAME` runs it, `fedme config NAME` prints it",
+    "settings": "`fedme list settings TABLE` explains one table, `fedme run digits-fedme TABLE.KEY=VALUE` changes a setting",
+}
+
+
+@app.command("list", epilog=examples("fedme list methods", "fedme list settings train"))
 def list_command(
     what: Annotated[
         Literal["methods", "datasets", "models", "partitions", "presets", "settings"], typer.Argument(help="What to list.")
     ],
-    name: Annotated[str | None, typer.Argument(help="Explain every setting of this one.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Explain every setting of this one.", autocompletion=completion.listed)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List what is available; with a name, its settings."""
@@ -58,6 +91,7 @@ def list_command(
         header, title = ("setting", "default", "about"), f"{name}: {_first_line(entry)}"
         rows = [tuple(setting) for setting in settings_of(entry)]
     print_table(title, header, rows, "table", as_json)
+    next_step(NEXT[what])
 
 
 def _first_line(entry: type[Any]) -> str:
@@ -72,16 +106,17 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ", ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
-@data_app.command("show")
+@data_app.command("show", epilog=examples("fedme data show digits-fedme --first 5", "fedme data show my.toml --column age"))
 def data_show(
     file: FileArgument = None,
     overrides: Overrides = None,
+    seed: Seed = None,
     first: Annotated[int | None, typer.Option(help="Show only the first N clients.")] = None,
     column: Annotated[str | None, typer.Option(help="Show this column of a table at every client.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show the data of an experiment before training: samples per client and label; for tables, ranges and gaps too."""
-    experiment, notes = load(*source(file, overrides))
+    experiment, notes = load(*source(file, overrides, seed=seed))
     for note in notes:
         print_note(note)
     try:
@@ -99,13 +134,15 @@ def data_show(
     if column is not None:
         _show_column(summaries, column)
         return
-    out.print(federation.table(first))
+    counts, caption = federation.table(first)
+    print_table(f"samples of every client, by class; {caption}", *counts, "table", False)
     if summaries:
         print_table("columns", *_columns_table(summaries), "table", False)
     for note in federation.notes:
         out.print(f"note: {literal(note)}")
-    seed = experiment.partition_key.seed
-    out.print(f"partition {experiment.partition_name}, seed {seed}, digest {federation.partition.digest()}")
+    number = experiment.partition_key.seed
+    out.print(f"partition {experiment.partition_name}, seed {number}, digest {federation.partition.digest()}", highlight=False)
+    next_step(f"`{quoted('fedme', 'run', *filter(None, [file, *(overrides or [])]))}` trains on it")
 
 
 def _show_column(summaries: Sequence[ColumnSummary], column: str) -> None:

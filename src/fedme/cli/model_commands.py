@@ -14,7 +14,8 @@ import numpy as np
 import typer
 
 from fedme.artifacts import export as exporting, model_choice, personal_model, unseen_clients
-from fedme.cli.app import Imports, Json, Quiet, Style, app, err, out, print_note
+from fedme.cli import completion
+from fedme.cli.app import Imports, Json, Quiet, Style, app, err, examples, next_step, out, print_note, quoted
 from fedme.config.named_code import load_saved
 from fedme.core.atomic_files import RunError, finite, write_text
 from fedme.core.metrics import MEASURES, Metrics
@@ -25,12 +26,20 @@ from fedme.datasets.raw_samples import RawSamples, Table
 from fedme.datasets.user_data import ClientSamples
 from fedme.results import summary, verdicts
 from fedme.results.classification_details import Details
+from fedme.results.run_directory import similar_run
 from fedme.results.tables import Format, render
 from fedme.running import assembly
 from fedme.running.progress import Display
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or the folder of one client's models.")]
-Client = Annotated[str | None, typer.Option("--client", "-c", help="The client whose model to use.")]
+Run = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="A run directory, or the folder of one client's models.", autocompletion=completion.runs
+    ),
+]
+Client = Annotated[
+    str | None, typer.Option("--client", "-c", help="The client whose model to use.", autocompletion=completion.clients)
+]
 Finetuned = Annotated[bool, typer.Option("--finetuned", help="Use the fine-tuned model.")]
 Own = Annotated[bool, typer.Option("--own", help="Use the personal model, not the one chosen on the validation part.")]
 Labels = Annotated[list[str] | None, typer.Option("--label", help="The label column; repeat the option for several.")]
@@ -49,7 +58,12 @@ def _open_model(run: Path, client: str | None, finetuned: bool, own: bool, impor
     return model
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "fedme predict runs/first new.csv --client hospital-a",
+        "fedme predict runs/first new.csv --client hospital-a --output predictions.csv",
+    )
+)
 def predict(
     run: Run,
     data: Annotated[Path, typer.Argument(metavar="INPUT", help=DATA)],
@@ -88,6 +102,7 @@ def predict(
         sys.stdout.write(text.getvalue())
     else:
         write_text(output, text.getvalue())
+        next_step(f"the predictions are in {output}; `fedme evaluate {quoted(run)} DATA` compares with labels")
 
 
 def print_line(text: str) -> None:
@@ -144,7 +159,12 @@ def _as_object(model: personal_model.Personal, row: Predicted | None, problem: s
     return {"prediction": prediction, "probabilities": dict(zip(model.classes, probabilities, strict=True))}
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "fedme evaluate runs/first --client hospital-a --details",
+        "fedme evaluate runs/first new.csv --client hospital-a --by sex",
+    )
+)
 def evaluate(
     run: Run,
     data: Annotated[Path | None, typer.Argument(metavar="DATA", help=f"{DATA} By default the client's test part.")] = None,
@@ -173,6 +193,7 @@ def evaluate(
         raise RunError("--details and --by are two tables; ask for one of them")
     if detailed:
         _print_details(where, model.details(data, columns), style, as_json)
+        next_step("`--by COLUMN` evaluates subgroups, instead of `--details`")
         return
     if data is None:
         if by is not None:
@@ -189,6 +210,8 @@ def evaluate(
         return
     title = where if by is None else f"{where}, by {by}"
     render(title, *_metrics_table(list(parts.items()), model.task, by or "model"), style, out)
+    details = "`--details` adds the confusion matrix, " if model.task == "classification" else ""
+    next_step(f"{details}`fedme export {quoted(run)} --client {quoted(model.client)} --to onnx` takes the model elsewhere")
 
 
 def _print_details(where: str, detail: Details, style: Format, as_json: bool) -> None:
@@ -248,7 +271,12 @@ def _metrics_table(rows: list[tuple[str, Metrics]], task: TaskType, names: str =
     return header, cells
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "fedme export runs/first --client hospital-a --to onnx",
+        "fedme export runs/first --client hospital-a --to safetensors --output a.safetensors",
+    )
+)
 def export(
     run: Run,
     to: Annotated[exporting.Target, typer.Option("--to", help="Format of the exported model.")],
@@ -262,11 +290,17 @@ def export(
     model = _open_model(run, client, finetuned, own, imports)
     target = output or Path(f"{model.folder.name}{exporting.SUFFIXES[to]}")
     print(model.export(target, to))
+    next_step("docs/use-models.md has a program that loads it")
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "fedme join runs/first --data new.csv --name hospital-c",
+        "fedme join runs/first --data new.csv --name hospital-c --epochs 5 --json",
+    )
+)
 def join(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run directory.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run directory.", autocompletion=completion.runs)],
     data: Annotated[Path, typer.Option("--data", help=f"The samples of the new client. {DATA}")],
     name: Annotated[str, typer.Option("--name", help="The name of the new client.")] = "newcomer",
     label: Labels = None,
@@ -279,7 +313,7 @@ def join(
 ) -> None:
     """Give a client that did not take part in training the model that fits its data best, fine-tune it, and say if it helps."""
     if not (run / summary.CONFIG).exists():
-        raise RunError(f"{run}: not a run directory (no {summary.CONFIG})")
+        raise RunError(f"{run}: not a run directory{similar_run(run)}")
     experiment = load_saved(run / summary.CONFIG, imports)
     piece = ClientSamples(read_object(data, _label_option(label) or _label_of_run(run), f"client {name}"))
     with Display(err, quiet) as display:
@@ -313,3 +347,4 @@ def join(
         print_line(f"Beside training alone ({local.local_arch}, {local.measure.with_title(local.local)}): {local.words()}.")
         for line in verdicts.alarms([local]):
             print_line(line)
+    next_step(f"`fedme predict {quoted(run)} INPUT --client {quoted(name)}` uses its model")

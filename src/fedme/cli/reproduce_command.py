@@ -8,7 +8,22 @@ from typing import Annotated
 
 import typer
 
-from fedme.cli.app import Json, NoWait, OnRay, Quiet, ShardOption, Style, app, err, out, print_note, print_plans, print_table
+from fedme.cli.app import (
+    Json,
+    NoWait,
+    OnRay,
+    Quiet,
+    ShardOption,
+    Style,
+    app,
+    err,
+    examples,
+    next_step,
+    out,
+    print_note,
+    print_plans,
+    print_table,
+)
 from fedme.config.experiment import ConfigError
 from fedme.core.processors import processors
 from fedme.reproduction import catalogue, comparison_tables, figures, findings, measured, planned_runs, results_page
@@ -20,9 +35,14 @@ from fedme.running.run_queue import USER_ERRORS, Batch, Planned
 from fedme.running.shards import Shard, parse_shard
 
 
-@app.command()
+@app.command(epilog=examples("fedme reproduce --list", "fedme reproduce pfml-table1 --scale smoke"))
 def reproduce(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Results such as pfml-table1, or all.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME", help="Results such as pfml-table1, or all.", autocompletion=lambda: [*catalogue.results(), "all"]
+        ),
+    ] = None,
     show_list: Annotated[
         bool, typer.Option("--list", help="List every table and figure with its cost, or the runs of those that are named.")
     ] = False,
@@ -80,6 +100,7 @@ def reproduce(
         err.print(f"not run: {line}", markup=False, highlight=False, soft_wrap=True)
     if failed:
         raise typer.Exit(1)
+    next_step("`--scale full` runs the papers' settings, `--seeds 3` adds intervals, `--page FILE` writes a page")
 
 
 def _chosen(result: Result, only: Sequence[str] | None) -> list[Cell] | None:
@@ -170,6 +191,7 @@ def _list(style: Format, as_json: bool) -> None:
         costs = [catalogue.cost(catalogue.minutes(result.runs, scale) / cores) for scale in ("full", "small", "smoke")]
         rows.append((result.name, result.source, result.title, str(len(result.runs)), *costs))
     print_table(f"results, and the approximate time of one seed with {cores} processors", header, rows, style, as_json)
+    next_step("`fedme reproduce NAME` runs one of them")
 
 
 def _page(path: Path, root: Path, quiet: bool) -> None:

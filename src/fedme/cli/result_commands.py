@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedme.cli.app import Imports, Json, Quiet, Style, app, err, out
+from fedme.cli import completion
+from fedme.cli.app import Folders, Imports, Json, Quiet, Style, app, err, examples, next_step, out, quoted
 from fedme.config.named_code import load_saved
 from fedme.core.atomic_files import RunError, finite
 from fedme.results import summary, verdicts, views
@@ -15,25 +16,31 @@ from fedme.running import fold_verdicts, local_baseline
 from fedme.running.progress import Display
 
 
-@app.command()
+@app.command(epilog=examples("fedme show runs/first", "fedme show runs/first --clients --format csv"))
 def show(
-    folder: Annotated[Path, typer.Argument(help="A run directory, finished or not.")],
+    folder: Annotated[Path, typer.Argument(help="A run directory, finished or not.", autocompletion=completion.runs)],
     clients: Annotated[bool, typer.Option("--clients", "-c", help="Show every client's personal model.")] = False,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Show all metrics, even in a narrow terminal.")] = False,
     style: Style = "table",
     as_json: Json = False,
 ) -> None:
     """Show the results of a run."""
+    run_folder = quoted(folder)
     if clients:
         views.clients(folder, style, out, as_json)
+        next_step(f"`fedme verdict {run_folder}` tells which of them gained by joining")
     else:
         views.results(folder, style, out, as_json, everything)
+        next_step(f"`fedme show {run_folder} --clients` lists every client, `fedme report {run_folder}` draws it")
 
 
-@app.command()
+@app.command(epilog=examples("fedme verdict runs/first", "fedme verdict runs/first --folds 5"))
 def verdict(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="A finished run, or runs that differ only in their seed.")
+        list[Path],
+        typer.Argument(
+            metavar="RUN", help="A finished run, or runs that differ only in their seed.", autocompletion=completion.runs
+        ),
     ],
     folds: Annotated[
         int | None,
@@ -79,11 +86,13 @@ def verdict(
     what = f"{measure.title} in %" if measure.percent else measure.title
     title = f"{folders[0]}{seeds}: test {what} of the federation's models, and of the best that each client could train alone"
     views.verdict_table(title, judged, style, out)
+    more = f"`fedme verdict {quoted(folders[0])} --folds 5` tests every sample, " if folds is None and len(runs) == 1 else ""
+    next_step(f"{more}`fedme report {quoted(*folders)}` draws it")
 
 
-@app.command()
+@app.command(epilog=examples("fedme compare runs/first runs/second", "fedme compare runs/* --format latex"))
 def compare(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Run directories.")],
+    folders: Folders,
     style: Style = "table",
     split: Annotated[Literal["test", "val"], typer.Option(help="Compare results on test or on validation data.")] = "test",
     best: Annotated[bool, typer.Option("--best", help="Use the best round by validation instead of the last round.")] = False,
@@ -98,3 +107,4 @@ def compare(
         print(json.dumps([dataclasses.asdict(line) for line in lines], indent=2))
     else:
         views.comparison(lines, style, out)
+    next_step(f"`fedme report {quoted(*folders)}` draws them; runs with other seeds (--seed 1) tell chance from difference")

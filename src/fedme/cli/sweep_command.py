@@ -13,13 +13,17 @@ from fedme.cli.app import (
     OnRay,
     Overrides,
     Quiet,
+    Rounds,
     ShardOption,
     Style,
     app,
     err,
+    examples,
+    next_step,
     out,
     print_note,
     print_plans,
+    quoted,
     source,
 )
 from fedme.config.experiment import DEMO
@@ -34,10 +38,16 @@ from fedme.running.run_queue import Batch
 from fedme.running.shards import parse_shard
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "fedme sweep digits-fedme --over train.lr=0.01,0.05,0.1 --seeds 3",
+        "fedme sweep my.toml --over method.name=fedavg,fedme --jobs 2 --output runs/methods",
+    )
+)
 def sweep(
     file: FileArgument = None,
     overrides: Overrides = None,
+    rounds: Rounds = None,
     over: Annotated[
         list[str] | None, typer.Option(metavar="KEY=V,V,...", help="A key and its values; repeat the option for several keys.")
     ] = None,
@@ -45,7 +55,9 @@ def sweep(
         bool, typer.Option("--together", help="Combine first values with first values, and so on, instead of all combinations.")
     ] = False,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 1,
-    output: Annotated[Path | None, typer.Option(help="The parent of the run directories; runs/sweep-NAME by default.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The parent of the run directories; runs/sweep-NAME by default.")
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Parallel runs.")] = 1,
     model: Annotated[Literal["personal", "global"], typer.Option(help="Models whose validation results decide.")] = "personal",
     shard: ShardOption = None,
@@ -57,7 +69,7 @@ def sweep(
     as_json: Json = False,
 ) -> None:
     """Run every combination of the values of some keys with every seed. Repeat the command to continue a sweep."""
-    name, words = source(file, overrides)
+    name, words = source(file, overrides, rounds=rounds)
     root = output if output is not None else Path("runs") / f"sweep-{Path(name or DEMO).stem}"
     overs = [sweeps.swept_key(word) for word in over or []]
     points = sweeps.points(name, words, overs, range(seeds), root, together)
@@ -104,3 +116,5 @@ def sweep(
         print_note(f"{incomplete} of {len(scored)} settings have unfinished runs, and are not compared with the others yet")
     elif not any(score.best for score in scored):
         print_note("no settings selected: there is no validation data (data.val), and test data must not select")
+    best = [run.folder for score in scored if score.best for run in score.point.runs]
+    next_step(f"`fedme report {quoted(*(best or [run.folder for run in plans]))}` draws {'the best' if best else 'the runs'}")

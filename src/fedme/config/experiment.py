@@ -17,6 +17,7 @@ from typing import Any, Union, get_args, get_origin
 import tomli_w
 
 from fedme.config.settings import Settings, Spec
+from fedme.core.callbacks import Callback, Metric
 from fedme.core.data import ClientId
 from fedme.core.key import Key
 from fedme.core.method import Method
@@ -30,7 +31,7 @@ from fedme.federation.client_work import AnyMethod
 from fedme.federation.malicious_clients import Attack
 from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
-from fedme.networks import Entry
+from fedme.networks import ArchError, Entry, require_known
 
 PRESETS = importlib.resources.files("fedme") / "presets"
 DEMO = "digits-fedme"
@@ -43,10 +44,12 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Supplied:
-    """Objects passed by a Python program: samples, and networks by the names that the experiment uses."""
+    """Objects passed by a Python program: samples, networks by the names that the experiment uses, metrics and callbacks."""
 
     dataset: Dataset
     archs: Mapping[str, Entry]
+    metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
+    callbacks: Sequence[Callback] = ()
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def parse(raw: Mapping[str, Any], origin: str = "", methods: Mapping[str, type[A
     try:
         return _parse(raw, METHODS | dict(methods or {}))
     except TypedError as error:
-        raise ConfigError(f"{origin}: {error}" if origin else str(error)) from error
+        raise ConfigError(f"{origin}: {error}" if origin else str(error)) from None  # one error, once
 
 
 def _parse(raw: Mapping[str, Any], methods: Mapping[str, type[Any]]) -> Experiment:
@@ -139,7 +142,20 @@ def _parse(raw: Mapping[str, Any], methods: Mapping[str, type[Any]]) -> Experime
         raise TypedError("attack", "is only for simulations, not for deployments; remove the table")
     if partition_name == "natural" and data_name not in NATURAL:
         raise TypedError("partition.name", f"data set '{data_name}' has no natural clients; use iid, dirichlet, shards ...")
+    _check_networks(settings)
     return Experiment(settings, method_name, method, data_name, dataset, data, partition_name, partition)
+
+
+def _check_networks(settings: Settings) -> None:
+    """Refuse names of networks that do not exist, before any data is loaded."""
+    named = [("models.pool", spec) for spec in settings.models.pool]
+    named += [("models.shared", settings.models.shared)] if settings.models.shared is not None else []
+    named += [(f"clients.{client}.model", table.model) for client, table in settings.clients.items() if table.model is not None]
+    for at, spec in named:
+        try:
+            require_known(spec)
+        except ArchError as error:
+            raise TypedError(at, str(error)) from None
 
 
 def _check_clients(settings: Settings, dataset_class: type[Any], data_name: str) -> None:

@@ -225,6 +225,7 @@ class Method(ABC, Generic[S, C, D, U]):
         """Patterns of the names of weights: only these travel, and the others stay at the clients. Empty: whole models."""
         return ()
 
+    paper: ClassVar[str] = ""  # authors, title, venue and arXiv number, for the documentation
     travels: ClassVar[str] = "see its source"  # what clients send, in a few words
     unused_settings: ClassVar[tuple[str, ...]] = ("defence.guest",)  # settings outside [method] that have no effect
     own_step: ClassVar[bool] = False  # whether the method defines its local step, so that `train.optimizer` has no meaning
@@ -249,6 +250,10 @@ class Method(ABC, Generic[S, C, D, U]):
         Under [privacy] the noise is calibrated for these, and a training beyond them is refused.
         """
         return [PlannedTraining(self.train.batch_schedule(), samples)]
+
+    def depends_on_rounds(self) -> str:
+        """Why a round depends on the number of all rounds (`when.total`), if so: then a finished run cannot be extended."""
+        return ""
 
     def disclosures(self) -> list[str]:
         """What a client gives away about its samples beyond the trained models that epsilon bounds."""

@@ -6,7 +6,7 @@ Clients often lack classes, so every metric states which classes it averages ove
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,11 @@ class Metrics:
     rmse: float | None = None
     mae: float | None = None
     r2: float | None = None
+
+    def __repr__(self) -> str:
+        shown = {field.name: getattr(self, field.name) for field in fields(self)}
+        texts = (f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in shown.items())
+        return f"Metrics({', '.join(text for text in texts if not text.endswith('=None'))})"
 
     def plain(self, task_type: TaskType) -> dict[str, Any]:
         """The metrics of the task type, as plain data."""

@@ -182,12 +182,32 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Collect:
+    """A training adds up the outputs of its models by the class of the sample, as they were before every step."""
+
+    classes: int
+    chances: bool = False  # the softmax of the outputs instead
+
+
+@dataclass(frozen=True)
+class ClassSums:
+    """The sum of a model's outputs over all samples of every class that a training has seen, and their numbers."""
+
+    sums: Tensor  # classes x outputs
+    counts: Tensor  # classes
+
+
+@dataclass(frozen=True)
 class Trained:
-    """The result of training; `losses` are means over the training samples, taken while the weights changed."""
+    """The result of training; `losses` are means over the training samples, taken while the weights changed.
+
+    `seen` are sums of outputs, where the training collects them.
+    """
 
     models: Models
     opt: OptState
     losses: Mapping[Role, float]
+    seen: Mapping[Role, ClassSums] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -214,6 +234,7 @@ class Train:
     opt: OptState = field(default_factory=dict)
     frozen: Models = field(default_factory=dict)
     mechanism: GaussianMechanism | None = None
+    collect: Collect | None = None
 
 
 @dataclass(frozen=True)
@@ -256,6 +277,7 @@ def train(
     key: Key,
     opt: OptState | None = None,
     frozen: Models | None = None,
+    collect: Collect | None = None,
 ) -> Computation[Trained]:
     """Train `models` on the same batches. A role that is missing in `opt` starts with a new optimizer state.
 
@@ -263,7 +285,8 @@ def train(
     """
     if (fitted_to := getattr(optimizer.objective, "fitted_to", None)) is not None:
         optimizer = replace(optimizer, objective=fitted_to(data))  # type: ignore[type-var]
-    result: Sequence[Trained] = yield (Train(models, optimizer, data, batch_schedule, key, opt or {}, frozen or {}),)
+    operation = Train(models, optimizer, data, batch_schedule, key, opt or {}, frozen or {}, collect=collect)
+    result: Sequence[Trained] = yield (operation,)
     if not any(isinstance(model.buffers, WithFrozen) for model in models.values()):
         return result[0]
     trained = {role: m.frozen_like(models[role]) if role in models else m for role, m in result[0].models.items()}

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from fedme.core.data import Arrays, ClientData, ClientId, Split
@@ -28,6 +27,7 @@ from fedme.datasets.splits import Splitting
 from fedme.datasets.targets import binned_targets, coding_notes
 
 TEST_FRACTION = 0.25  # for data sets without a published test set
+SINGLE_SAMPLE = "a single training sample, which is the validation sample too: add samples, or set data.val = 0"
 Groups = tuple[tuple[int, ...], ...]
 
 
@@ -77,8 +77,8 @@ class Federation:
     notes: tuple[str, ...] = ()  # remarks on the partition for readers of the results
     malicious: tuple[ClientId, ...] = ()  # clients of a simulated attack
 
-    def table(self, first: int | None = None) -> Table:
-        """Sizes and labels of the clients, for a terminal."""
+    def table(self, first: int | None = None) -> tuple[tuple[list[str], list[list[str]]], str]:
+        """Sizes and labels of the clients: header and rows, and a caption."""
         names, labels = self._classes_and_labels()
         return self.partition.table(labels, names, first)
 
@@ -167,7 +167,7 @@ def federate(dataset: Dataset, partition: Partitioner, options: DataOptions, key
     single = [client for client, parts in all_parts.items() if len(parts.val) and torch.equal(parts.train, parts.val)]
     if single:
         names = f"client {single[0]} has" if len(single) == 1 else f"{len(single)} clients ({', '.join(single[:5])} ...) have"
-        notes += (f"{names} a single training sample, which is the validation sample too: add samples, or set data.val = 0",)
+        notes += (f"{names} {SINGLE_SAMPLE}",)
     federation = Federation(
         dataset=dataset,
         partition=Partition(all_parts, unlabeled, public),

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from rich.table import Table
-from rich.text import Text
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -107,37 +105,33 @@ class Partition:
         counts = torch.bincount(client * classes + labels[torch.cat(rows)], minlength=len(rows) * classes)
         return counts.reshape(len(rows), classes)
 
-    def table(self, labels: Tensor, classes: tuple[str, ...], first: int | None = None) -> Table:
-        """Sizes and labels of all clients, or of the `first` ones, for a terminal.
+    def table(
+        self, labels: Tensor, classes: tuple[str, ...], first: int | None = None
+    ) -> tuple[tuple[list[str], list[list[str]]], str]:
+        """Sizes and labels of all clients, or of the `first` ones: header and rows, the last of which is the sum; a caption.
 
         Few classes get one column each; for many, the table shows the number of classes and the most frequent ones.
         """
         counts = self.counts(labels, len(classes))
         names = [_printable(name) for name in classes]
         wide = len(classes) <= MAX_CLASS_COLUMNS
-        table = Table(show_footer=True, caption=self._caption())
-        sizes = [(len(p.train), len(p.val), len(p.test)) for p in self.clients.values()]
-        table.add_column("client", Text("all", no_wrap=True))
-        for position, part in enumerate(("train", "val", "test")):
-            total = sum(size[position] for size in sizes)
-            table.add_column(part, str(total), justify="right", no_wrap=True)
-        if wide:
-            for name, total in zip(names, counts.sum(0).tolist(), strict=True):
-                table.add_column(Text(name), str(total), justify="right")
-        else:
-            table.add_column("classes", str(int((counts.sum(0) > 0).sum())), justify="right")
-            table.add_column("most frequent", _frequent(counts.sum(0), names))
-        shown = len(sizes) if first is None else min(first, len(sizes))
-        for name, size, row in list(zip(self.clients, sizes, counts, strict=True))[:shown]:
-            labels_of_client = (
-                [Text("·" if count == 0 else str(count)) for count in row.tolist()]
+        sizes = [[len(p.train), len(p.val), len(p.test)] for p in self.clients.values()]
+
+        def row(name: str, size: list[int], count: Tensor) -> list[str]:
+            labelled = (
+                [str(number) if number else "·" for number in count.tolist()]
                 if wide
-                else [Text(str(int((row > 0).sum()))), _frequent(row, names)]
+                else [str(int((count > 0).sum())), _frequent(count, names)]
             )
-            table.add_row(Text(name), *(Text(str(count)) for count in size), *labels_of_client)
+            return [name, *map(str, size), *labelled]
+
+        header = ["client", "train", "val", "test", *(names if wide else ["classes", "most frequent"])]
+        shown = len(sizes) if first is None else min(first, len(sizes))
+        rows = [row(*line) for line in list(zip(self.clients, sizes, counts, strict=True))[:shown]]
         if shown < len(sizes):
-            table.add_row(Text(f"... {len(sizes) - shown} more"))
-        return table
+            rows.append([f"... {len(sizes) - shown} more", *[""] * (len(header) - 1)])
+        rows.append(row("all", [sum(column) for column in zip(*sizes, strict=True)] or [0, 0, 0], counts.sum(0)))
+        return (header, rows), self._caption()
 
     def _caption(self) -> str:
         shared = (("unlabeled", self.unlabeled), ("public", self.public))
@@ -148,6 +142,6 @@ def _printable(name: str) -> str:
     return name if name.strip() and name.isprintable() else repr(name)
 
 
-def _frequent(counts: Tensor, names: list[str]) -> Text:
+def _frequent(counts: Tensor, names: list[str]) -> str:
     order = counts.argsort(descending=True, stable=True)[:MOST_FREQUENT].tolist()
-    return Text("  ".join(f"{names[c]}:{int(counts[c])}" for c in order if counts[c]))
+    return "  ".join(f"{names[c]}:{int(counts[c])}" for c in order if counts[c])

@@ -6,13 +6,25 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset as TorchDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    default_collate,
+)
 
 from fedme.datasets.data_errors import DataError
 from fedme.datasets.data_files import Label, image_to_array, label_names, read_file, take_label, to_inputs
 from fedme.datasets.raw_samples import RawInputs, RawSamples, Table, checked, to_column
 
-ACCEPTED = "(inputs, labels) as tensors or arrays, a pandas frame, a torch or Hugging Face data set, or the path of a file"
+ACCEPTED = (
+    "(inputs, labels) as tensors or arrays, a pandas frame, a torch data set or DataLoader, a Hugging Face data set, or the "
+    "path of a file"
+)
 DEFAULT_LABELS = ("label", "labels", "y", "target")  # names of the label column if `label` is not given
 
 
@@ -29,6 +41,8 @@ def read_object(value: Any, label: Label, where: str, labelled: bool = True) -> 
         return checked(RawSamples(where, Table(columns), frame_labels, label_names(label)))
     if _is_hugging_face(value):
         return _hugging_face(value, label, where, labelled)
+    if isinstance(value, DataLoader):
+        return _torch_dataset(_samples_of_loader(value, where), label, where, labelled)
     if isinstance(value, Mapping):
         return _from_arrays({name: np.asarray(_to_array(item)) for name, item in value.items()}, label, where, labelled)
     if isinstance(value, TorchDataset) or (hasattr(value, "__getitem__") and _is_sequence_of_pairs(value, labelled)):
@@ -98,6 +112,24 @@ def _inputs(value: Any, where: str) -> RawInputs:
     if array.ndim < 2:
         raise DataError(f"{where}: inputs must have at least 2 dimensions, samples first, got shape {array.shape}")
     return to_inputs({"": array}, where)
+
+
+def _samples_of_loader(loader: DataLoader[Any], where: str) -> Any:
+    """The samples that a loader goes through, in the order of its data set: batches are drawn by the run, not by the loader."""
+    rows = None
+    if isinstance(loader.sampler, SubsetRandomSampler):
+        rows = sorted(int(row) for row in loader.sampler.indices)
+    elif isinstance(loader.sampler, RandomSampler) and not loader.sampler.replacement:
+        pass
+    elif not isinstance(loader.sampler, SequentialSampler):
+        raise DataError(f"{where}: a DataLoader with {type(loader.sampler).__name__} may repeat samples; give its data set")
+    if type(loader.batch_sampler) is not BatchSampler:
+        raise DataError(f"{where}: a DataLoader with its own batch_sampler may repeat samples; give its data set")
+    if loader.collate_fn is not default_collate:
+        raise DataError(
+            f"{where}: a DataLoader with its own collate_fn changes samples by batch; give a data set of its samples"
+        )
+    return loader.dataset if rows is None else Subset(loader.dataset, rows)
 
 
 def _torch_dataset(value: Any, label: Label, where: str, labelled: bool) -> RawSamples:

@@ -25,6 +25,8 @@ import secrets
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +84,7 @@ READ: dict[str, dict[str, dict[str, str]]] = {  # program: module: object: SHA-2
         },
     },
 }
+RESTART_DELAY = 1.0  # seconds
 SHOWN = re.compile(r"[A-Za-z0-9._/+-]{1,80}")  # names and versions from a server that may stand in an error text
 
 
@@ -169,7 +172,7 @@ def node() -> None:
 
     def start_with_executor(**options: Any) -> None:
         words = ["executor", "--runtime-api-address", options["runtime_api_address"]]
-        _start_program(words, secret.hex())
+        threading.Thread(target=_keep_running, args=(words, secret.hex()), daemon=True).start()
         start(**options)
 
     program._parse_supernode_lifespan_config = parse_held
@@ -216,6 +219,13 @@ def _start_program(words: list[str], secret: str) -> subprocess.Popen[bytes]:
     with process.stdin as pipe:
         pipe.write(secret.encode())
     return process
+
+
+def _keep_running(words: list[str], secret: str) -> None:
+    """Start a program of this module again whenever it ends: without its executor, a node answers nothing."""
+    while True:
+        _start_program(words, secret).wait()
+        time.sleep(RESTART_DELAY)
 
 
 def executor() -> None:

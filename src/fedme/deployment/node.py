@@ -7,8 +7,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
+import torch
+
 from fedme.config.experiment import ConfigError
 from fedme.core.atomic_files import require_unlocked
+from fedme.datasets.federated_dataset import SINGLE_SAMPLE
 from fedme.deployment import append_only, node_supervisor
 from fedme.deployment.node_supervisor import now
 from fedme.deployment.operator_folder import flower_environment
@@ -50,7 +53,9 @@ def check(site: Site) -> str:
     member = task.members[site.settings.name]
     parts = ", ".join(f"{len(getattr(data, part))} {part}" for part in ("train", "val", "test"))
     summary = f"{member.id}: {member.arch.name}, {parts} samples; accepts {', '.join(archs)}"
-    notes = site.experiment.dataset.range_notes(data.train.source.x)  # type: ignore[attr-defined]
+    notes = list(site.experiment.dataset.range_notes(data.train.source.x))  # type: ignore[attr-defined]
+    if len(data.val) and torch.equal(data.train.rows, data.val.rows):
+        notes.append(f"{member.id} has {SINGLE_SAMPLE}")
     return "\n".join([summary, *(f"note: {note}" for note in notes)])
 
 

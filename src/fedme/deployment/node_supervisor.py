@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fedme.core.atomic_files import RunError, locked, write_json
 from fedme.deployment import server_clock
+from fedme.deployment.expiry import ASK, Reminder
 from fedme.deployment.supervisor import Supervisor
 
 CONNECTION_FILE = "connection.json"  # in the site's state
@@ -49,7 +50,13 @@ def run(plan: Plan, log: Callable[[str], None]) -> None:
         )
         supervisor.start("node", lambda: with_free_port(plan.command))
         log(f"{plan.name}: connecting to {plan.address}; the log is in {state / 'log'}; Ctrl-C stops")
-        supervisor.run_until_stopped(lambda: connection.check(supervisor))
+        remind = Reminder([] if authority is None else [authority], ASK, lambda text: log(f"{plan.name}: {text}"))
+
+        def on_poll() -> None:
+            connection.check(supervisor)
+            remind()
+
+        supervisor.run_until_stopped(on_poll)
 
 
 class Connection:

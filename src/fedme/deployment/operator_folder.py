@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedme.config.experiment import ConfigError, read_toml
+from fedme.core.atomic_files import write_text
 from fedme.core.typed import TypedError, build
 from fedme.federation.flower import ENVIRONMENT
 from fedme.learning.training_settings import require
 
 NAME = "federation.toml"
 NODES = "nodes"  # a folder with Flower's answer for every registered key
+DATABASE = "state.db"  # of Flower's server
 CONNECTION = "fedme"  # the name of the server in Flower's own configuration
 SECRET = {"--superexec-auth-secret-file": "superexec.secret"}
 FOLDER = "FEDME_FEDERATION"  # the environment variable that tells the server app where the operator's folder is
@@ -100,6 +102,12 @@ class Federation:
         """The environment of Flower's programs at the server."""
         return flower_environment(self.server / "flwr") | {FOLDER: str(self.folder)}
 
+    def write_connection(self) -> None:
+        """Tell Flower's commands where the server is. The file has absolute paths: a folder that was moved needs a new one."""
+        trust = "insecure = true" if self.settings.insecure else f'root-certificates = "{self.server / "ca.crt"}"'
+        text = f'[superlink.{CONNECTION}]\naddress = "{self.control}"\n{trust}\n'
+        write_text(self.server / "flwr" / "config.toml", text)
+
     def programs(self) -> dict[str, Callable[[], list[str]]]:
         """The commands of the programs that make up the server, by name."""
         return {"superlink": self.superlink, "superexec": self.superexec, "proxy": self.reverse_proxy}
@@ -107,7 +115,7 @@ class Federation:
     def superlink(self) -> list[str]:
         """The command of Flower's server."""
         host, port = self.control.split(":")
-        options = ["--host", host, "--port", port, "--isolation", "process", "--database", str(self.server / "state.db")]
+        options = ["--host", host, "--port", port, "--isolation", "process", "--database", str(self.server / DATABASE)]
         options += [*self._files(SECRET), "--disable-runtime-dependency-installation"]
         if self.settings.insecure:
             return [program("flower-superlink"), "--insecure", *options]

@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedme.config.experiment import ConfigError
 from fedme.core.atomic_files import write_text
 from fedme.deployment.bundle import write_app
-from fedme.deployment.operator_folder import CONNECTION, NAME, NODES, Federation, Settings
+from fedme.deployment.operator_folder import NAME, NODES, Federation, Settings
 from fedme.deployment.site_settings import agreed_task, read_experiment
 from fedme.deployment.templates import DEFENCE, EXPERIMENT, FEDERATION, OPERATOR, SITE, SITE_README
 
@@ -74,8 +74,7 @@ def _server(federation: Federation) -> None:
         _secret(server / "superexec.secret", secrets.token_bytes(32))
     if not settings.insecure and not (server / "server.key").exists():
         _certificates(server, settings.host)
-    trust = "insecure = true" if settings.insecure else f'root-certificates = "{server / "ca.crt"}"'
-    (server / "flwr" / "config.toml").write_text(f'[superlink.{CONNECTION}]\naddress = "{federation.control}"\n{trust}\n')
+    federation.write_connection()
     write_app(server / "app")
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from fedme.core.atomic_files import locked, write_json
 from fedme.deployment.bundle import write_app
+from fedme.deployment.expiry import RENEW, Reminder
 from fedme.deployment.operator import flower
-from fedme.deployment.operator_folder import Federation
+from fedme.deployment.operator_folder import DATABASE, Federation
 from fedme.deployment.resumption import Resumer
 from fedme.deployment.supervisor import Supervisor
+from fedme.federation.flower.internals import registered_node
 
 REGISTER_INTERVAL = 3.0  # seconds between two searches for new keys
 
@@ -18,16 +20,26 @@ def serve(federation: Federation, log: Callable[[str], None]) -> None:
     """Keep the server running until it is stopped by a signal."""
     with locked(federation.server):
         write_app(federation.server / "app")  # that of the installed version
+        federation.write_connection()
         supervisor = Supervisor(federation.server / "log", federation.environment(), log)
         for name, command in federation.programs().items():
             supervisor.start(name, command)
         log(f"sites connect to {federation.address}; Flower's server listens on {federation.control}, for this machine only")
         log(f"the logs are in {federation.server / 'log'}; Ctrl-C stops")
-        duties = Registrar(federation, log), Resumer(federation, log), NewCertificate(federation, supervisor, log)
+        certificates = [federation.server / name for name in ("server.crt", "ca.crt")]
+        duties = (
+            Registrar(federation, log),
+            Resumer(federation, log),
+            NewCertificate(federation, supervisor, log),
+            Reminder(certificates, RENEW, log),
+        )
 
         def on_poll() -> None:
             for duty in duties:
-                duty()
+                try:
+                    duty()
+                except OSError as error:  # a full disk does not end the server
+                    log(f"{error}; trying again")
 
         supervisor.run_until_stopped(on_poll)
 
@@ -55,19 +67,19 @@ class Registrar:
 
     def __init__(self, federation: Federation, log: Callable[[str], None]) -> None:
         self.federation, self.log = federation, log
-        self.unusable: set[str] = set()  # sites whose key Flower knows under a lost node id
+        self.unusable: set[str] = set()  # sites whose key Flower does not accept
         self.next_time = 0.0
 
     def __call__(self) -> None:
         if self.federation.settings.insecure or time.monotonic() < self.next_time:
             return
+        self.next_time = time.monotonic() + REGISTER_INTERVAL
         registered = set(self.federation.nodes().values())
         for name, key in self.federation.keys().items():
             path = self.federation.registration(name)
             outdated = name not in registered or path.stat().st_mtime_ns < key.stat().st_mtime_ns
             if outdated and name not in self.unusable:
                 self._register(name, key, path)
-        self.next_time = time.monotonic() + REGISTER_INTERVAL
 
     def _register(self, name: str, key: Path, path: Path) -> None:
         answer = flower(self.federation, self.federation.register(key))
@@ -77,5 +89,14 @@ class Registrar:
         elif "already in use" in str(answer) and path.exists():
             path.touch()  # the same key in a newer file
         elif "already in use" in str(answer):
+            self._recover(name, key, path)
+
+    def _recover(self, name: str, key: Path, path: Path) -> None:
+        """Find the node of a key that was registered just before the server was killed or its disk was full."""
+        node = registered_node(self.federation.server / DATABASE, key.read_bytes())
+        if node is None or node in self.federation.nodes():
             self.unusable.add(name)
-            self.log(f"the key of {name} is registered, but {path} is missing; give the site a new key pair")
+            self.log(f"the key of {name} belongs to a site that was removed, or to another one; give the site a new key pair")
+        else:
+            write_json(path, {"success": True, "node-id": str(node)})
+            self.log(f"registered {name}")

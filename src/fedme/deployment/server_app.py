@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 from rich.console import Console
 
@@ -24,6 +25,7 @@ from fedme.deployment.site_settings import agreed_task, with_members
 from fedme.deployment.submitted_runs import LOG, SITES
 from fedme.federation.flower import EngineError
 from fedme.federation.flower.flower_apps import server_app
+from fedme.federation.flower.internals import push_error
 from fedme.federation.flower.requests import GridRequests
 from fedme.results import loggers, records, run_directory, summary
 from fedme.running import checkpoint
@@ -48,7 +50,7 @@ def main(grid: Any, run_config: Mapping[str, Any]) -> None:
                 run(federation, folder, grid, display)
         except BaseException as error:
             ended = not isinstance(error, Exception)  # by a signal, for instance because the superexec has ended
-            passes = ended or isinstance(error, EngineError | OSError)
+            passes = ended or isinstance(error, (EngineError, OSError, httpx.HTTPError, push_error()))
             reason = "its server app was ended" if ended else str(error) or type(error).__name__
             if attempts.failure(folder) is None:  # `fedme deploy stop` writes its reason before it stops the run
                 with suppress(OSError):  # the disk may be full

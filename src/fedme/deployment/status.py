@@ -1,24 +1,20 @@
 """The status of a federation, as its operator or one of its sites sees it: plain values for `--json`, a page and Prometheus."""
 
-import datetime
 import json
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-
 from fedme import __version__
 from fedme.config.experiment import load
-from fedme.deployment import append_only, attempts, operator, submitted_runs, transfer_log
+from fedme.deployment import append_only, attempts, expiry, operator, submitted_runs, transfer_log
+from fedme.deployment.expiry import days_left
 from fedme.deployment.node_supervisor import CONNECTION_FILE
 from fedme.deployment.operator_folder import Federation
 from fedme.deployment.privacy_account import PrivacyAccount
 from fedme.deployment.site_settings import Site
 from fedme.results import records, summary
-
-WARN_DAYS = 30  # before a certificate expires
 
 
 def of_server(federation: Federation) -> dict[str, Any]:
@@ -38,7 +34,7 @@ def of_server(federation: Federation) -> dict[str, Any]:
         "address": federation.address,
         "fedme": __version__,
         "disk_free": shutil.disk_usage(federation.folder).free,
-        "certificates": {name: _days_left(federation.server / name) for name in ("server.crt", "ca.crt")},
+        "certificates": {name: days_left(federation.server / name) for name in ("server.crt", "ca.crt")},
         "sites": sites,
         "runs": runs,
     }
@@ -63,17 +59,13 @@ def of_site(site: Site) -> dict[str, Any]:
         "epsilon": account.epsilon(),
         "epsilon_limit": account.limit,
         "disk_free": shutil.disk_usage(site.folder).free,
-        "certificates": {"ca.crt": None if server.insecure else _days_left(site.path(server.certificate))},
+        "certificates": {"ca.crt": None if server.insecure else days_left(site.path(server.certificate))},
     }
 
 
 def warnings(status: Mapping[str, Any]) -> list[str]:
     """What needs attention soon."""
-    return [
-        f"{name} expires in {days} days; `fedme deploy renew` makes a new one" if days >= 0 else f"{name} has expired"
-        for name, days in status["certificates"].items()
-        if days is not None and days < WARN_DAYS
-    ]
+    return expiry.warnings(status["certificates"], expiry.RENEW if "sites" in status else expiry.ASK)
 
 
 def facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -184,11 +176,3 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _json(path: Path) -> Any:
     return json.loads(path.read_text()) if path.exists() else {}
-
-
-def _days_left(path: Path) -> int | None:
-    """Days until a certificate expires; None without one."""
-    if not path.exists():
-        return None
-    certificate = x509.load_pem_x509_certificate(path.read_bytes())
-    return (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days

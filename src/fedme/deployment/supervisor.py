@@ -15,6 +15,8 @@ MAX_DELAY = 15.0  # seconds between two starts of a program that keeps ending
 EXPLANATIONS = {  # of the last messages of Flower's programs
     "Failed to activate SuperNode": "the server does not know this site's key, or has another node with it: "
     "a copy of this folder, or for a minute the one before a crash",
+    "certificate has expired": "the server's certificate or the authority's, which this site trusts, has expired; "
+    "the operator runs `fedme deploy renew` and sends ca.crt",
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not signed by the authority that this site trusts",
 }
 

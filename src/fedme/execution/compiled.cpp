@@ -20,8 +20,8 @@ struct Table {
     int64_t features, symbols;
 };
 
-// What the targets are, as in core/task_types.py: a class, yes-or-no labels (1 or 0), or quantities.
-enum Task : int64_t { CLASSES, LABELS, QUANTITIES };
+// What the targets are, as in core/task_types.py: a class, yes-or-no labels (1 or 0), quantities, or chances of the classes.
+enum Task : int64_t { CLASSES, LABELS, QUANTITIES, CHANCES };
 
 struct NetworkSpec {
     const ValueSpec *values;
@@ -32,9 +32,25 @@ struct NetworkSpec {
     const int64_t *seeds;  // of the dropout layers
     int64_t steps;  // that Adam has taken before
     double label_weight, peer_weight;
+    double mix;   // the network's own part in its mixture with the other; it moves
     double loss;  // a result: the sum over all samples
 };
 
+// What else there is to a loss of classes, as in learning/objectives.py.
+struct LossSpec {
+    int64_t classes;         // the first outputs are their logits
+    const int64_t *present;  // of every class: the logits of others are taken for zero; null: all are
+    const void *targets;     // classes x width: what some outputs of a sample of this class should be close to; null: none
+    const int64_t *known;    // for which classes there is a target
+    int64_t first, width;    // of these outputs
+    int64_t cross_entropy;   // the distance: mean squared error, or the cross-entropy with targets that are chances
+    double weight;           // of the distance
+    void *sums;              // a result, classes x outputs: the sum of the outputs of every class; null: it is not wanted
+    int64_t *counts;         // a result: samples of every class
+    int64_t chances;         // the sums are of chances instead
+};
+
+enum Mixing : int64_t { ALONE, NEVER_MOVES, MOVES_FIRST, MOVES_ALWAYS };  // in the first step, or in every one
 enum OptimizerType : int64_t { SGD, MOREAU, MUTUAL_MOREAU, ADAM_OPTIMIZER };  // of learning/optimizers.py
 
 struct OptimizerSpec {
@@ -42,6 +58,7 @@ struct OptimizerSpec {
     int64_t inner_steps;        // gradients on one batch, for the two Moreau optimizers
     int64_t draws_per_step;     // numbers of dropout masks per step
     int64_t nesterov;
+    int64_t mixing;  // the first of two networks is trained in a mixture with the second, whose part moves: as in `Mixing`
     double lr, momentum, weight_decay, prox;
     double outer_lr;  // of the step after the inner ones
     double clip;      // the largest norm of a gradient
@@ -55,6 +72,7 @@ struct TrainJob {
     NetworkSpec *networks;
     int64_t count;
     const OptimizerSpec *optimizer;
+    const LossSpec *loss;  // null: of labels and peer alone
     int64_t samples, several;  // results: samples seen, and batches of more than one sample
 };
 
@@ -97,7 +115,10 @@ template <typename real>
 struct Network {
     std::vector<Value<real>> values;
     std::vector<std::unique_ptr<Node<real>>> nodes;
-    int64_t output, classes;  // `output`: the value that has the logits
+    int64_t output, outputs;  // `output`: the value that has the outputs
+    int64_t classes;          // of the outputs, those that have a label: all, unless the loss says otherwise
+    const LossSpec *extra = nullptr;
+    real mix;
     real label_weight, peer_weight;  // in the loss, of the labels and of the other network
     int64_t steps;                   // that were taken before
     double loss = 0;                 // the sum over all samples
@@ -111,9 +132,9 @@ struct Network {
     std::vector<AlignedVector<real>> shared_gradients;   // of these tensors
 
     Network(const NetworkSpec &network, int64_t batch, bool trains = true)
-        : values(network.value_count), output(network.output), classes(network.classes), label_weight(real(network.label_weight)),
-          peer_weight(real(network.peer_weight)), steps(network.steps), value_specs(network.values), node_specs(network.nodes),
-          batch(batch) {
+        : values(network.value_count), output(network.output), outputs(network.classes), classes(outputs), mix(real(network.mix)),
+          label_weight(real(network.label_weight)), peer_weight(real(network.peer_weight)), steps(network.steps),
+          value_specs(network.values), node_specs(network.nodes), batch(batch) {
         for (int64_t i = 0; i < network.value_count; i++) {
             const ValueSpec &spec = network.values[i];
             values[i].size = spec.size, values[i].sums = spec.sums, values[i].needs_gradient = trains && spec.gradient;
@@ -150,7 +171,7 @@ struct Network {
         if (same) return;
         for (Parameter<real> *parameter : parameters()) parameter->reload(specs.data());
         label_weight = real(network.label_weight), peer_weight = real(network.peer_weight);
-        steps = network.steps, loss = 0;
+        steps = network.steps, loss = 0, mix = real(network.mix);
     }
 
     void find_shared() {
@@ -201,12 +222,20 @@ struct Network {
 
     const real *logits(int64_t b) const { return values[output].of(b); }
 
+    void learn(const LossSpec *more) { extra = more, classes = more ? more->classes : outputs; }
+
+    bool absent(int64_t c) const { return extra->present && !extra->present[c]; }
+
     // Means of the outputs, and what the losses need.
     void expect(int64_t samples, int64_t task) {
         for (int64_t b = 0; b < samples; b++) {
             const real *z = logits(b);
             real *q = &p[b * classes], *log_q = &log_p[b * classes];
-            if (task != CLASSES) {
+            if (extra && extra->present) {
+                for (int64_t c = 0; c < classes; c++) log_q[c] = absent(c) ? real(0) : z[c];
+                z = log_q;
+            }
+            if (task == LABELS || task == QUANTITIES) {
                 for (int64_t c = 0; c < classes; c++)
                     log_q[c] = z[c], q[c] = task == LABELS ? 1 / (1 + std::exp(-z[c])) : z[c];
                 continue;
@@ -224,6 +253,7 @@ struct Network {
     // The loss of one output, of the labels and of the other network.
     real label_loss(int64_t task, int64_t i, real y) const {
         if (task == CLASSES) return y ? -log_p[i] : real(0);
+        if (task == CHANCES) return y ? y * (std::log(y) - log_p[i]) : real(0);
         return task == LABELS ? softplus(log_p[i]) - y * log_p[i] : (p[i] - y) * (p[i] - y) / 2;
     }
     real divergence(int64_t task, int64_t i, const Network &peer) const {
@@ -252,7 +282,86 @@ struct Network {
                 }
                 gradients[c] = gradient * scale;
             }
+            if (!extra) continue;
+            for (int64_t c = 0; c < outputs; c++)
+                if (c >= classes || absent(c)) gradients[c] = 0;
+            if (extra->targets && extra->known[*label]) approach(b, *label, scale, counts);
+            if (extra->sums && counts) collect(b, *label);
         }
+    }
+
+    // Add the distance of some outputs of a sample from the target of its class.
+    void approach(int64_t b, int64_t label, real scale, bool counts) {
+        const int64_t width = extra->width;
+        const real weight = real(extra->weight), *target = static_cast<const real *>(extra->targets) + label * width;
+        const real *z = logits(b) + extra->first, *q = &p[b * classes], *log_q = &log_p[b * classes];
+        real *gradients = values[output].gradient_of(b) + extra->first, distance = 0;
+        const real sum = std::accumulate(target, target + width, real(0));
+        for (int64_t k = 0; k < width; k++) {
+            const real error = z[k] - target[k];
+            distance += extra->cross_entropy ? -target[k] * log_q[k] : error * error / real(width);
+            gradients[k] += scale * weight * (extra->cross_entropy ? sum * q[k] - target[k] : 2 * error / real(width));
+        }
+        if (counts) loss += weight * distance;
+    }
+
+    void collect(int64_t b, int64_t label) {
+        real *sums = static_cast<real *>(extra->sums) + label * outputs;
+        const real *shown = extra->chances ? &p[b * classes] : logits(b);
+        for (int64_t k = 0; k < outputs; k++) sums[k] += shown[k];
+        extra->counts[label]++;
+    }
+
+    // Until `step_in_mixture`, the weights are those of the mixture with another network, and the anchors the own ones.
+    void mix_with(Network &other) {
+        const auto own = parameters(), others = other.parameters();
+        for (size_t n = 0; n < own.size(); n++) {
+            if (!own[n]->trained) continue;
+            AlignedVector<real> &v = own[n]->value, &mixture = own[n]->anchor;
+            const real *w = others[n]->value.data();
+            mixture.resize(v.size());
+            for (size_t i = 0; i < v.size(); i += LANES<real>) at(&mixture[i]) = at(w + i) + mix * (at(&v[i]) - at(w + i));
+            std::swap(v, mixture);
+        }
+    }
+
+    // A step of the own weights with the gradient of the mixture; the own part in it moves along its derivative.
+    void step_in_mixture(Network &other, const Pass &pass, UpdateRule<real> rule, bool moves) {
+        rule.stores = true;
+        backward(pass, rule);
+        rule.stores = false;
+        const auto own = parameters(), others = other.parameters();
+        for (Parameter<real> *v : own)
+            if (v->trained) std::swap(v->value, v->anchor);
+        double derivative = 0;
+        for (size_t i = 0; i < shared.size(); i++) derivative += dot_of_shared(i, other);
+        for (size_t n = 0; n < own.size(); n++) {
+            Parameter<real> &v = *own[n];
+            const real *w = others[n]->value.data();
+            vector<real> sum = {};
+            for (size_t i = 0; v.trained && i < v.gradient.size(); i += LANES<real>) {
+                sum += (at(&v.value[i]) - at(w + i)) * at(&v.gradient[i]);
+                at(&v.gradient[i]) *= mix;
+            }
+            if (!v.shared) derivative += double(sum_of(sum));
+        }
+        if (moves) mix = std::min(std::max(mix - rule.lr * real(derivative), real(0)), real(1));  // NaN stays NaN
+        if (rule.clips()) clip(rule);
+        for (Parameter<real> *parameter : own) parameter->update(rule);
+    }
+
+    // The product of gradient and distance from the other network for a tensor that several nodes use: a number counts once.
+    double dot_of_shared(size_t i, const Network &other) const {
+        const int64_t size = shared_gradients[i].size();
+        AlignedVector<real> v(size), w(size), gradient(size);
+        for (size_t n = 0; n < shared[i].size(); n++) {
+            const Parameter<real> &user = *shared[i][n];
+            user.layout.store(user.value, &v[user.first]), user.layout.store(user.gradient, &gradient[user.first]);
+            user.layout.store(other.shared[i][n]->value, &w[user.first]);
+        }
+        double sum = 0;
+        for (int64_t k = 0; k < size; k++) sum += double(v[k] - w[k]) * double(gradient[k]);
+        return sum;
     }
 
     // Gradients of all parameters, and a step with them.
@@ -262,6 +371,7 @@ struct Network {
         for (size_t i = nodes.size(); i-- > 0;)
             if (nodes[i]->output->needs_gradient) nodes[i]->backward(pass, rule);
         add_shared();
+        if (rule.stores) return;
         if (rule.clips()) clip(rule);
         for (Parameter<real> *parameter : parameters()) parameter->update(rule);  // those whose gradients were stored
     }
@@ -333,6 +443,8 @@ struct Trainer {
     // `draw` counts the gradients on one batch; the loss is that of the first.
     void descend(std::vector<Network<real>> &networks, int64_t draw, const UpdateRule<real> &rule) {
         const int64_t number = step * optimizer.draws_per_step + draw;
+        const bool moves = optimizer.mixing == MOVES_ALWAYS || (optimizer.mixing == MOVES_FIRST && !step);
+        if (optimizer.mixing) networks[0].mix_with(networks[1]);
         for (auto &network : networks) {
             network.forward(*x, {samples, number});
             network.expect(samples, batches.task);
@@ -346,7 +458,10 @@ struct Trainer {
                 own.correction1 = real(1 - std::pow(optimizer.momentum, taken));
                 own.correction2 = real(1 - std::pow(optimizer.beta2, taken));
             }
-            network.backward({samples, number}, own);
+            if (optimizer.mixing && &network == &networks[0])
+                network.step_in_mixture(networks[1], {samples, number}, own, moves);
+            else
+                network.backward({samples, number}, own);
         }
     }
 };
@@ -366,7 +481,7 @@ void prepare(Networks<real> &networks, const NetworkSpec *specs, int64_t count, 
 
 template <typename real>
 void train(const Table &table, const Batches &batches, NetworkSpec *specs, int64_t count, const OptimizerSpec &optimizer,
-           Networks<real> &networks) {
+           const LossSpec *loss, Networks<real> &networks) {
     UpdateRule<real> rule{real(optimizer.lr), real(optimizer.momentum), real(optimizer.weight_decay + optimizer.prox),
                           real(optimizer.prox), real(optimizer.clip)};
     if (rule.clips()) rule.weight_decay = real(optimizer.weight_decay), rule.prox = 0, rule.clipped_prox = real(optimizer.prox);
@@ -380,6 +495,8 @@ void train(const Table &table, const Batches &batches, NetworkSpec *specs, int64
     Networks<real> copies;
     prepare(networks, specs, count, batches.largest(), true);
     if (optimizer.optimizer == MUTUAL_MOREAU) prepare(copies, specs, count, batches.largest(), true);
+    for (Networks<real> *each : {&networks, &copies})
+        for (Network<real> &network : *each) network.learn(loss);
     Trainer<real> trainer(table, batches, optimizer);
     while (trainer.next_batch()) {
         if (optimizer.optimizer == SGD || optimizer.optimizer == ADAM_OPTIMIZER) trainer.descend(networks, 0, rule);
@@ -405,6 +522,7 @@ void train(const Table &table, const Batches &batches, NetworkSpec *specs, int64
         }
     }
     for (int64_t i = 0; i < count; i++) {
+        specs[i].mix = double(networks[i].mix);
         specs[i].loss = networks[i].loss + (copies.empty() ? 0 : copies[i].loss);
         networks[i].store();
     }
@@ -431,11 +549,12 @@ void run(const Table &table, TrainJob &job, Networks<real> &networks) {
     if (job.draw.seeds) {
         int64_t classes = std::numeric_limits<int64_t>::max();
         for (int64_t i = 0; i < job.count; i++) classes = std::min(classes, job.networks[i].classes);
+        if (job.loss) classes = job.loss->classes;
         if (!in_range(job.draw, classes)) throw std::out_of_range("");
         drawn = std::make_unique<DrawnBatches>(job.draw);
         job.batches = drawn->batches(job.draw);
     }
-    train<real>(table, job.batches, job.networks, job.count, *job.optimizer, networks);
+    train<real>(table, job.batches, job.networks, job.count, *job.optimizer, job.loss, networks);
     for (int64_t step = 0; step < job.batches.steps; step++) {
         job.samples += job.batches.sizes[step];
         job.several += job.batches.sizes[step] > 1;
@@ -487,7 +606,7 @@ extern "C" void fedme_order(int64_t seed, int64_t count, int64_t *order) {
 }
 
 // The number of this interface, as in execution/compiled.py.
-extern "C" int fedme_interface() { return 5; }
+extern "C" int fedme_interface() { return 6; }
 
 // Whether this processor has the instructions of the code above.
 extern "C" int fedme_runs_here() {

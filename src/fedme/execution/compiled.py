@@ -8,6 +8,7 @@ import ctypes
 import functools
 import math
 from collections.abc import Generator, Hashable, Mapping, Sequence
+from dataclasses import replace
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,10 +23,10 @@ from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 from fedme.core.operations import (
     BatchSchedule,
+    ClassSums,
     EstimateStatistics,
     Evaluate,
     Models,
-    Objective,
     Op,
     Predict,
     Role,
@@ -36,22 +37,23 @@ from fedme.core.task_types import TaskType, task_type_of
 from fedme.core.tree import Params
 from fedme.execution import reference
 from fedme.execution.compiled_calls import NOT_DRAWN, NOT_GIVEN, OPTIMIZER, PREDICT_JOB, TRAIN_JOB, Call, address
+from fedme.execution.compiled_losses import CHANCES, add_loss, chances, classes_of, loss_obstacle, loss_weights
 from fedme.execution.input_tables import InputTable, InputTables
 from fedme.execution.lowering import lowered
 from fedme.execution.program import NODE_TYPES, Program
 from fedme.execution.reference import DRAWS_PER_STEP, scores
 from fedme.execution.routing import Tick, effort, models_of, no_tick, pieces
 from fedme.execution.threads import Computing, on_threads, result_of
-from fedme.learning.objectives import CrossEntropy, Mutual
-from fedme.learning.optimizers import SGD, Adam, Moreau, MutualMoreau
+from fedme.learning.objectives import CrossEntropy, Imitate, Mutual
+from fedme.learning.optimizers import ALPHA, SGD, Adam, Mixing, Moreau, MutualMoreau
 
 T = TypeVar("T")
-DERIVED_ROLES = {Moreau: ("w",), MutualMoreau: ("theta",)}  # roles whose weights follow from those of another
 TASKS: tuple[TaskType, ...] = ("classification", "multi-label", "regression")  # as in the C++ code
+LABELS, ADAM = CrossEntropy(), 3  # the number of Adam in the C++ code
 VECTOR_BYTES = 32
 PIECES = 2  # calls per thread: fewer cost less, more are divided more evenly
 LARGE = 2e7  # effort of a call that is worth itself, about 2 ms
-INTERFACE = 5  # of the structures below and the functions of the C++ code; change both together
+INTERFACE = 6  # of the structures below and the functions of the C++ code; change both together
 
 
 def _fields(c_type: Any, *names: str) -> list[tuple[str, Any]]:
@@ -224,20 +226,20 @@ def training_obstacle(op: Train) -> str:
     optimizer = op.optimizer
     if op.mechanism is not None:
         return "private training"
-    if type(optimizer) in (SGD, Adam):
-        assert isinstance(optimizer, SGD | Adam)
-        if optimizer.alternating:
+    rule = optimizer.rule if type(optimizer) is Mixing else optimizer
+    if type(rule) in (SGD, Adam):
+        assert isinstance(rule, SGD | Adam)
+        if rule.alternating:
             return "alternating steps"
-        if optimizer.prox and not op.frozen.keys() >= op.models.keys():
+        if rule.prox and not op.frozen.keys() >= op.models.keys():
             return "a proximal term, but not for every model"
-        if optimizer.shift and (optimizer.prox or optimizer.clip is not None):
+        if rule.shift and (rule.prox or rule.clip is not None):
             return "a shifted gradient with a proximal term or clipping"
+        if rule is not optimizer and (rule.prox or rule.shift or type(optimizer.objective) is not CrossEntropy):
+            return "a mixture with a proximal term, a shifted gradient or another loss"
     elif type(optimizer) not in (Moreau, MutualMoreau):
         return f"unsupported optimizer {type(optimizer).__name__}"
-    loss, trained = optimizer.objective, op.models.keys() - set(DERIVED_ROLES.get(type(optimizer), ()))
-    mutual = type(loss) is Mutual and {loss.first, loss.second} == trained
-    supported = mutual or (type(loss) is CrossEntropy and type(optimizer) is not MutualMoreau)
-    return "" if supported else f"unsupported loss {type(loss).__name__}"
+    return loss_obstacle(op)
 
 
 def _together(ops: Sequence[Op], table: InputTable) -> Computing[list[Any]]:
@@ -278,22 +280,20 @@ def _train(op: Train, table: InputTable, call: Call) -> Preparing[Trained]:
     """The training of an operation, by its optimizer."""
     optimizer = op.optimizer
     models = {role: Model(model.arch, _copy(model.params), _copy(model.buffers)) for role, model in op.models.items()}
+    if isinstance(optimizer, Mixing):
+        return (yield from _train_mixture(op, optimizer, table, call, models))
     if isinstance(optimizer, SGD | Adam):
         states = {role: state for role, model in models.items() if (state := _state(op, role, model))}
         anchors = {role: _copy(op.frozen[role].params) for role in models} if optimizer.prox or optimizer.shift else {}
-        _, losses = yield from _descend(op, table, call, models, states, anchors, _descent_spec(optimizer))
-        if isinstance(optimizer, Adam):
-            taken = op.batch_schedule.count(len(op.data))
-            for state in states.values():
-                for name in state:
-                    if name.endswith(".step"):
-                        state[name] += taken
-        return Trained(models, states, losses)
+        seen = dict[Role, ClassSums]()
+        _, losses = yield from _descend(op, table, call, models, states, anchors, _descent_spec(optimizer), seen=seen)
+        _count_steps(op, optimizer, states)
+        return Trained(models, states, losses, seen)
     assert isinstance(optimizer, Moreau | MutualMoreau)
     mutual = isinstance(optimizer, MutualMoreau)
     outer_lr = optimizer.lr if mutual else optimizer.lr * optimizer.lam
     settings = optimizer.inner_lr, 0.0, optimizer.l2, optimizer.lam, outer_lr, math.inf
-    spec = np.array([(2 if mutual else 1, mutual, optimizer.inner, DRAWS_PER_STEP, 0, *settings, 0.0, 0.0, 0.0)], OPTIMIZER)
+    spec = np.array([(2 if mutual else 1, mutual, optimizer.inner, DRAWS_PER_STEP, 0, 0, *settings, 0.0, 0.0, 0.0)], OPTIMIZER)
     if not mutual:
         _, losses = yield from _descend(op, table, call, {"theta": models["theta"]}, {}, {"theta": models["w"].params}, spec)
         w = models["w"].with_buffers(models["theta"].buffers)
@@ -310,6 +310,33 @@ def _train(op: Train, table: InputTable, call: Call) -> Preparing[Trained]:
     return Trained({**trained, "theta": theta}, {}, losses)
 
 
+def _train_mixture(
+    op: Train, optimizer: Mixing, table: InputTable, call: Call, models: Mapping[Role, Model]
+) -> Preparing[Trained]:
+    """The training of "own" in a mixture with "global"; the state of "own" has the part of it once per weight."""
+    rule, names = optimizer.rule, [f"{name}{ALPHA}" for name in models["own"].params]
+    roles = {role: models[role] for role in ("own", "global")}
+    given = {role: op.opt.get(role) or state for role, state in optimizer.init(roles).items()}
+    states = {role: _copy({n: v for n, v in state.items() if n not in names}) for role, state in given.items()}
+    alpha = given["own"][names[0]] if names else torch.zeros(())
+    moved: list[float] = []
+    spec = _descent_spec(rule, ("never", "round", "step").index(optimizer.adapt) + 1)
+    _, losses = yield from _descend(op, table, call, roles, states, {}, spec, alpha.item(), moved)
+    _count_steps(op, rule, states)
+    states["own"] = {**states["own"], **{name: torch.full_like(alpha, moved[0]) for name in names}}
+    return Trained(roles, {role: state for role, state in states.items() if state}, losses)
+
+
+def _count_steps(op: Train, rule: SGD | Adam, states: Mapping[Role, Params]) -> None:
+    """Count the steps of Adam in its state."""
+    if isinstance(rule, Adam):
+        taken = op.batch_schedule.count(len(op.data))
+        for state in states.values():
+            for name in state:
+                if name.endswith(".step"):
+                    state[name] += taken
+
+
 def _state(op: Train, role: Role, model: Model) -> Params:
     """A copy of the optimizer state of a role, or a new one."""
     if state := op.opt.get(role):
@@ -321,8 +348,13 @@ def _state(op: Train, role: Role, model: Model) -> Params:
     return op.optimizer.init_state(model.params)
 
 
+def _descent_spec(optimizer: SGD | Adam, mixing: int = 0) -> "np.ndarray[Any, Any]":
+    # Other losses than mutual ones are in a structure of their own, and may be different in every round.
+    return _made_spec(optimizer if isinstance(optimizer.objective, Mutual) else replace(optimizer, objective=LABELS), mixing)
+
+
 @functools.lru_cache(maxsize=256)
-def _descent_spec(optimizer: SGD | Adam) -> "np.ndarray[Any, Any]":
+def _made_spec(optimizer: SGD | Adam, mixing: int) -> "np.ndarray[Any, Any]":
     clip = math.inf if optimizer.clip is None else optimizer.clip
     mutual = isinstance(optimizer.objective, Mutual)
     prox, decay = optimizer.prox, optimizer.weight_decay
@@ -330,10 +362,12 @@ def _descent_spec(optimizer: SGD | Adam) -> "np.ndarray[Any, Any]":
         prox, decay = -1.0, decay + 1.0
     if isinstance(optimizer, SGD):
         settings = optimizer.lr, optimizer.momentum, decay, prox, 0.0, clip, 0.0, 0.0, 0.0
-        return np.array([(0, mutual, 1, DRAWS_PER_STEP, optimizer.nesterov, *settings)], OPTIMIZER)
+        return np.array([(0, mutual, 1, DRAWS_PER_STEP, optimizer.nesterov, mixing, *settings)], OPTIMIZER)
     decoupled = optimizer.weight_decay if optimizer.decoupled_weight_decay else 0.0
     first = optimizer.lr, optimizer.betas[0], decay - decoupled, prox, 0.0, clip
-    return np.array([(3, mutual, 1, DRAWS_PER_STEP, 0, *first, optimizer.betas[1], optimizer.eps, decoupled)], OPTIMIZER)
+    return np.array(
+        [(ADAM, mutual, 1, DRAWS_PER_STEP, 0, mixing, *first, optimizer.betas[1], optimizer.eps, decoupled)], OPTIMIZER
+    )
 
 
 def _descend(
@@ -344,27 +378,39 @@ def _descend(
     states: Mapping[Role, Params],
     anchors: Mapping[Role, Params],
     spec: "np.ndarray[Any, Any]",
+    mix: float = 0.0,
+    moved: list[float] | None = None,
+    seen: dict[Role, ClassSums] | None = None,
 ) -> Preparing[tuple[int, dict[Role, float]]]:
-    """Train models in place, with their states and anchors; the number of batches of several samples, and the mean losses."""
+    """Train models in place, with their states and anchors; the number of batches of several samples, and the mean losses.
+
+    `mix` is the part of the first model in its mixture with the second; where it has moved to is appended to `moved`. Outputs
+    that were collected are put into `seen`.
+    """
     objective, networks, classes = op.optimizer.objective, [], set()
     for role, model in models.items():
         state = states.get(role)
         network, outputs = _network(call, model, table, state, anchors.get(role), op.key, role)
-        steps = _steps(state) if state and isinstance(op.optimizer, Adam) else 0
-        networks.append(call.add_network((*network, steps), _loss_weights(objective, role)))
+        steps = _steps(state) if state and spec["optimizer"][0] == ADAM else 0
+        networks.append(call.add_network((*network, steps), loss_weights(objective, role), mix))
         classes.add(outputs)
     if len(classes) > 1 and isinstance(objective, Mutual):
         raise ValueError(f"models that learn from each other must have the same classes, got {sorted(classes)} outputs")
-    number = call.add_job(
-        (*_batches(op, table, call, min(classes)), networks[0], len(networks), call.add_optimizer(spec), 0, 0)
-    )
+    outputs = min(classes)
+    loss, collected = add_loss(op, call, outputs, next(iter(models.values())).dtype)
+    batches = _batches(op, table, call, classes_of(objective, outputs))
+    number = call.add_job((*batches, networks[0], len(networks), call.add_optimizer(spec), loss, 0, 0))
     yield
-    seen, several = call.seen[number]
+    samples, several = call.seen[number]
+    if seen is not None and collected is not None and samples:
+        seen[next(iter(models))] = collected
+    if moved is not None:
+        moved.append(float(call.networks["mix"][networks[0]]))
     for model in models.values():
         if model.buffers:
             inner = int(spec["inner_steps"][0]) if isinstance(op.optimizer, Moreau) else 1
             _count_batches(model, table, several * inner)
-    return several, {role: call.losses[network] / seen for role, network in zip(models, networks, strict=True)}
+    return several, {role: call.losses[network] / samples for role, network in zip(models, networks, strict=True)}
 
 
 def _steps(state: Params) -> int:
@@ -388,13 +434,14 @@ def _batches(op: Train, table: InputTable, call: Call, classes: int) -> tuple[in
     positions, sizes = schedule.positions(samples, op.key.at("batches"))
     chosen, targets = rows[positions].contiguous(), data.y[positions].contiguous()
     _require_below(chosen, len(table), "row")
-    task = TASKS.index(task_type_of(targets))
+    task = CHANCES if isinstance(op.optimizer.objective, Imitate) else TASKS.index(task_type_of(targets))
     if task == 0:
         _require_below(targets, classes, "class")
     elif targets.shape[-1] != classes:
         raise ValueError(f"the targets have {targets.shape[-1]} numbers, but the model has {classes} outputs")
     else:
-        targets = targets.to(models_of(op)[0].dtype)
+        dtype = models_of(op)[0].dtype
+        targets = chances(targets, dtype) if task == CHANCES else targets.to(dtype)
     given = chosen, targets, sizes.contiguous(), schedule.divisors(samples, sizes).to(torch.float64)
     call.keep(*given)
     return (*(tensor.data_ptr() for tensor in given), *chosen.shape, task, *NOT_DRAWN)
@@ -415,7 +462,8 @@ def _require_in_range(op: Op, table: InputTable) -> None:
     _require_below(op.data.rows, len(table), "row")
     if isinstance(op, Train):
         models = op.models.values()
-        classes = min(_program(m.arch, table.shape, table.symbols, m.dtype).classes for m in models)
+        outputs = min(_program(m.arch, table.shape, table.symbols, m.dtype).classes for m in models)
+        classes = classes_of(op.optimizer.objective, outputs)
         if task_type_of(op.data.y) == "classification":
             _require_below(op.data.y, classes, "class")
 
@@ -598,14 +646,6 @@ def _require_shape(
 def _shapes(arch: Arch) -> dict[str, tuple[int, ...]]:
     network = arch.build(Key(0))
     return {name: tuple(value.shape) for name, value in (*network.named_parameters(), *network.named_buffers())}
-
-
-def _loss_weights(objective: Objective, role: Role) -> tuple[float, float]:
-    """The weights of labels and peer in the loss of a role."""
-    if not isinstance(objective, Mutual):
-        return 1.0, 0.0
-    place = (objective.first, objective.second).index(role)
-    return objective.labels[place], objective.peer[place]
 
 
 def _require_below(numbers: Tensor, count: int, what: str) -> None:

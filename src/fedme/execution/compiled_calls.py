@@ -20,19 +20,20 @@ def _structure(**fields: str) -> "np.dtype[np.void]":
 NETWORK = _structure(
     i8="values nodes value_count node_count parameter_count output classes parameters",
     i8_1="base_value base_momentum base_second base_anchor seeds steps",
-    f8="label_weight peer_weight loss",
+    f8="label_weight peer_weight mix loss",
 )
 TRAIN_JOB = _structure(
     i8="rows targets sizes divisors steps width task",  # the batches that are given
     # what batches are drawn from
     i8_2="draw_seeds draw_rows draw_labels draw_targets draw_samples table_rows used draw_width per_epoch draw_steps divisor",
-    i8_3="networks count optimizer samples several",
+    i8_3="networks count optimizer loss samples several",
 )
 PREDICT_JOB = _structure(i8="rows count table_rows networks logits")
 OPTIMIZER = _structure(
-    i8="optimizer mutual inner_steps draws_per_step nesterov",
+    i8="optimizer mutual inner_steps draws_per_step nesterov mixing",
     f8="lr momentum weight_decay prox outer_lr clip beta2 eps decoupled_decay",
 )
+LOSS = _structure(i8="classes present targets known first width cross_entropy", f8="weight", i8_1="sums counts chances")
 NOT_DRAWN = (-1,) + (0,) * 10  # in place of what batches are drawn from
 NOT_GIVEN = (0,) * 7  # in place of batches
 
@@ -44,7 +45,7 @@ class Call:
         self.job_type = job_type
         self._numbers: list[int] = []
         self._networks: list[tuple[int, ...]] = []
-        self._loss_weights: list[tuple[float, float]] = []
+        self._weights: list[tuple[float, float, float]] = []
         self._jobs: list[tuple[int, ...]] = []
         self._optimizers: dict[int, int] = {}
         self._kept: list[Any] = []
@@ -66,10 +67,10 @@ class Call:
         self._kept.append(array)
         return address(array)
 
-    def add_network(self, network: tuple[int, ...], loss_weights: tuple[float, float] = (1.0, 0.0)) -> int:
-        """Add the whole numbers of a structure of type `NETWORK`, and the weights of labels and peer; its index."""
-        self._networks.append((*network, 0, 0, 0))
-        self._loss_weights.append(loss_weights)
+    def add_network(self, network: tuple[int, ...], loss_weights: tuple[float, float] = (1.0, 0.0), mix: float = 0.0) -> int:
+        """Add the whole numbers of a structure of type `NETWORK`, the weights of labels and peer, and its part of a mixture."""
+        self._networks.append((*network, 0, 0, 0, 0))
+        self._weights.append((*loss_weights, mix))
         return len(self._networks) - 1
 
     def add_optimizer(self, optimizer: "np.ndarray[Any, Any]") -> int:
@@ -89,7 +90,8 @@ class Call:
         """Make the arrays."""
         self.numbers = np.array(self._numbers or [0], np.int64)
         self.networks = np.array(self._networks, np.int64).view(NETWORK)[:, 0]
-        self.networks["label_weight"], self.networks["peer_weight"] = zip(*self._loss_weights, strict=True)
+        for name, weights in zip(("label_weight", "peer_weight", "mix"), zip(*self._weights, strict=True), strict=True):
+            self.networks[name] = weights
         self.jobs = np.array(self._jobs, np.int64).view(self.job_type)[:, 0]
         base = address(self.numbers)
         self.networks["seeds"] += base

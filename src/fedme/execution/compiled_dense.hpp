@@ -68,7 +68,7 @@ struct Dense final : Node<real> {
             correlate<real>(own, input.gradient.data(), transposed.data(), transposed_panels,
                             {rows_group(samples, out, padded_out, width)}, out, nullptr, input.sums ? ADD_TO : ASSIGN);
         }
-        const bool stores = rule.clips() || weight.shared;  // others add to the gradient
+        const bool stores = rule.clips() || rule.stores || weight.shared;  // others add to the gradient
         if (weight.trained) update_weight(samples, rule, stores);
         if (!bias.exists() || !bias.trained) return;
         bias.gradient.resize(padded_out);

@@ -245,6 +245,7 @@ struct UpdateRule {
     real clip = std::numeric_limits<real>::infinity();  // the largest norm of the gradient of a network
     real clipped_prox = 0;                              // a proximal term inside the clipping, then not in `weight_decay`
     bool nesterov = false;
+    bool stores = false;  // gradients are stored, without a step
     RuleType type = MOMENTUM;
     real beta2 = 0, eps = 0, decoupled_decay = 0;  // of ADAM, whose beta1 is `momentum`
     real correction1 = 1, correction2 = 1;

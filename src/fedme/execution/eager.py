@@ -22,7 +22,15 @@ from fedme.core.operations import Op, Role, Train, Trained
 from fedme.core.tree import Params
 from fedme.execution.input_tables import InputTables
 from fedme.execution.memory_format import Shape, formatted, prefers_channels_last, sample_shape
-from fedme.execution.reference import DRAWS_PER_STEP, Autograd, cast, mask_seeds, run as run_on_reference, seeded_generator
+from fedme.execution.reference import (
+    DRAWS_PER_STEP,
+    Autograd,
+    Collector,
+    cast,
+    mask_seeds,
+    run as run_on_reference,
+    seeded_generator,
+)
 from fedme.execution.routing import Tick, models_of
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.optimizers import SGD
@@ -83,6 +91,7 @@ class Eager:
         networks = {role: self._network(op, role) for role in op.models}
         turns = [(role,) for role in networks] if rule.alternating else [tuple(networks)]
         seen: list[Mapping[Role, Tensor]] = []  # the losses of every step
+        collector = Collector(op.collect)
         with seeded_generator(op.key.at("dropout")):
             for step, (inputs, y) in enumerate(self._batches(op)):
                 for draw, turn in enumerate(turns):
@@ -91,13 +100,14 @@ class Eager:
                     losses = rule.objective(logits, y)
                     torch.autograd.backward(list(losses.values()), [_mean_slopes(loss) for loss in losses.values()])
                     if draw == 0:
+                        collector.add(logits, y)
                         seen.append({role: loss.detach() for role, loss in losses.items()})
                     for role, network in networks.items():
                         grads = network.take_gradients()
                         if role in turn:
                             network.step(grads)
         opt = {role: network.opt_state() for role, network in networks.items()} if rule.momentum else {}
-        return Trained({role: network.model() for role, network in networks.items()}, opt, _mean_losses(seen))
+        return Trained({role: network.model() for role, network in networks.items()}, opt, _mean_losses(seen), collector.seen)
 
     def _network(self, op: Train, role: Role) -> "TrainedModule":
         """The module of a role with its weights; roles of one architecture have modules of their own."""

@@ -22,6 +22,8 @@ from fedme.core.key import Key
 from fedme.core.model import Model, dropout_layers
 from fedme.core.operations import (
     Batch,
+    ClassSums,
+    Collect,
     EstimateStatistics,
     Evaluate,
     GaussianMechanism,
@@ -81,14 +83,14 @@ def train(op: Train, private_gradient: "type[PerExample] | None" = None) -> Trai
     models: Models = {role: formatted(model, shape) for role, model in op.models.items()}
     opt: OptState = {role: op.opt.get(role, state) for role, state in op.optimizer.init(models).items()}
     device = next((m.device for m in models.values()), torch.device("cpu"))
-    gradient = Autograd(op.optimizer.objective, mask_seeds(models, op.key))
+    gradient = Autograd(op.optimizer.objective, mask_seeds(models, op.key), Collector(op.collect))
     if op.mechanism is not None:
         gradient = (private_gradient or PerExample)(gradient.objective, gradient.seeds, op=op, mechanism=op.mechanism)
     y = op.data.y.to(device)
     schedule = op.batch_schedule
     batches, sizes = schedule.positions(len(op.data), op.key.at("batches"))
     weights = sizes.double() / schedule.divisors(len(op.data), sizes)
-    with seeded_generator(op.key.at("dropout")):
+    with seeded_generator(op.key.at("dropout"), device):
         for step, (padded, size, weight) in enumerate(zip(batches, sizes.tolist(), weights.tolist(), strict=True)):
             positions = padded[:size]
             augment = op.key.at("augment", step) if schedule.augment else None
@@ -96,7 +98,7 @@ def train(op: Train, private_gradient: "type[PerExample] | None" = None) -> Trai
             models, opt = op.optimizer(gradient, models, opt, op.frozen, Batch(x, y[positions], step, weight))
     opt = {role: {name: value.contiguous() for name, value in state.items()} for role, state in opt.items()}
     trained = {role: m.with_params({name: p.contiguous() for name, p in m.params.items()}) for role, m in models.items()}
-    return Trained(trained, opt, gradient.mean_losses())
+    return Trained(trained, opt, gradient.mean_losses(), gradient.collector.seen)
 
 
 def evaluate(op: Evaluate) -> Score:
@@ -150,7 +152,7 @@ def predict(op: Predict) -> Tensor:
         return torch.empty(0, 0)
     model = formatted(op.model, sample_shape(op.data))
     # A network that draws random numbers in evaluation mode too draws the same ones every time.
-    with torch.inference_mode(), seeded_generator(Key(0).at("predict")):
+    with torch.inference_mode(), seeded_generator(Key(0).at("predict"), model.device):
         parts = [model(cast(x, model)) for x in _chunks(op.data)]
     return torch.cat(parts).to("cpu", copy=True)
 
@@ -194,14 +196,42 @@ def mask_seeds(models: Models, key: Key) -> dict[Role, dict[str, Tensor]]:
 
 
 @contextmanager
-def seeded_generator(key: Key) -> Iterator[None]:
-    """Seed the global generator by `key`, and restore its state afterwards."""
-    before = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(key.integer())
+def seeded_generator(key: Key, device: torch.device | None = None) -> Iterator[None]:
+    """Seed the global generator, and that of a device, by `key`, and restore their states afterwards."""
+    generators = [torch.default_generator, *(device_generators(device) if device is not None else ())]
+    before = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.manual_seed(key.integer())
     try:
         yield
     finally:
-        torch.default_generator.set_state(before)
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
+
+
+def device_generators(device: torch.device) -> list[torch.Generator]:
+    """The global generators that networks on a device draw from, besides that of the processor."""
+    if device.type == "cuda":
+        return [torch.cuda.default_generators[device.index or 0]]
+    return [torch.mps._get_default_mps_generator()] if device.type == "mps" else []
+
+
+@dataclass
+class Collector:
+    """Adds up the outputs of models by class, if that is asked for."""
+
+    collect: Collect | None = None
+    seen: dict[Role, ClassSums] = field(default_factory=dict)
+
+    def add(self, logits: Mapping[Role, Tensor], y: Tensor) -> None:
+        """The outputs of a batch before its step."""
+        for role, outputs in logits.items() if self.collect is not None else ():
+            assert self.collect is not None
+            z, classes = outputs.detach(), self.collect.classes
+            z = z.softmax(-1) if self.collect.chances else z
+            before = self.seen.get(role) or ClassSums(z.new_zeros((classes, z.shape[1])), y.new_zeros(classes))
+            counts = before.counts + torch.bincount(y, minlength=classes)
+            self.seen[role] = ClassSums(before.sums.index_add(0, y, z), counts)
 
 
 @dataclass
@@ -210,6 +240,7 @@ class Autograd:
 
     objective: Objective
     seeds: Mapping[Role, Mapping[str, Tensor]]
+    collector: Collector = field(default_factory=Collector)
     sums: dict[Role, Tensor] = field(default_factory=dict)
     samples: dict[Role, int] = field(default_factory=dict)
     recorded: dict[Role, tuple[int, int]] = field(default_factory=dict)  # step and draw
@@ -229,6 +260,8 @@ class Autograd:
             role: self._forward(role, Model(m.arch, leaves[role], buffers[role]), batch, draw, first)
             for role, m in models.items()
         }
+        if draw == 0:
+            self.collector.add(logits, batch.y)
         losses = self.objective(logits, batch.y)
         total = torch.stack([loss.mean() for loss in losses.values()]).sum() * batch.weight
         flat = [leaf for params in leaves.values() for leaf in params.values()]

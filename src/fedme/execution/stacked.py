@@ -37,6 +37,8 @@ class Stacked:
         """Why the operation cannot be stacked; empty if it can."""
         if reason := self.tables.supports(op):
             return reason
+        if isinstance(op, Train) and op.collect is not None:
+            return "the training collects outputs"
         if isinstance(op, Train) and not _hashable(op.optimizer):
             return f"the optimizer {type(op.optimizer).__name__} is not hashable"
         if isinstance(op, Train) and len(op.data) and _sees_the_batch(op, self.tables):

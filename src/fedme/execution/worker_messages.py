@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedme.core.data import Source, Split
 from fedme.core.model import Arch, Model
-from fedme.core.operations import EstimateStatistics, Evaluate, Op, Predict, Train, Trained
+from fedme.core.operations import ClassSums, EstimateStatistics, Evaluate, Op, Predict, Train, Trained
 from fedme.core.tree import nbytes
 
 SMALL = 4096  # bytes of a tensor up to which an array in the message is as fast
@@ -147,6 +147,6 @@ class SharedObjects:
 def _map_fields(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, Mapping):
         return {key: change(item) for key, item in value.items()}
-    if isinstance(value, Train | Trained | Evaluate | Predict | EstimateStatistics):
+    if isinstance(value, Train | Trained | ClassSums | Evaluate | Predict | EstimateStatistics):
         return replace(value, **{field.name: change(getattr(value, field.name)) for field in fields(value)})
     return value

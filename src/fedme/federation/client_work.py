@@ -1,5 +1,6 @@
 """The work of a client in every engine: take part in a round, and evaluate its models."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,13 +31,17 @@ class Finetune:
 
 @dataclass(frozen=True)
 class ModelScore:
-    """The metrics of one model of a client on one split; `stage` is "round" or, after fine-tuning, "finetuned"."""
+    """The metrics of one model of a client on one split; `stage` is "round" or, after fine-tuning, "finetuned".
+
+    `own` are the metrics that a program has added (`core/callbacks.py`).
+    """
 
     model: Role
     arch: str
     stage: str
     split: str
     metrics: Metrics
+    own: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedme.core.data import Split
 from fedme.core.model import Model
-from fedme.core.operations import Computation, predict
+from fedme.core.operations import ClassSums, Computation, predict
 from fedme.core.typed import TypedError
 from fedme.learning.robust_aggregation import Defence
 
@@ -45,6 +45,13 @@ def class_means(outputs: Tensor, y: Tensor, classes: int) -> ClassMeans:
     counts = torch.bincount(y, minlength=classes)
     sums = torch.zeros((classes, outputs.shape[1]), dtype=outputs.dtype).index_add_(0, y, outputs)
     return ClassMeans(sums / counts.clamp(min=1)[:, None], counts)
+
+
+def means_seen(seen: ClassSums | None, classes: int, width: int, dtype: torch.dtype, first: int = 0) -> ClassMeans:
+    """The mean outputs of every class that a training has seen, from output `first` on; of a training without samples zeros."""
+    if seen is None:
+        return ClassMeans(torch.zeros((classes, width), dtype=dtype), torch.zeros(classes, dtype=torch.int64))
+    return ClassMeans(seen.sums[:, first:] / seen.counts.clamp(min=1)[:, None], seen.counts)
 
 
 def outputs_on(model: Model, data: Split, width: int) -> Computation[Tensor]:

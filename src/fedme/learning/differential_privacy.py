@@ -118,6 +118,8 @@ def with_privacy(
         for op in operations:
             if isinstance(op.data, PrivateSplit):
                 op = replace(op, data=op.data._samples)
+                if isinstance(op, Train) and op.collect is not None:
+                    _refuse("collects the outputs for the training samples")
                 if isinstance(op, Train) and len(op.data):
                     op, cost = made_private(op, policy, added(before, costs))
                     costs = added(costs, (cost,))

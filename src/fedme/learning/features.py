@@ -65,3 +65,29 @@ def feature_width(arch: Arch) -> int:
     layer = template(arch, False).get_submodule(head.removesuffix("."))
     assert isinstance(layer, nn.Linear)
     return layer.in_features
+
+
+NEVER = -1e4  # the logit of a class without a prototype
+
+
+def with_prototypes(model: Model, prototypes: Tensor, known: Tensor) -> Model:
+    """The same model with a last layer that predicts the class of the nearest prototype.
+
+    The squared distance of features f from a prototype c is |f|^2 - 2 c f + |c|^2. The first term is the same for all classes,
+    so 2 c f - |c|^2 is a logit: the largest one is that of the nearest prototype, and their softmax is that of the negative
+    squared distances. A class without a prototype is never predicted.
+    """
+    head, prototypes = head_of(model.arch), prototypes.to(model.device, model.dtype)
+    weight = torch.where(known[:, None], 2 * prototypes, 0.0)
+    bias = torch.where(known, -prototypes.square().sum(1), NEVER)
+    return model.with_params({**model.params, f"{head}weight": weight, f"{head}bias": bias})
+
+
+def require_head_bias(arch: Arch, client: str) -> None:
+    """Raise a TaskError if the last layer has no bias, which `with_prototypes` needs."""
+    layer = template(arch, False).get_submodule(head_of(arch).removesuffix("."))
+    if layer.bias is None:
+        raise TaskError(
+            f"client {client}: the last layer of {arch.name} has no bias, which prediction by the nearest prototype needs: "
+            'give it one, or use method.predict = "head"'
+        )

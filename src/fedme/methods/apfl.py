@@ -50,6 +50,8 @@ class APFL(SharedModelMethod[State, SharedModel, TrainedCopy]):
     weighting: Literal["uniform", "samples"] = setting("uniform", "weights of the mean: equal, or numbers of training samples")
     defence: Defence = OPEN
 
+    paper = 'Y. Deng, M. M. Kamani and M. Mahdavi, "Adaptive Personalized Federated Learning", 2020, arXiv:2003.13461'
+
     def __post_init__(self) -> None:
         require(0 <= self.alpha <= 1, "alpha", f"must be between 0 and 1, got {self.alpha}")
 
@@ -69,7 +71,7 @@ class APFL(SharedModelMethod[State, SharedModel, TrainedCopy]):
             key.at("train"),
             opt=optimizer.started(models, state.alpha),
         )
-        alpha = next((a.item() for name, a in trained.opt["own"].items() if name.endswith(ALPHA)), state.alpha)
+        alpha = next((trained.opt["own"][f"{name}{ALPHA}"].item() for name in state.own.params), state.alpha)
         up = TrainedCopy(trained.models["global"], len(data.train))
         return State(trained.models["own"], alpha), up, Report(trained.losses, notes={"alpha": alpha})
 

@@ -42,6 +42,11 @@ class Ditto(SharedModelMethod[State, SharedModel, TrainedCopy]):
     weighting: Literal["uniform", "samples"] = setting("uniform", "weights of the mean: equal, or numbers of training samples")
     defence: Defence = OPEN
 
+    paper = (
+        "T. Li, S. Hu, A. Beirami and V. Smith, "
+        '"Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021, arXiv:2012.04221'
+    )
+
     def __post_init__(self) -> None:
         require(self.lam >= 0, "lam", f"must be >= 0, got {self.lam}")
         epochs = self.personal_epochs

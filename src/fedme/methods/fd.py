@@ -6,8 +6,9 @@ every class l. Its loss for a sample of class l is the cross-entropy plus gamma 
 of Z_l over all other clients. Architectures are free.
 
 Deviations: the distance is the mean squared error of logits; `distance = "cross-entropy"` is the paper's, with means of
-probabilities. Means are of the trained model over all training samples, in evaluation mode, where the paper averages what it
-saw while training. A sample of a class that no other client sent in the last round has the cross-entropy only. No augmentation.
+probabilities. As in the paper, means are of the outputs that were seen while training, before every step;
+`means = "trained"` takes those of the trained model for all training samples, in evaluation mode. A sample of a class that no
+other client sent in the last round has the cross-entropy only. No augmentation.
 """
 
 from collections.abc import Mapping
@@ -20,9 +21,9 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Method, Plan, Report, Round, Task
 from fedme.core.model import Model
-from fedme.core.operations import Computation, Models, immediately, train
+from fedme.core.operations import Collect, Computation, Models, immediately, train
 from fedme.core.settings import setting
-from fedme.learning.class_means import ClassMeans, ClassTargets, class_means, combined, outputs_on
+from fedme.learning.class_means import ClassMeans, ClassTargets, class_means, combined, means_seen, outputs_on
 from fedme.learning.objectives import TowardsClass
 from fedme.learning.robust_aggregation import OPEN, Defence
 from fedme.learning.training_settings import Training, require
@@ -51,8 +52,16 @@ class FD(Method[Server, State, ClassTargets, ClassMeans]):
     gamma: float = setting(1.0, "weight of the distance from the others' mean output")
     distance: Literal["mse", "cross-entropy"] = setting("mse", "of logits, or of probabilities as in the paper")
     weighting: Literal["uniform", "samples"] = setting("uniform", "weights of the mean: equal, or samples of the class")
+    means: Literal["training", "trained"] = setting(
+        "training", "what means are of: outputs while training, or of the trained model"
+    )
     defence: Defence = OPEN
 
+    paper = (
+        "E. Jeong, S. Oh, H. Kim, J. Park, M. Bennis and S.-L. Kim, "
+        '"Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation under Non-IID '
+        'Private Data", 2018, arXiv:1811.11479'
+    )
     own_architectures = True
     uses_shared_model = False
     classes_only = True
@@ -86,10 +95,15 @@ class FD(Method[Server, State, ClassTargets, ClassMeans]):
     ) -> Computation[tuple[State, ClassMeans, Report]]:
         loss = TowardsClass(down.means, down.known, self.gamma, self.distance)
         optimizer, schedule = self.train.local_optimizer(loss, when), self.train.batch_schedule(when)
-        trained = yield from train({"own": state.model}, optimizer, data.train, schedule, key.at("train"))
-        model, classes = trained.models["own"], len(down.known)
-        outputs = self._shown((yield from outputs_on(model, data.train, classes)))
-        return State(model), class_means(outputs, data.train.y, classes), Report(trained.losses)
+        classes = len(down.known)
+        collect = Collect(classes, self.distance == "cross-entropy") if self.means == "training" else None
+        trained = yield from train({"own": state.model}, optimizer, data.train, schedule, key.at("train"), collect=collect)
+        model = trained.models["own"]
+        if collect is not None:
+            up = means_seen(trained.seen.get("own"), classes, classes, model.dtype)
+        else:
+            up = class_means(self._shown((yield from outputs_on(model, data.train, classes))), data.train.y, classes)
+        return State(model), up, Report(trained.losses)
 
     def _shown(self, logits: Tensor) -> Tensor:
         return logits if self.distance == "mse" else logits.softmax(-1)

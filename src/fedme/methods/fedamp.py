@@ -53,6 +53,10 @@ class FedAMP(Method[Server, State, SharedModel, SharedModel]):
     lam: float = setting(1.0, "lambda: weight of the pull towards the mixture")
     sigma: float = setting(1.0, "squared distance at which the attraction of two models has fallen to 37 %")
 
+    paper = (
+        "Y. Huang, L. Chu, Z. Zhou, L. Wang, J. Liu, J. Pei and Y. Zhang, "
+        '"Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021, arXiv:2007.03797'
+    )
     travels = "their personal models; mixtures come back"
     unused_settings = ("models.same_start", "defence.guest")
 

@@ -31,6 +31,10 @@ class FedAvg(SharedModelMethod[Empty, SharedModel, TrainedCopy]):
     )
     defence: Defence = OPEN
 
+    paper = (
+        "H. B. McMahan, E. Moore, D. Ramage, S. Hampson and B. Agüera y Arcas, "
+        '"Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, arXiv:1602.05629'
+    )
     proximal = 0.0  # weight of the pull towards the received model (FedProx)
 
     hides_samples = True

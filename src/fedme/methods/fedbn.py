@@ -28,6 +28,10 @@ class FedBN(SharedPartMethod):
     weighting: Literal["uniform", "samples"] = setting("uniform", "weights of the mean: equal, or numbers of training samples")
     defence: Defence = OPEN
 
+    paper = (
+        "X. Li, M. Jiang, X. Zhang, M. Kamp and Q. Dou, "
+        '"FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021, arXiv:2102.07623'
+    )
     travels = "all layers but batch normalisation"
 
     def shared_choice(self, arch: Arch) -> Choice:

@@ -44,6 +44,10 @@ class FedDF(Method[Server, Empty, SharedModel, TrainedCopy]):
     distil_lr: float = setting(0.001, "learning rate of the server's Adam")
     defence: Defence = OPEN
 
+    paper = (
+        "T. Lin, L. Kong, S. U. Stich and M. Jaggi, "
+        '"Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020, arXiv:2006.07242'
+    )
     own_architectures = True
     uses_shared_model = False
     classes_only = True

@@ -69,6 +69,7 @@ class FedMD(Method[Server, State, Down, Up]):
     digest_loss: Literal["mae", "mse", "kl"] = "mae"
     defence: Defence = OPEN
 
+    paper = 'D. Li and J. Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", 2019, arXiv:1910.03581'
     phases = ("outputs", "digest")
     own_architectures = True
     uses_shared_model = False

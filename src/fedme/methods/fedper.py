@@ -31,6 +31,10 @@ class FedPer(SharedPartMethod):
     weighting: Literal["samples", "uniform"] = setting("samples", "weights of the mean: numbers of training samples, or equal")
     defence: Defence = OPEN
 
+    paper = (
+        "M. G. Arivazhagan, V. Aggarwal, A. K. Singh and S. Choudhary, "
+        '"Federated Learning with Personalization Layers", 2019, arXiv:1912.00818'
+    )
     travels = "all layers but the last, or but those that are named"
     nothing_to_audit = "its clients share some of their layers, not models that could be evaluated"
 

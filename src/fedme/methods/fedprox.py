@@ -19,6 +19,11 @@ class FedProx(FedAvg):
 
     mu: float = setting(0.01, "weight of the pull")
 
+    paper = (
+        "T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar and V. Smith, "
+        '"Federated Optimization in Heterogeneous Networks", MLSys 2020, arXiv:1812.06127'
+    )
+
     def __post_init__(self) -> None:
         require(self.mu >= 0, "mu", f"must be >= 0, got {self.mu}")
 

@@ -31,6 +31,10 @@ class FedRep(FedPer):
     head_epochs: int = setting(5, "epochs of the head per round, with the body fixed")
     body_epochs: int = setting(1, "epochs of the body per round, with the head fixed")
 
+    paper = (
+        "L. Collins, H. Hassani, A. Mokhtari and S. Shakkottai, "
+        '"Exploiting Shared Representations for Personalized Federated Learning", ICML 2021, arXiv:2102.07078'
+    )
     unused_settings = ("train.epochs", "train.steps", "defence.guest")
 
     def __post_init__(self) -> None:

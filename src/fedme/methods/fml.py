@@ -56,6 +56,12 @@ class FML(PartAveraging[State]):
     order: Literal["simultaneous", "alternating"] = setting("simultaneous", "whether meme and private model step in turns")
     defence: Defence = OPEN
 
+    paper = (
+        "T. Shen, J. Zhang, X. Jia, F. Zhang, Z. Lv, K. Kuang, C. Wu and F. Wu, "
+        '"Federated mutual learning: a collaborative machine learning method for heterogeneous data, models, and '
+        'objectives", Frontiers of Information Technology & Electronic Engineering 2023; first version: '
+        "arXiv:2006.16765"
+    )
     own_architectures = True
     hides_samples = True
     travels = 'a "meme" model, or a part of it'
@@ -65,6 +71,10 @@ class FML(PartAveraging[State]):
             value = getattr(self, name)
             ends = value if isinstance(value, tuple) else (value, value)
             require(all(0 <= end <= 1 for end in ends), name, f"must be in [0, 1], got {value}")
+
+    def depends_on_rounds(self) -> str:
+        pairs = [name for name in ("alpha", "beta") if isinstance(getattr(self, name), tuple)]
+        return f"method.{pairs[0]} changes from the first to the last round" if pairs else ""
 
     def check(self, task: Task) -> None:
         if not self.shared:

@@ -7,8 +7,10 @@ of hidden layers by the client's width while training. With masked cross-entropy
 have are zero, and the rows of the head are averaged over the clients that have the class.
 
 Deviations: the widest network is the largest one that a client has (`models.shared` in a deployment, which all others must be
-slices of). A layer's rate is its own number of units by that of the widest network. There is no static batch normalisation:
-running statistics are averaged like weights. Widths do not change from round to round.
+slices of). A layer's rate is its own number of units by that of the widest network. Widths do not change from round to round.
+Static batch normalisation: running statistics are not kept in training and not sent, and are estimated when a model is wanted;
+by every client on its own training samples, where the paper adds up those of all clients. With `static_bn = false` they are
+averaged like weights; those of a narrow client are then of outputs that its scalers have divided.
 """
 
 from collections.abc import Mapping
@@ -21,7 +23,7 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Empty, Method, Plan, Report, Round, Task
 from fedme.core.model import Arch, Model
-from fedme.core.operations import Computation, Models, Objective, immediately, train
+from fedme.core.operations import Computation, Models, Objective, estimate_statistics, immediately, train
 from fedme.core.settings import setting
 from fedme.learning.objectives import CrossEntropy, MaskedCrossEntropy
 from fedme.learning.partial_model import head_of
@@ -52,8 +54,16 @@ class HeteroFL(Method[SharedModel, Empty, Slice, TrainedSlice]):
     train: Training = field(default_factory=Training)
     masked: bool = setting(True, "logits of classes that a client does not have are zero, and their weights are not averaged")
     scalers: bool = setting(True, "divide the outputs of hidden layers by the width while training")
+    static_bn: bool = setting(
+        True, "batch normalisation: clients estimate statistics on their own samples and do not send them"
+    )
     defence: Defence = OPEN
 
+    paper = (
+        "E. Diao, J. Ding and V. Tarokh, "
+        '"HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients", ICLR 2021, '
+        "arXiv:2010.01264"
+    )
     own_architectures = True
     uses_shared_model = False
     classes_only = True
@@ -93,7 +103,8 @@ class HeteroFL(Method[SharedModel, Empty, Slice, TrainedSlice]):
         received = {"global": scaled(down.model, down.rates)}
         trained = yield from train(received, optimizer, data.train, schedule, key.at("train"))
         model = trained.models["global"]
-        up = TrainedSlice(Model(down.model.arch, model.params, model.buffers), present)
+        buffers = down.model.buffers if self.static_bn else model.buffers
+        up = TrainedSlice(Model(down.model.arch, model.params, buffers), present)
         return state, up, Report(trained.losses)
 
     def expects(self, task: Task, down: Slice, up: TrainedSlice, when: Round) -> dict[str, Tensor]:
@@ -127,7 +138,10 @@ class HeteroFL(Method[SharedModel, Empty, Slice, TrainedSlice]):
         return torch.where(known.any(0), self.defence.middle_of_known(values, known), old)
 
     def models(self, state: Empty, delivery: Slice, data: ClientData, when: Round, key: Key) -> Computation[Models]:
-        return immediately({"personal": delivery.model, "global": delivery.model})
+        model = delivery.model
+        if self.static_bn:
+            model = yield from estimate_statistics(model, data.train)
+        return {"personal": model, "global": model}
 
     def offers(self, server: SharedModel, task: Task, key: Key) -> dict[str, Model]:
         return {"global": server.model}

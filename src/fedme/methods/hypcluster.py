@@ -45,6 +45,10 @@ class HypCluster(Method[Hypotheses, Empty, Hypotheses, Up]):
     clusters: int = setting(2, "global models")
     defence: Defence = OPEN
 
+    paper = (
+        "Y. Mansour, M. Mohri, J. Ro and A. T. Suresh, "
+        '"Three Approaches for Personalization with Applications to Federated Learning", 2020, arXiv:2002.10619'
+    )
     hides_samples = True
     travels = "copies of one of several models"
     reads_training_scores = True

@@ -37,6 +37,11 @@ class LGFedAvg(SharedPartMethod):
     weighting: Literal["samples", "uniform"] = setting("samples", "weights of the mean: numbers of training samples, or equal")
     defence: Defence = OPEN
 
+    paper = (
+        "P. P. Liang, T. Liu, L. Ziyin, N. B. Allen, R. P. Auerbach, D. Brent, R. Salakhutdinov and L.-P. Morency, "
+        '"Think Locally, Act Globally: Federated Learning with Local and Global Representations", 2020, '
+        "arXiv:2001.01523"
+    )
     own_architectures = True
     uses_shared_model = False
     travels = "the last layer, or those that are named"

@@ -46,6 +46,10 @@ class Mapper(SharedModelMethod[State, SharedModel, TrainedCopy]):
     scale_global: bool = setting(False, "multiply the step of the global model by 1 - lambda")
     defence: Defence = OPEN
 
+    paper = (
+        "Y. Mansour, M. Mohri, J. Ro and A. T. Suresh, "
+        '"Three Approaches for Personalization with Applications to Federated Learning", 2020, arXiv:2002.10619'
+    )
     hides_samples = True
     reads_training_scores = True
 

@@ -44,6 +44,10 @@ class PFedMe(TrainAllMethod[State, TrainedCopy]):
     train_all: bool = setting(True, "clients outside the cohort train too, without sending anything")
     defence: Defence = OPEN
 
+    paper = (
+        "C. T. Dinh, N. H. Tran and T. D. Nguyen, "
+        '"Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, arXiv:2006.08848'
+    )
     hides_samples = True
     own_step = True
     unused_settings = ("train.momentum", "train.nesterov", "train.weight_decay", "train.clip", "defence.guest")

@@ -53,6 +53,7 @@ class PFML(TrainAllMethod[State, SharedModel]):
     )
     defence: Defence = OPEN
 
+    paper = 'R. Yang, J. Tian and Y. Zhang, "Regularized Mutual Learning for Personalized Federated Learning"'
     hides_samples = True
     own_architectures = True
     own_step = True

@@ -51,6 +51,10 @@ class SCAFFOLD(SharedModelMethod[State, Controlled, TrainedCopy]):
     weighting: Literal["uniform", "samples"] = setting("uniform", "weights of the mean: equal, or numbers of training samples")
     defence: Defence = OPEN
 
+    paper = (
+        "S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich and A. T. Suresh, "
+        '"SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020, arXiv:1910.06378'
+    )
     own_step = True
     travels = "copies of one model; a control variate comes back with it"
 

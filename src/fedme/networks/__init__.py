@@ -16,7 +16,7 @@ from fedme.networks.dense import dnn, mlr
 from fedme.networks.described import Description, as_data, described_arch
 from fedme.networks.in_memory import InMemoryNetwork, from_instance, has_qualified_name, importable
 from fedme.networks.input_sizes import ArchError
-from fedme.networks.lookup import DENSE_FAMILY, Entry, Row, check, resolve, rows, user_entry
+from fedme.networks.lookup import DENSE_FAMILY, Entry, Row, check, require_known as require_in, resolve, rows, user_entry
 from fedme.networks.recurrent import lstm
 from fedme.networks.vgg import vgg
 
@@ -36,6 +36,7 @@ __all__ = [
     "has_qualified_name",
     "importable",
     "register",
+    "require_known",
     "user_entry",
 ]
 
@@ -95,6 +96,11 @@ def register(name: str, factory: Callable[..., nn.Module], about: str = "", sour
     if name in ARCHS and ARCHS[name].factory is not factory:
         raise ArchError(f"another architecture is already registered as '{name}'; choose another name")
     ARCHS.setdefault(name, user_entry(name, factory, about, source))
+
+
+def require_known(spec: str | Mapping[str, Any]) -> None:
+    """Raise an ArchError for a name that no network has. Import paths are not looked at."""
+    require_in(ARCHS, spec)
 
 
 def describe() -> list[Row]:

@@ -193,6 +193,13 @@ def _options(spec: str, text: str) -> dict[str, Any]:
         raise ArchError(f"invalid options of architecture '{spec}'; write them like '(width=0.25)'") from error
 
 
+def require_known(table: Mapping[str, Entry], spec: str | Mapping[str, Any]) -> None:
+    """Raise an ArchError for a name that is neither in the table nor given by a program; nothing is imported."""
+    name = _read(spec)[0]
+    if ":" not in name and "#" not in name:  # networks of a program have numbers
+        _find(table, name, imports=False)
+
+
 def _find(table: Mapping[str, Entry], name: str, imports: bool) -> Entry:
     if name in table and name != DENSE_FAMILY:
         return table[name]

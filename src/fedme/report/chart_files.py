@@ -1,4 +1,4 @@
-"""Save every chart of a report as SVG, PNG and PDF, drawn by the report's own page in Chromium."""
+"""Save every chart of a report as SVG, PNG and PDF, and its numbers as CSV, by the report's own page in Chromium."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +30,7 @@ def _save_charts(report: Path, folder: Path) -> list[Path]:
             page.set_content(f"<!doctype html><style>body{{margin:0}}svg{{display:block}}</style>{chart['svg']}")
             contents = {
                 "svg": chart["svg"].encode(),
+                "csv": chart["csv"].encode(),
                 "png": page.screenshot(),
                 "pdf": page.pdf(width=f"{width}px", height=f"{height}px", print_background=True, page_ranges="1"),
             }

@@ -16,7 +16,7 @@ def view(families: Sequence[Family]) -> dict[str, Any]:
     """A line for every model of every family, with every metric on every split."""
     lines = [line for index, family in enumerate(families) for line in _lines(index, family)]
     present = {split for line in lines for split in line["values"]}
-    measures = families[0].runs[0].measures
+    measures = {measure.key: measure for family in families for measure in family.runs[0].measures}.values()
     metrics = {m.key: {"title": TITLES.get(m.key, m.title), "percent": m.key in PERCENT, "higher": m.higher} for m in measures}
     return {"metrics": metrics, "splits": {split: word for split, word in SPLITS.items() if split in present}, "lines": lines}
 

@@ -13,7 +13,11 @@ from fedme.core.foreign_text import one_line
 FOLDER = importlib.resources.files("fedme.report") / "page"
 LONGEST = 4000  # characters of a text on the page
 # In the order of their dependencies.
-SCRIPTS = ("draw", "tips", "lines", "ranked", "joining", "bubbles", "exchange", "grid", "pictures", "page")
+SCRIPTS = (
+    *("state", "format", "draw", "tips", "tables", "rows"),
+    *("gain", "clients", "lines", "labels", "exchange", "loans", "architectures", "grid"),
+    *("pictures", "first", "page"),
+)
 
 
 def render(story: Mapping[str, Any]) -> str:

@@ -43,3 +43,9 @@ def origins(run: Run) -> list[dict[ClientId, ClientId]]:
         lender = {client: note["lender"] for client, note in notes.items() if note.get("adopts") and note.get("lender")}
         history.append({client: history[-1].get(lender.get(client, client), client) for client in run.clients})
     return history
+
+
+def lost(run: Run) -> list[str]:
+    """Architectures that a client held at the start and none holds at the end."""
+    held = architectures(run)
+    return [name for name in dict.fromkeys(held[0].values()) if name not in held[-1].values()]

@@ -101,7 +101,7 @@ def read(folder: Path) -> Run:
         if row["stage"] in ("round", "finetuned") and client not in malicious:
             evaluated[client] = None
             score = {name: row[name] for name in (*(m.key for m in MEASURES[task_type_of_row(row)]), "samples", "arch")}
-            scores[row["model"], row["stage"], row["split"]][t][client] = score
+            scores[row["model"], row["stage"], row["split"]][t][client] = score | records.added_numbers(row)
     if not scores:
         why = f"none of its records can be used: {unusable[0]}" if unusable else "no round has been evaluated yet"
         raise RunError(f"{folder}: {why}, so there is nothing to report")
@@ -177,7 +177,7 @@ def sample_note(run: Run) -> str:
 
 def client_mean(scores: Mapping[ClientId, Mapping[str, Any]], metric: str) -> float | None:
     """The mean of a metric over the clients for which it is defined."""
-    values = [score[metric] for score in scores.values() if score[metric] is not None]
+    values = [score[metric] for score in scores.values() if score.get(metric) is not None]
     return statistics.fmean(values) if values else None
 
 

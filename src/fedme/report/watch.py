@@ -16,6 +16,7 @@ from fedme.core.atomic_files import RunError
 from fedme.core.metrics import MEASURES, task_type_of_row
 from fedme.report.terminal_plot import plot
 from fedme.results import records, summary
+from fedme.results.run_directory import similar_run
 
 LOSS = "training loss"
 HEIGHT = 12  # rows of a plot
@@ -26,7 +27,7 @@ class FollowedRun:
 
     def __init__(self, folder: Path) -> None:
         if not (folder / summary.CONFIG).exists():
-            raise RunError(f"{folder}: not a run directory (no {summary.CONFIG}); `fedme run` starts one")
+            raise RunError(f"{folder}: not a run directory{similar_run(folder) or '; `fedme run` starts one'}")
         self.folder, self.config = folder, summary.config_of(folder)
         self._reset()
 

@@ -11,7 +11,12 @@ from fedme.config.experiment import ConfigError
 from fedme.core.typed import build, nearest
 
 DATA = importlib.resources.files("fedme") / "reproduction" / "data"
-PAPERS = ("fedme", "fedme-ja", "pfml", "fml")
+PAPERS = {
+    "fedme": "FedMe: Federated Learning via Model Exchange",
+    "fedme-ja": "FedMe, first version",
+    "pfml": "PFML: Regularized Mutual Learning for Personalized Federated Learning",
+    "fml": "FML: Federated Mutual Learning",
+}  # files of this folder, with titles
 
 Scale = Literal["full", "small", "smoke"]
 ClaimType = Literal["greater", "close", "no better", "sooner", "no later", "between", "steady", "slower"]
@@ -83,6 +88,7 @@ class Result:
     panels: tuple[Panel, ...] = ()
     best_on_test: bool = False  # the paper reports the best round on test data: a separate column
     settled: bool = False  # accuracy varies strongly between rounds: a column for the mean of the last evaluations
+    paper: str = ""  # filled in: the file that it comes from
     order: Literal["columns", "rows"] = "columns"  # within which the ranking of numbers is compared with the paper's
     plot: Literal["", "rows"] = ""  # plot the columns over the rows
 
@@ -123,6 +129,7 @@ class Claim:
     need: Literal["all", "most"] = "all"
     tolerance: float = 0.0
     pairs: tuple[tuple[str, str], ...] = ()
+    paper: str = ""  # filled in: the file that it comes from
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -136,6 +143,7 @@ class KnownIssue:
 
     text: str
     source: str
+    paper: str = ""  # filled in: the file that it comes from
 
 
 @dataclass(frozen=True)
@@ -172,14 +180,18 @@ def _read(name: str) -> dict[str, Any]:
 @functools.cache
 def results() -> Mapping[str, Result]:
     """Every table and figure, by name."""
-    tables = [build(Result, table, f"{paper}.toml") for paper in PAPERS for table in _read(paper)["result"]]
+    tables = [build(Result, table | {"paper": paper}, f"{paper}.toml") for paper in PAPERS for table in _read(paper)["result"]]
     return {result.name: result for result in tables}
 
 
 @functools.cache
 def claims() -> tuple[Claim, ...]:
     """Every claim."""
-    return tuple(build(Claim, _with_pairs(table), f"{paper}.toml") for paper in PAPERS for table in _read(paper)["claim"])
+    return tuple(
+        build(Claim, _with_pairs(table) | {"paper": paper}, f"{paper}.toml")
+        for paper in PAPERS
+        for table in _read(paper)["claim"]
+    )
 
 
 def _with_pairs(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,7 +206,9 @@ def _with_pairs(table: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache
 def known_issues() -> tuple[KnownIssue, ...]:
     """The observations about the papers' own numbers."""
-    return tuple(build(KnownIssue, table, f"{paper}.toml") for paper in PAPERS for table in _read(paper)["known"])
+    return tuple(
+        build(KnownIssue, table | {"paper": paper}, f"{paper}.toml") for paper in PAPERS for table in _read(paper)["known"]
+    )
 
 
 @functools.cache

@@ -1,15 +1,16 @@
-"""The page with all finished results: tables, curves and claims, and the commands that make them.
+"""The pages with all finished results: the verdicts on all claims, and a page per paper with tables, curves and commands.
 
-Measurements are archived beside the page, so that a later call can extend it without the earlier run directories.
+Measurements are archived beside the pages, so that a later call can extend them without the earlier run directories.
 """
 
 import importlib.resources
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedme.core.atomic_files import write_text
 from fedme.reproduction import catalogue, claim_verdicts, comparison_tables, figures, findings
-from fedme.reproduction.catalogue import Scale
+from fedme.reproduction.catalogue import PAPERS, Claim, Scale
+from fedme.reproduction.claim_verdicts import Verdict
 from fedme.reproduction.comparison_tables import Sheet
 from fedme.reproduction.findings import Findings
 from fedme.reproduction.planned_runs import RunFolders
@@ -20,10 +21,13 @@ HEAD = importlib.resources.files("fedme") / "reproduction" / "data" / "head.md"
 
 
 def write(path: Path, root: Path) -> list[Path]:
-    """Write the page and, in a directory of its name, measurements, tables and curves; returns the files written."""
+    """Write the page of verdicts and, in a directory of its name, a page per paper, measurements, tables and curves.
+
+    Returns the files written.
+    """
     folder = path.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
-    for old in [file for suffix in ("csv", "tex", *figures.FORMATS) for file in folder.glob(f"*.{suffix}")]:
+    for old in [file for suffix in ("csv", "tex", "md", *figures.FORMATS) for file in folder.glob(f"*.{suffix}")]:
         old.unlink()
     written, by_scale = [], dict[Scale, Findings]()
     for scale in SCALES:
@@ -31,9 +35,9 @@ def write(path: Path, root: Path) -> list[Path]:
         by_scale[scale] = findings.gather(RunFolders(root, scale), archive=archive)
         findings.write_archive(by_scale[scale], archive)
         written.append(archive)
-    parts = [HEAD.read_text(encoding="utf-8"), _claims(by_scale), _known_issues()]
+    sections: dict[str, list[str]] = {paper: [] for paper in PAPERS}
     missing = []
-    # Seconds depend on the load of the machine, so they are not on the page.
+    # Seconds depend on the load of the machine, so they are not on the pages.
     for result in (result for result in catalogue.results().values() if result.unit != "seconds"):
         sheets = [comparison_tables.sheet(result, by_scale[scale]) for scale in SCALES]
         shown = [sheet for sheet in sheets if sheet.finished]
@@ -42,20 +46,31 @@ def write(path: Path, root: Path) -> list[Path]:
         for sheet in shown:
             written += comparison_tables.write(sheet, folder, ("csv", "latex"))
             written += figures.draw(result, by_scale[sheet.scale], folder)
-        parts += [_section(shown, folder)] if shown else []
-    parts.append(_missing(missing))
-    write_text(path, "\n".join(parts))
+        sections[result.paper] += [_section(shown, folder)] if shown else []
+    judged = _judged(by_scale)
+    for paper in PAPERS:
+        pages = [_title(paper, path), *sections[paper], _comparisons(judged[paper]), _known_issues(paper)]
+        write_text(folder / f"{paper}.md", "\n".join(part for part in pages if part))
+        written.append(folder / f"{paper}.md")
+    write_text(path, "\n".join([HEAD.read_text(encoding="utf-8"), _claims(judged, folder), _missing(missing)]))
     return [*written, path]
+
+
+def _title(paper: str, path: Path) -> str:
+    return (
+        f"# {PAPERS[paper]}\n\nThe tables and figures of this paper beside our results. The [page of verdicts](../{path.name}) "
+        "says how to read them.\n"
+    )
 
 
 def _section(sheets: Sequence[Sheet], folder: Path) -> str:
     result = sheets[0].result
-    parts = [f"## {result.source}: {result.title}\n"]
+    parts = [f"## {_place(result.source)}: {result.title}\n"]
     for sheet in sheets:
         parts.append("\n".join(["```", *comparison_tables.commands(sheet), "```\n"]))
         parts.append(f"{sheet.notes[0]}\n")
         if (folder / f"{result.name}-{sheet.scale}.png").exists():
-            parts.append(f"![{result.title}]({folder.name}/{result.name}-{sheet.scale}.png)\n")
+            parts.append(f"![{result.title}]({result.name}-{sheet.scale}.png)\n")
         parts.append(_finished(sheet))
     parts += [f"{note}\n" for note in result.notes]
     return "\n".join(parts)
@@ -68,29 +83,52 @@ def _finished(sheet: Sheet) -> str:
     return f"{table}\n{left} of {len(sheet.rows)} cells have not been run at this scale.\n" if left else table
 
 
-def _claims(by_scale: dict[Scale, Findings]) -> str:
-    lines = [
-        "## Claims\n",
-        "The claims of the papers, and the verdicts of our runs. The comparisons behind each verdict follow the table.\n",
+def _place(source: str) -> str:
+    """The place within a paper: its name is the title of the page."""
+    return source.rpartition(", ")[2]
+
+
+Judged = tuple[int, Claim, Mapping[Scale, Verdict]]
+
+
+def _judged(by_scale: Mapping[Scale, Findings]) -> dict[str, list[Judged]]:
+    """Every claim with its number and its verdict per scale, by paper."""
+    claims = [claim for claim in catalogue.claims() if claim.kind != "slower"]
+    judged: dict[str, list[Judged]] = {paper: [] for paper in PAPERS}
+    for number, claim in enumerate(claims, 1):
+        verdicts = {scale: claim_verdicts.of_claim(claim, by_scale[scale]) for scale in SCALES}
+        judged[claim.paper].append((number, claim, verdicts))
+    return judged
+
+
+def _claims(judged: Mapping[str, Sequence[Judged]], folder: Path) -> str:
+    parts = ["## Verdicts\n\nThe claims of the papers, and what our runs say about them.\n"]
+    header = ("", "claim", "source", *(f"{scale} scale" for scale in SCALES))
+    for paper, claims in judged.items():
+        rows = [(str(number), c.text, c.source, *(v.says for v in verdicts.values())) for number, c, verdicts in claims]
+        link = f"[Tables, figures and comparisons]({folder.name}/{paper}.md)"
+        parts.append(f"### {PAPERS[paper]}\n\n{link}\n\n{text(header, rows, 'markdown')}")
+    return "\n".join(parts)
+
+
+def _comparisons(claims: Sequence[Judged]) -> str:
+    """The comparisons behind the verdicts on a paper's claims."""
+    details = [
+        f"**{number}**, scale {scale}:\n\n{comparison_tables.claim_lines(verdict)}"
+        for number, _, verdicts in claims
+        for scale, verdict in verdicts.items()
+        if verdict.says != "not run"
     ]
-    rows, details = [], []
-    for number, claim in enumerate((claim for claim in catalogue.claims() if claim.kind != "slower"), 1):
-        judged = {scale: claim_verdicts.of_claim(claim, by_scale[scale]) for scale in SCALES}
-        rows.append((str(number), claim.text, claim.source, *(verdict.says for verdict in judged.values())))
-        for scale, verdict in judged.items():
-            if verdict.says != "not run":
-                details.append(f"**{number}**, scale {scale}:\n\n{comparison_tables.claim_lines(verdict)}")
-    lines.append(text(("", "claim", "source", *(f"{scale} scale" for scale in SCALES)), rows, "markdown"))
-    return "\n".join([*lines, *details])
+    return "\n".join(["## Comparisons behind the verdicts\n", *details]) if details else ""
 
 
-def _known_issues() -> str:
-    lines = [f"* {issue.text} ({issue.source})\n" for issue in catalogue.known_issues()]
-    return "## What the papers' own numbers show\n\n" + "".join(lines)
+def _known_issues(paper: str) -> str:
+    lines = [f"* {issue.text} ({issue.source})\n" for issue in catalogue.known_issues() if issue.paper == paper]
+    return "## What the paper's own numbers show\n\n" + "".join(lines) if lines else ""
 
 
 def _missing(names: Sequence[str]) -> str:
     seconds = [f"`fedme reproduce {result.name}`" for result in catalogue.results().values() if result.unit == "seconds"]
     lines = [f"Nothing is finished for {', '.join(names)}. `fedme reproduce NAME` runs them.\n"] if names else []
     lines.append(f"Seconds depend on the machine and its load: {', '.join(seconds)} measures them on yours.\n")
-    return "## Not on this page\n\n" + "\n".join(lines)
+    return "## Not shown\n\n" + "\n".join(lines)

@@ -47,7 +47,10 @@ class Logs:
 
 
 def means(rows: Sequence[Row]) -> dict[str, float]:
-    """The means of a round, as in "personal/test/accuracy" or "notes/alpha", its bytes, and the fraction of adopted guests."""
+    """The means of a round, as in "personal/test/accuracy" or "notes/alpha", its bytes, and the fraction of adopted guests.
+
+    Metrics of a program stand beside the built-in ones, and the numbers of its callbacks under "callbacks/".
+    """
     scores: dict[str, list[float]] = defaultdict(list)
     traffic: dict[str, Row] = {}
     adopted: list[bool] = []
@@ -58,14 +61,25 @@ def means(rows: Sequence[Row]) -> dict[str, float]:
         for measure in MEASURES[task_type_of_row(row)]:
             if row[measure.key] is not None:
                 scores[f"{place}/{measure.key}"].append(row[measure.key])
+        for name, value in (row.get("own") or {}).items():
+            if _is_number(value):
+                scores[f"{place}/{name}"].append(value)
         notes = row.get("notes") or {}
         adopted += [bool(notes["adopts"])] if notes.get("lender") else []
         for name, note in notes.items():  # what a method says about its clients in numbers, such as APFL's alpha
-            if isinstance(note, int | float) and not isinstance(note, bool) and math.isfinite(note):
+            if _is_number(note):
                 scores[f"notes/{name}"].append(note)
+    for row in traffic.values():  # all rows of a client repeat the numbers of callbacks
+        for name, value in (row.get("callbacks") or {}).items():
+            if _is_number(value):
+                scores[f"callbacks/{name}"].append(value)
     values = {name: statistics.fmean(numbers) for name, numbers in scores.items()}
     values |= {name: float(sum(row[name] for row in traffic.values())) for name in ("bytes_up", "bytes_down")}
     return values | ({"adopted": statistics.fmean(adopted)} if adopted else {})
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @contextmanager

@@ -11,7 +11,8 @@ split and a stage:
 `bytes_up`, `bytes_down` and `client_seconds` are those of the client in this round, `server_seconds` those of the server; all
 rows of a client and round repeat them. They count the messages of the method, not those of evaluation and records. A client
 that did not reply or was unavailable has a row with the reason in `notes` under `missing`. null means undefined, not
-finite, or beyond 1e100. The metrics of a row depend on the task type (`core/metrics.py`).
+finite, or beyond 1e100. The metrics of a row depend on the task type (`core/metrics.py`). `own` has the metrics that a program
+has added, and `callbacks` the numbers that its callbacks returned for the client in this round (`core/callbacks.py`).
 """
 
 import json
@@ -23,15 +24,16 @@ from pathlib import Path
 from typing import Any
 
 from fedme.core.atomic_files import RunError, finite
+from fedme.core.callbacks import LARGEST, RESERVED, has_form
 from fedme.core.data import ClientId
 from fedme.core.foreign_text import LONGEST, one_line, safe_name
 from fedme.core.metrics import MEASURES, Metrics, task_type_of_row
 from fedme.core.task_types import TaskType
 from fedme.federation.client_work import ModelScore
 from fedme.federation.round import Traffic
+from fedme.results.run_directory import similar_run
 
 NAME = "metrics.jsonl"
-LARGEST = 1e100  # a larger number is recorded as null: means and deviations must stay finite
 
 
 class Records:
@@ -98,7 +100,9 @@ def rows(
                 measured = Metrics(score.samples, 0, 0, score.loss, score.accuracy)
                 correct = {"correct": round(score.accuracy * score.samples)} if task_type == "classification" else {}
                 result.append(row(role, None, "val", "trained", measured) | unknown | correct)
-        result += [row(s.model, s.arch, s.split, s.stage, s.metrics) for s in scores.get(client, [])]
+        for s in scores.get(client, []):
+            own = {"own": dict(s.own)} if s.own else {}
+            result.append(row(s.model, s.arch, s.split, s.stage, s.metrics) | own)
     names = {*traffic, *scores, *samples}
     return [_recordable(row, names) for row in result]
 
@@ -116,11 +120,16 @@ def _recordable(row: dict[str, Any], names: Collection[ClientId]) -> dict[str, A
     return plain
 
 
+def added_numbers(row: Mapping[str, Any]) -> dict[str, float | None]:
+    """The metrics and numbers of callbacks that a program has added to a row."""
+    return {name: value for table in ADDED for name, value in (row.get(table) or {}).items()}
+
+
 def read(folder: Path) -> Iterator[dict[str, Any]]:
     """The rows of a run, running or finished; an incomplete last line is left out."""
     path = folder / NAME
     if not path.exists():
-        raise RunError(f"{folder}: not a run directory (no {NAME})")
+        raise RunError(f"{folder}: not a run directory{similar_run(folder)}")
     with path.open("rb") as file:  # an incomplete line may end within a character
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
@@ -134,7 +143,13 @@ def read(folder: Path) -> Iterator[dict[str, Any]]:
 TEXTS = ("client", "model", "split", "stage")
 COUNTS = ("round", "samples", "bytes_up", "bytes_down")
 NUMBERS = ("client_seconds", "server_seconds")
+ADDED = ("own", "callbacks")  # numbers that a program has added
 NULLABLE = {task: [name for name in Metrics(0, 0, 0).plain(task) if name != "samples"] for task in MEASURES}
+
+
+def _is_added(name: str, value: Any) -> bool:
+    finite = value is None or (type(value) in (int, float) and abs(value) <= LARGEST)
+    return finite and has_form(name) and name not in RESERVED
 
 
 def checked(row: Any) -> dict[str, Any]:
@@ -153,6 +168,10 @@ def checked(row: Any) -> dict[str, Any]:
                 raise ValueError(f"'{name}' must be {expected}")
     if not isinstance(row.get("arch"), str | None) or not isinstance(row.get("notes", {}), dict):
         raise ValueError("'arch' must be text and 'notes' a table")
+    for table in ADDED:
+        added = row.get(table, {})
+        if not isinstance(added, dict) or not all(_is_added(name, value) for name, value in added.items()):
+            raise ValueError(f"'{table}' must be a table of numbers, with names that no built-in metric has")
     if min(row[name] for name in COUNTS) < 0 or max(row[name] for name in COUNTS) > 2**53:
         raise ValueError("a count must be >= 0 and <= 2**53")
     return row

@@ -1,5 +1,6 @@
 """What a run directory says about itself in `environment.json`: its format, and the user-defined code behind its results."""
 
+import difflib
 import json
 import tomllib
 from collections.abc import Mapping
@@ -22,6 +23,16 @@ RENAMED = {
     ("privacy", "noise"): "privacy.noise_multiplier",
 }
 RENAMED_VALUES = {("engine", "path", "alone"): "reference", ("attack", "kind", "not-a-number"): "non-finite"}
+
+
+def similar_run(folder: Path) -> str:
+    """The end of an error message: a run of this or of a similar name in `runs`, where `fedme run` puts them."""
+    if folder.exists() or folder.is_absolute():
+        return ""
+    runs = sorted(path.parent for path in [*Path().glob(f"*/{CONFIG}"), *Path("runs").glob(f"*/{CONFIG}")])
+    names = {path.name: path for path in runs}
+    close = difflib.get_close_matches(folder.name, list(names), 1, 0.6)
+    return f"; did you mean {names[close[0]]}?" if close else ""
 
 
 def require_readable(folder: Path) -> None:
@@ -68,6 +79,14 @@ def version_note(folder: Path) -> str:
     if begun == __version__:
         return ""
     return f"this run was begun with FedMe {safe_name(str(begun))} and continues with {__version__}"
+
+
+def earlier_rounds(folder: Path) -> list[int]:
+    """The numbers of rounds that the run had before it was extended."""
+    try:
+        return build(list[int], read_environment(folder).get("earlier_rounds", []), "earlier_rounds")  # type: ignore[no-any-return]
+    except TypedError as error:
+        raise RunError(f"{folder / ENVIRONMENT}: {error}") from error
 
 
 def recorded_sources(folder: Path) -> Sources:

@@ -6,6 +6,7 @@
 * `bootstrap`: the mean over clients and seeds, with an interval that takes both into account.
 * `refits`: the mean over repeated random splits or folds of the same samples (Nadeau and Bengio 2003); `same_samples`: over
   repeated trainings that were tested on the same samples.
+* `proportion`: the interval of an accuracy (Wilson 1927).
 * `accuracy_gain`, `auroc_gain`, `mean_gain`, `rmse_gain`: two models on the same samples. For accuracy, the score interval of
   Tango 1998, which excludes 0 exactly if McNemar's test rejects; for AUROC, the variance of DeLong et al. 1988.
 
@@ -180,6 +181,14 @@ class Gain:
         The 95 % interval lies inside ± `margin`, which are two one-sided tests at 2.5 % (compare `equivalent`).
         """
         return -margin < self.low and self.high < margin
+
+
+def proportion(correct: float, samples: int) -> tuple[float, float]:
+    """The 95 % score interval of a proportion: of the accuracy of a model that is right on `correct` of so many samples."""
+    share = correct / samples
+    middle = (share + Z**2 / (2 * samples)) / (1 + Z**2 / samples)
+    reach = Z / (1 + Z**2 / samples) * math.sqrt(share * (1 - share) / samples + Z**2 / (4 * samples**2))
+    return max(0.0, middle - reach), min(1.0, middle + reach)
 
 
 def accuracy_gain(right: Array, other: Array) -> Gain:

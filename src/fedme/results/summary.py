@@ -18,9 +18,10 @@ from fedme.core.metrics import LOSS, MEASURES, Measure, task_type_of_row
 from fedme.core.task_types import TaskType
 from fedme.core.typed import TypedError
 from fedme.results import records, run_directory
-from fedme.results.run_directory import recorded_sources, require_readable
+from fedme.results.run_directory import recorded_sources, require_readable, similar_run
 
 NAME = "summary.json"
+MOST_NAMES = 20  # of runs that an error lists
 SAME_MODEL = "same_model_as"  # in the notes of a client's last round: the first client with an identical model
 CONFIG = run_directory.CONFIG
 
@@ -75,6 +76,9 @@ def summarise(rows: Iterable[dict[str, Any]], config: Mapping[str, Any], sources
                 if split in splits:
                     about = {"model": model, "stage": stage, "split": split, "selection": selection, "round": t}
                     results.append(about | means(splits[split]))
+    added = dict.fromkeys(
+        name for _, splits in last.values() for split_rows in splits.values() for name in added_measures(split_rows)
+    )
     private = {"privacy": {"delta": config["privacy"]["delta"], "epsilon": epsilon}} if "privacy" in config else {}
     return (
         private
@@ -91,6 +95,7 @@ def summarise(rows: Iterable[dict[str, Any]], config: Mapping[str, Any], sources
             "missing": dict(sorted(missing.items())),
         }
         | incidents.plain()
+        | ({"added": list(added)} if added else {})
         | ({"sources": dict(sources)} if sources else {})
     )
 
@@ -104,6 +109,7 @@ class Incidents:
     malicious: set[str] = field(default_factory=set)
     diverging: dict[str, dict[str, Any]] = field(default_factory=dict)
     identical: dict[str, list[str]] = field(default_factory=dict)  # by the first client with the same model
+    newest: int = -1  # the last round so far
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Count what a row of the records notes."""
@@ -113,6 +119,8 @@ class Incidents:
         if "diverging" in notes:
             count = self.diverging.setdefault(row["client"], {"rounds": 0, "first": row["round"], "loss": notes["diverging"]})
             count["rounds"] += 1
+        if row["round"] > self.newest:  # models are compared after the last round; a run may have been extended since
+            self.newest, self.identical = row["round"], {}
         if isinstance(notes.get(SAME_MODEL), str):
             self.identical.setdefault(notes[SAME_MODEL], []).append(row["client"])
         missing = notes.get("missing")
@@ -165,19 +173,32 @@ def means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {"clients": len(rows), "samples": sum(row["samples"] for row in rows)}
     for measure in measures:
         values = [row[measure.key] for row in rows if row[measure.key] is not None]
-        result[measure.key] = {
-            "client_mean": statistics.fmean(values) if values else None,
-            "client_std": statistics.stdev(values) if len(values) > 1 else None,
-            "clients": len(values),
-        }
+        result[measure.key] = _over_clients(values)
+    for name in added_measures(rows):
+        added = [records.added_numbers(row).get(name) for row in rows]
+        result[name] = _over_clients([value for value in added if value is not None])
     for measure in (measures[0], LOSS):
         result[measure.key]["pooled"] = measure.pooled(rows)
     return result
 
 
+def added_measures(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The names of the metrics and numbers of callbacks that a program has added to these rows."""
+    return list(dict.fromkeys(name for row in rows for name in records.added_numbers(row)))
+
+
+def _over_clients(values: Sequence[float]) -> dict[str, Any]:
+    return {
+        "client_mean": statistics.fmean(values) if values else None,
+        "client_std": statistics.stdev(values) if len(values) > 1 else None,
+        "clients": len(values),
+    }
+
+
 def measures_of(result: Mapping[str, Any]) -> tuple[Measure, ...]:
-    """The metrics of a run, the primary one first; `result` is its summary."""
-    return MEASURES[result.get("task", "classification")]
+    """The metrics of a run, the primary one first, those of a program last; `result` is its summary."""
+    added = (Measure(name, name) for name in result.get("added", ()))
+    return (*MEASURES[result.get("task", "classification")], *added)
 
 
 def _merit(rows: Sequence[Mapping[str, Any]]) -> float:
@@ -248,7 +269,10 @@ def _unfinished(folder: Path) -> str:
     if (folder / CONFIG).exists():
         return f"the run is not finished; `fedme resume {shlex.quote(str(folder))}` continues it"
     inside = sorted(path.parent.name for path in folder.glob(f"*/{CONFIG}")) if folder.is_dir() else []
-    return f"not a run directory; it holds {len(inside)}: {', '.join(inside[:5])}" if inside else "not a run directory"
+    if inside:
+        more = f" and {len(inside) - MOST_NAMES} more" if len(inside) > MOST_NAMES else ""
+        return f"not a run directory, but it holds {len(inside)}: {', '.join(inside[:MOST_NAMES])}{more}"
+    return f"not a run directory{similar_run(folder)}"
 
 
 @dataclass(frozen=True)

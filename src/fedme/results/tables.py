@@ -16,7 +16,8 @@ from fedme.core.foreign_text import one_line
 
 Format = Literal["table", "markdown", "csv", "latex"]
 
-FOLDED = 12  # characters; longer text is folded to this width if there is no more space
+WHOLE = 30  # characters; longer text may be folded
+FOLDED = 12  # characters to which it is folded if there is no more space
 GAP = 3  # between columns
 
 
@@ -32,16 +33,16 @@ def render(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], sty
     """
     title, header, rows = one_line(title), [one_line(cell) for cell in header], _safe(rows)
     if style == "table":
-        right = _numeric(header, rows)
+        right = is_numeric(header, rows)
         console.print(title, highlight=False, markup=False)
         longest = [max((len(row[i]) for row in rows), default=0) for i in range(len(header))]
-        folded = [not right[i] and longest[i] > FOLDED for i in range(len(header))]  # long names
+        folded = [not right[i] and longest[i] > WHOLE for i in range(len(header))]  # long text
         least = [max(FOLDED if folded[i] else longest[i], len(name)) for i, name in enumerate(header)]
         for columns in _side_by_side(least, console.width):
             table = Table(box=SIMPLE_HEAD, pad_edge=False)
             for i in columns:
                 side: Literal["left", "right"] = "right" if right[i] else "left"
-                table.add_column(header[i], justify=side, no_wrap=longest[i] <= 30, overflow="fold", min_width=least[i])
+                table.add_column(header[i], justify=side, no_wrap=not folded[i], overflow="fold", min_width=least[i])
             for row in rows:
                 table.add_row(*(Text(row[i]) for i in columns))
             console.print(table)
@@ -64,16 +65,16 @@ def _side_by_side(widths: Sequence[int], available: int) -> list[list[int]]:
 def text(header: Sequence[str], rows: Sequence[Sequence[str]], style: Literal["markdown", "csv", "latex"]) -> str:
     """A table as text."""
     header, rows = [one_line(cell) for cell in header], _safe(rows)
-    return {"markdown": _markdown, "csv": _csv, "latex": _latex}[style](header, rows, _numeric(header, rows))
+    return {"markdown": _markdown, "csv": _csv, "latex": _latex}[style](header, rows, is_numeric(header, rows))
 
 
 def _safe(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     return [[one_line(cell) for cell in row] for row in rows]
 
 
-def _numeric(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
+def is_numeric(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[bool]:
     """For every column, whether it holds only numbers."""
-    return [all(row[i][:1].isdigit() or row[i][:1] in ("", "-", "+") for row in rows) for i in range(len(header))]
+    return [all(row[i][:1].isdigit() or row[i][:1] in ("", "-", "+", "·") for row in rows) for i in range(len(header))]
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fedme.core.atomic_files import RunError
+from fedme.core.callbacks import LARGEST
 from fedme.core.foreign_text import safe_name
 from fedme.core.metrics import possible, task_type_of_row
 from fedme.results import records
 
-LARGEST = records.LARGEST
 STAGES = {"training": ("train",), "trained": ("val",), "round": ("val", "test"), "finetuned": ("val", "test")}
 NOTES: Mapping[str, type | tuple[type, ...]] = {
     "cluster": int,

@@ -209,12 +209,12 @@ class Overall:
     equivalent: tuple[ClientId, ...] = ()  # of the open ones, those that differ by less than the margin
     margin: float = MARGIN
 
-    def words(self) -> str:
-        """The summary in a few sentences."""
+    def words(self, against: str = "the best that each client could train alone") -> str:
+        """The summary in a few sentences; `against` says what the clients are compared with."""
         count = len(self.better) + len(self.worse) + len(self.open)
         unit = " points" if self.measure.percent else ""
         text = (
-            f"Compared with the best that each client could train alone: {len(self.better)} of {count} clients clearly better, "
+            f"Compared with {against}: {len(self.better)} of {count} clients clearly better, "
             f"{len(self.worse)} clearly worse, {len(self.open)} cannot be told apart (corrected for {count} tests)."
         )
         if self.equivalent:

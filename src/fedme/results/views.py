@@ -25,43 +25,47 @@ def results(folder: Path, style: Format, out: Console, as_json: bool = False, ev
     if as_json:
         print(json.dumps(result, indent=2))
         return
-    wide = everything or style != "table" or out.width >= 110
+    first = summary.measures_of(result)[0]
+    render(*result_table(folder, result, everything or style != "table" or out.width >= 110), style, out)
+    if style == "table":
+        _below_results(folder, result, first, out)
+
+
+def result_table(folder: Path, result: Mapping[str, Any], everything: bool) -> tuple[str, list[str], list[list[str]]]:
+    """Title, header and cells of the results of a run; without `everything`, of its main measure only."""
     first, *others = summary.measures_of(result)
     header = ["model", "split", "round", first.heading, "std", "pooled %" if first.percent else "pooled"]
-    header += [measure.heading for measure in others] if wide else []
+    header += [measure.heading for measure in others] if everything else []
     rows = []
     for r in _distinct(result["results"]):
         label = r["model"] if r["stage"] == "round" else f"{r['model']}, fine-tuned"
         t = f"{r['round']} {'last' if r['selection'] == 'last round' else 'best'}"
         numbers = [first.text(r[first.key][name]) for name in ("client_mean", "client_std", "pooled")]
-        numbers += [measure.text(r[measure.key]["client_mean"]) for measure in others] if wide else []
+        numbers += [measure.text(r.get(measure.key, {}).get("client_mean")) for measure in others] if everything else []
         rows.append([label, r["split"], t, *numbers])
     count = max((r["clients"] for r in result["results"]), default=0)
     state = f", UNFINISHED: {result['unfinished']}" if "unfinished" in result else ""
-    render(
-        f"{result['name']}: {result['method']}, seed {result['seed']}, {count} clients, in {folder}{state}",
-        header,
-        rows,
-        style,
-        out,
+    title = f"{result['name']}: {result['method']}, seed {result['seed']}, {count} clients, in {folder}{state}"
+    return title, header, rows
+
+
+def _below_results(folder: Path, result: Mapping[str, Any], first: Measure, out: Console) -> None:
+    mega = (result["bytes_up"] + result["bytes_down"]) / 1e6
+    out.print(
+        f"Means over clients, with the standard deviation (ddof = 1) of {first.title}; pooled weights all samples equally."
     )
-    if style == "table":
-        mega = (result["bytes_up"] + result["bytes_down"]) / 1e6
-        out.print(
-            f"Means over clients, with the standard deviation (ddof = 1) of {first.title}; pooled weights all samples equally."
-        )
-        out.print(f"Rounds count from 0; best is the best round by validation {first.title}.")
-        seconds = f"{_seconds(result['client_seconds'])} at clients, {_seconds(result['server_seconds'])} at the server"
-        out.print(f"Sent {mega:.1f} MB in all; {seconds}.")
-        if "privacy" in result:
-            out.print(private(result["privacy"]), markup=False, highlight=False)
-        if missing := result.get("missing"):
-            counts = ", ".join(f"{count} ({reason})" for reason, count in missing.items())
-            out.print(one_line(f"Missing replies: {counts}."), markup=False, soft_wrap=True)
-        for line in summary.trouble(result):
-            out.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
-        for line in _joining(folder, result):
-            out.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
+    out.print(f"Rounds count from 0; best is the best round by validation {first.title}.")
+    seconds = f"{_seconds(result['client_seconds'])} at clients, {_seconds(result['server_seconds'])} at the server"
+    out.print(f"Sent {mega:.1f} MB in all; {seconds}.")
+    if "privacy" in result:
+        out.print(private(result["privacy"]), markup=False, highlight=False)
+    if missing := result.get("missing"):
+        counts = ", ".join(f"{count} ({reason})" for reason, count in missing.items())
+        out.print(one_line(f"Missing replies: {counts}."), markup=False, soft_wrap=True)
+    for line in summary.trouble(result):
+        out.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
+    for line in _joining(folder, result):
+        out.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def _joining(folder: Path, result: Mapping[str, Any]) -> list[str]:
@@ -160,6 +164,7 @@ def clients(folder: Path, style: Format, out: Console, as_json: bool = False) ->
             line[key] = r[measure.key]
             if r["split"] == "test":
                 line["samples"] = r["samples"]
+                line |= records.added_numbers(r) if r["stage"] == "round" else {}
             line |= {"epsilon": r["epsilon"]} if "epsilon" in r else {}
     if as_json:
         print(json.dumps(list(table.values()), indent=2))
@@ -171,7 +176,8 @@ def clients(folder: Path, style: Format, out: Console, as_json: bool = False) ->
         )
         lines = _worst_and_best(lines, measure)
     header = list(dict.fromkeys(key for line in lines for key in line))
-    cells = [[_cell(line.get(key), key, measure) for key in header] for line in lines]
+    added = {name: Measure(name, name) for name in summary.added_measures(rows)}
+    cells = [[_cell(line.get(key), key, added.get(key, measure)) for key in header] for line in lines]
     what = f"{measure.title} in %" if measure.percent else measure.title
     render(f"personal models after round {last}, {what}, in {folder}", header, cells, style, out)
 

@@ -6,7 +6,7 @@ format, configuration and types at once, and the bytes of weights when they are 
 
 import json
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,8 +131,11 @@ def _unknown(arch: Arch, checkpoint: Checkpoint, method: str) -> str:
     )
 
 
-def load(folder: Path, config: Mapping[str, Any]) -> File | None:
-    """The checked file with its states unread; None when there is no checkpoint yet."""
+def load(folder: Path, config: Mapping[str, Any], earlier_rounds: Sequence[int] = ()) -> File | None:
+    """The checked file with its states unread; None when there is no checkpoint yet.
+
+    `earlier_rounds` are the numbers of rounds that the run had before it was extended.
+    """
     path = folder / NAME
     if not path.exists() and (folder / "checkpoint.safetensors").exists():
         raise RunError(f"{folder}: begun by an earlier version, whose checkpoints this version cannot read; start a new run")
@@ -150,7 +153,8 @@ def load(folder: Path, config: Mapping[str, Any]) -> File | None:
     check = plain.pop(CHECK, None)
     if check is not None and not is_whole(text, check):  # earlier versions wrote none
         raise RunError(f"{path}: damaged (wrong checksum: it was changed after it was written); {AGAIN}")
-    if plain.get("config") != digest(config):
+    configs = [config, *({**config, "rounds": rounds} for rounds in earlier_rounds)]
+    if plain.get("config") not in [digest(known) for known in configs]:
         raise RunError(f"{path}: was made with another configuration than config.toml beside it; restore that file")
     try:
         return typing.cast(File, build(File, plain))

@@ -36,8 +36,10 @@ def judge(folder: Path, experiment: Experiment, folds: int, display: Display, ca
             judged.append(verdicts.read(at) or [])
             continue
         display.note(f"fold {number} of {folds}: training the federation, in {at}", always=True)
+        supplied = experiment.supplied and replace(experiment.supplied, callbacks=())  # they observe the run, not its folds
         again = replace(
             experiment,
+            supplied=supplied,
             data=replace(experiment.data, test=None, fold=f"{number}/{folds}"),
             settings=replace(experiment.settings, output=str(at), log=()),
         )

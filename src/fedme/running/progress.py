@@ -36,6 +36,7 @@ class Display:
         self.task: TaskID | None = None
         self.by_operation = False
         self.label, self.info = "", ""
+        self.printed: set[str] = set()  # notes that several runs on the same data have in common
         self.done, self.total, self.inside, self.first = 0, 0, 0, 0
         self.start_time = self.last_line = time.monotonic()
 
@@ -47,8 +48,11 @@ class Display:
         self.bar.stop()
 
     def note(self, text: str, always: bool = False) -> None:
-        """Print a line; notes that concern the results are printed `always`, even in quiet mode."""
+        """Print a line; notes that concern the results are printed `always`, even in quiet mode, and once."""
+        if always and text in self.printed:
+            return
         if always or not self.quiet:
+            self.printed |= {text} if always else set()
             self.console.print(one_line(text, LONGEST_NOTE), highlight=False, soft_wrap=True, markup=False)
 
     def start(self, label: str, total: int, done: int = 0, by_operation: bool = False) -> None:
@@ -84,6 +88,6 @@ class Display:
         self.last_line = now
         made = self.done - self.first
         left = f", about {(now - self.start_time) / made * (self.total - self.done):.0f} s left" if made and not force else ""
-        inside = f" and {self.inside} operations of the next" if self.inside and not force else ""
+        inside = f" and {self.inside} operation{'s' * (self.inside != 1)} of the next" if self.inside and not force else ""
         info = f", {self.info}" if self.info else ""
         self.console.print(f"{self.label} {self.done}/{self.total}{inside}{left}{info}", highlight=False, soft_wrap=True)

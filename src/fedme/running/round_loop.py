@@ -33,6 +33,7 @@ from fedme.running import checkpoint, privacy_budget
 from fedme.running.alarm import NOTE, alarm
 from fedme.running.best_round import BEST, BestRound, better, with_best_round
 from fedme.running.divergence import DivergenceWatch
+from fedme.running.observers import Observers
 from fedme.running.progress import Display
 from fedme.running.weight_store import Store
 
@@ -63,6 +64,7 @@ class RoundLoop:
         self.clients = clients or {}
         self.method: AnyMethod = experiment.method
         self.root = Key(experiment.settings.seed)
+        self.observers = Observers(experiment, folder)
         self.headline = ""  # shown beside the progress
         self.offences: Mapping[ClientId, OffenceRecord] = {}
         self.small_bound_noted = False
@@ -129,6 +131,7 @@ class RoundLoop:
         self._note_small_bound(t, result.traffic)
         if result.short:
             self.display.note(f"round {t} does not count: {result.short}; the server keeps its state", always=True)
+        self.observers.clients(t, traffic)
         self.watch = self.watch or DivergenceWatch(task.schema, settings.train)
         if warning := self.watch.check(t, traffic):
             self.display.note(warning, always=True)
@@ -157,6 +160,7 @@ class RoundLoop:
         if settings.privacy is not None:
             cost = privacy_budget.costs(settings.privacy, self.engine.states.ledgers)
             rows = [row | {"epsilon": cost[row["client"]]} for row in rows]
+        rows = self.observers.finished(t, rows)
         book.write(rows)
         self.logs.write(t, rows)
         return server
@@ -203,7 +207,8 @@ class RoundLoop:
             deliveries = {client: self.method.deliver(task, server, client) for client in clients}
             deliveries = part.stripped(deliveries) if part is not None else deliveries
             evaluations = self.engine.evaluate_models(deliveries, Round(t, settings.rounds), finetune)
-            scores |= {client: evaluation.value.scores for client, evaluation in evaluations.items()}
+            for client, evaluation in evaluations.items():
+                scores[client] = self.observers.evaluated(t, client, evaluation.value)
             if self._keeps_best_round(task):
                 for client, evaluation in evaluations.items():
                     self._keep_best_round(client, evaluation.value, t)

@@ -32,14 +32,16 @@ from fedme.learning.exchanged_part import exchanged_part
 from fedme.learning.robust_aggregation import defence_of, require_enough_copies
 from fedme.results import loggers, records, run_directory, summary
 from fedme.results.summary import CONFIG
-from fedme.running import assembly, checkpoint, privacy_budget
+from fedme.running import assembly, checkpoint, extension, privacy_budget
 from fedme.running.flower_run import on_flower, require_flower
 from fedme.running.progress import Display
+from fedme.running.ray_run import require_ray, started_executor
 from fedme.running.round_loop import Interrupted, RoundLoop
 from fedme.running.weight_store import Store
 
 ENGINE = "engine.log"
 LABELS = "labels.json"  # label counts of every client, so that reports need no data
+MOST_DIFFERENCES = 5  # that an error lists
 FEW = 10  # clients with fewer test samples are mentioned in a note
 BEFORE = (
     ".lock",
@@ -76,9 +78,29 @@ def start_or_resume(folder: Path, experiment: Experiment, display: Display, note
     if not (folder / CONFIG).exists():
         start(replace(experiment, settings=replace(experiment.settings, output=str(folder))), display, notes)
         return
-    if identity(summary.config_of(folder)) != identity(plain):
-        raise RunError(f"{folder}: holds another run, with other settings or other samples; choose another output")
-    resume(folder, display, experiment)
+    before = summary.config_of(folder)
+    rounds = plain["rounds"]
+    if identity(before | {"rounds": rounds}) != identity(plain) or rounds < before["rounds"]:
+        raise RunError(f"{folder}: holds another run: {_differences(before, plain)}; choose another output")
+    resume(folder, display, experiment, rounds=rounds)
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """The settings in which two configurations differ, with both values, and whether the samples do."""
+    old, new = summary.flattened(before), summary.flattened(after)
+    names = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
+    parts = [
+        f"{name} is {_value(old.get(name))} there and {_value(new.get(name))} here"
+        for name in names
+        if name not in ("output", "name", "checkpoint_every", "log", "data.fingerprint")
+    ]
+    parts = parts[:MOST_DIFFERENCES] + [f"{len(parts) - MOST_DIFFERENCES} more differ"] * (len(parts) > MOST_DIFFERENCES)
+    return "; ".join([*parts, *(["the samples differ"] if "data.fingerprint" in names else [])])
+
+
+def _value(value: Any) -> str:
+    text = "not set" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def resume(
@@ -86,18 +108,19 @@ def resume(
     display: Display,
     experiment: Experiment | None = None,
     imports: bool = False,
+    rounds: int | None = None,
     overrides: Sequence[str] = (),
 ) -> bool:
     """Continue a run from its last checkpoint. Returns False if it is already finished.
 
     The experiment is the one in `config.toml`, unless a program supplies it together with its samples. Code that it names is
-    imported only with `imports`. `overrides` may say where it is computed (`engine.workers=4`), and change nothing else;
-    `config.toml` stays as it is.
+    imported only with `imports`. With `rounds`, the run gets more rounds first (`extension.py`). `overrides` may say where it
+    is computed (`engine.workers=4`), and change nothing else; that is not written to `config.toml`.
     """
     if not (folder / CONFIG).exists():
         if _unbegun(folder):
             raise RunError(f"{folder}: the run was stopped before it began; repeat the command that started it")
-        raise RunError(f"{folder}: not a run directory (no {CONFIG}); `fedme run` starts one")
+        raise RunError(f"{folder}: not a run directory{run_directory.similar_run(folder) or '; `fedme run` starts one'}")
     with locked(folder), on_disk(folder):
         run_directory.require_readable(folder)
         if experiment is None:
@@ -107,11 +130,15 @@ def resume(
                 _require_same_results(folder, experiment.plain(), changed.plain())
                 experiment = changed
         run_directory.require_same_sources(folder, experiment.plain())
+        if rounds is not None:
+            extension.extend(folder, experiment, rounds)
+            experiment = replace(experiment, settings=replace(experiment.settings, rounds=rounds))
         if (folder / summary.NAME).exists():
             summary.verified_config(folder, summary.read(folder))
             return False
         if note := run_directory.version_note(folder):
             display.note(note)
+        extension.remove_models(folder)
         _run_experiment(folder, display, experiment, _as_begun(folder, experiment.plain()))
     return True
 
@@ -195,9 +222,11 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment, conf
     loggers.require_packages(settings.log)
     if settings.engine.name == "flower":
         require_flower(experiment)
+    if settings.engine.name == "ray":
+        require_ray(experiment)
     privacy_budget.require_private(experiment)
     root = Key(settings.seed)
-    with stopping() as stop, ExitStack() as cleanup:
+    with stopping(folder) as stop, ExitStack() as cleanup:
 
         def tick() -> None:
             display.tick()
@@ -205,7 +234,9 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment, conf
 
         store = Store(folder, int(settings.engine.memory * 2**30))
         cleanup.callback(store.close)
-        execute = assembly.executor(settings.engine, tick, store.wait)
+        # The devices of a cluster are those of its nodes.
+        local = replace(settings.engine, device="cpu", precision=None) if settings.engine.name == "ray" else settings.engine
+        execute = assembly.executor(local, tick, store.wait)
         cleanup.callback(execute.close)
         display.note(f"loading {experiment.data_name} ...")
         federation = assembly.gather(experiment)
@@ -215,7 +246,7 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment, conf
         with replacing(folder / "partition.safetensors") as temporary:
             federation.partition.save(temporary)
         write_json(folder / LABELS, sealed(federation.label_counts()))
-        saved = checkpoint.load(folder, config)
+        saved = checkpoint.load(folder, config, run_directory.earlier_rounds(folder))
         secret = privacy_budget.secret_of(folder, settings.privacy, begun=saved is not None)
         prepared = assembly.prepare(
             experiment,
@@ -255,6 +286,13 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment, conf
             engine = InProcessEngine(
                 method, prepared.task, federation.clients, root, execute, policies, update_bn=settings.models.update_bn
             )
+            if settings.engine.name == "ray":
+                display.note("starting Ray ...")
+                execute = cleanup.enter_context(
+                    started_executor(experiment, federation, engine, execute, tick, stop, display.note)
+                )
+                engine.execute = execute
+                cleanup.callback(store.wait)  # a checkpoint may need weights that are still there
             loop(engine).run(at, config)
         write_text(folder / ENGINE, "".join(f"{line}\n" for line in execute.explain()))
     summary.write(folder, config)
@@ -293,8 +331,8 @@ def _first_few(names: Sequence[str], most: int = 5) -> str:
 
 
 @contextmanager
-def stopping() -> Iterator[Any]:
-    """Turn Ctrl-C and SIGTERM into `Interrupted`, raised at the next call of `stop()`."""
+def stopping(folder: Path | None = None) -> Iterator[Any]:
+    """Turn Ctrl-C and SIGTERM into `Interrupted`, raised at the next call of `stop()`. `folder` is the run directory."""
     asked: list[int] = []
 
     def remember(number: int, frame: object) -> None:
@@ -304,7 +342,8 @@ def stopping() -> Iterator[Any]:
 
     def stop() -> None:
         if asked:
-            raise Interrupted("stopped before the first round; `fedme resume` with the run directory starts it again")
+            again = "the same command" if folder is None else f"`fedme resume {shlex.quote(str(folder))}`"
+            raise Interrupted(f"stopped before the first round; {again} starts it again")
 
     try:
         before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -12,8 +12,11 @@ import base64
 import binascii
 import datetime
 import json
+import sqlite3
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -138,6 +141,16 @@ def public_key(text: bytes) -> ec.EllipticCurvePublicKey:
 def key_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
     """One form of a key, to compare keys."""
     return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def registered_node(database: Path, key: bytes) -> int | None:
+    """The node that Flower's server has registered for a public key; None if there is none, or not any more."""
+    encoding = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    pem = public_key(key).public_bytes(*encoding)
+    with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        query = "SELECT node_id FROM node WHERE public_key = ? AND status != 'unregistered'"
+        row = connection.execute(query, (pem,)).fetchone()
+    return None if row is None else int(row[0]) % 2**64  # SQLite's integers have a sign
 
 
 def push_error() -> type[Exception]:

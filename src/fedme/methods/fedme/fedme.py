@@ -89,6 +89,9 @@ class FedMe(Method[Server, Empty, Down, Up]):
     )
     defence: Defence = OPEN
 
+    paper = (
+        'K. Matsuda, Y. Sasaki, C. Xiao and M. Onizuka, "FedMe: Federated Learning via Model Exchange", 2021, arXiv:2110.07868'
+    )
     own_architectures = True
     uses_shared_model = False
     unused_settings = ()

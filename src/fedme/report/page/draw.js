@@ -1,28 +1,14 @@
-"use strict";
-// Building blocks of all charts: elements, scales, axes, legends, and frames as wide as their figure.
+// Building blocks of all charts: elements, scales, axes, legends, marks, and frames as wide as their figure.
 
-const story = JSON.parse(document.getElementById("data").textContent);
-const several = story.families.length > 1;
-const views = []; // {id, title, about, controls?, missing?, draw} in page order
-const headline = Object.keys(story.curves.metrics)[0]; // the headline metric
-const state = { run: 0, client: null, split: Object.keys(story.curves.splits)[0], metric: headline, stage: "round", log: false, late: false, round: null };
+// One palette per meaning (page.css). A mark or a dash goes with every colour of a line or a dot.
+const MARKS = ["circle", "square", "diamond", "triangle", "plus", "cross", "down"];
+const runColor = (index) => `var(--run${index % 5})`;
+const runMark = (index) => MARKS[index % MARKS.length];
+const archColor = (index) => `var(--arch${index % 9})`;
+const clusterColor = (index) => `var(--cluster${index % 8})`;
+const SIDES = { gained: ["var(--gained)", "triangle"], lost: ["var(--lost)", "down"], "not clear": ["var(--unclear)", "circle"] };
 
-const color = (index) => `var(--c${index % 8})`;
-const dash = (index) => ["", "7 4", "2 3", "9 3 2 3"][Math.floor(index / 8) % 4];
-const isPercent = (metric) => story.curves.metrics[metric].percent;
-const higher = () => story.curves.metrics[headline].higher; // whether higher is better
-const plain = (value) => `${+value.toPrecision(5)}`;
-const bare = (value, metric = headline) => (isPercent(metric) ? `${+(100 * value).toFixed(2)}` : plain(value));
-const written = (value, metric = headline, digits = 1) => (value === null || value === undefined ? "–" : isPercent(metric) ? `${(100 * value).toFixed(digits)} %` : plain(value));
-const run = () => story.runs[state.run];
-const runName = ({ family, seed }) => story.families[family].label + (story.runs.filter((other) => other.family === family).length > 1 ? `, seed ${seed}` : "");
-const clientName = (index) => `client ${run().clients[index]}`;
-const clientIndex = () => (state.client === null ? -1 : run().clients.indexOf(state.client));
-
-// Charts with a row or a mark per client show at most this many clients; sorted charts show all.
-const MAX_CLIENTS = 200;
-const shownClients = () => run().clients.map((_, index) => index).slice(0, MAX_CLIENTS);
-const truncationNote = () => (run().clients.length > MAX_CLIENTS ? ` The first ${MAX_CLIENTS} of ${run().clients.length} clients.` : "");
+const FEW = 40; // up to so many clients have a row or a mark each with its name; of more, the extremes and groups are shown
 
 function build(target, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
@@ -35,13 +21,18 @@ function build(target, attributes, children) {
 const node = (tag, attributes, ...children) => build(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 const element = (tag, attributes, ...children) => build(document.createElement(tag), attributes, children);
 
+// A text in which `commands` are marked by backticks.
+const prose = (text) => text.split("`").map((part, i) => (i % 2 ? element("code", {}, part) : part));
+
 const textContext = document.createElement("canvas").getContext("2d");
 function textWidth(text, size = 12) {
   textContext.font = `${size}px system-ui, sans-serif`;
   return textContext.measureText(text).width;
 }
-const shorten = (text, length = 16) => (text.length > length ? `${text.slice(0, length - 1)}…` : text);
-const labelWidth = (names) => Math.min(110, Math.max(...names.map((name) => textWidth(name.slice(0, 16), 10))));
+const SMALL = 11; // size of small text
+const labelWidth = (names, length = 16) => names.reduce((most, name) => Math.max(most, textWidth(shorten(name, length), SMALL)), 10);
+const largest = (values, least = -Infinity) => values.reduce((most, value) => (known(value) && value > most ? value : most), least);
+const smallest = (values, most = Infinity) => values.reduce((least, value) => (known(value) && value < least ? value : least), most);
 
 function linear([a, b], [c, d]) {
   const factor = b === a ? 0 : (d - c) / (b - a);
@@ -58,29 +49,57 @@ function ticks(low, high, count, integers = false) {
   return values;
 }
 
-// A frame as wide as the figure. `legend` is a list of {label, color, dash?, shape?}; it wraps.
+// A mark of about radius `r`. `open` marks have an outline only.
+function mark(shape, x, y, r, { color, open = false, ...more }) {
+  const paint = open ? { fill: "var(--card)", stroke: color, "stroke-width": 1.8 } : { fill: color };
+  const polygon = (corners) => node("polygon", { points: corners.map(([dx, dy]) => `${x + dx * r},${y + dy * r}`).join(" "), ...paint, ...more });
+  if (shape === "square") return node("rect", { x: x - 0.86 * r, y: y - 0.86 * r, width: 1.72 * r, height: 1.72 * r, ...paint, ...more });
+  if (shape === "triangle") return polygon([[0, -1.15], [1.08, 0.78], [-1.08, 0.78]]);
+  if (shape === "down") return polygon([[0, 1.15], [1.08, -0.78], [-1.08, -0.78]]);
+  if (shape === "diamond") return polygon([[0, -1.25], [1.1, 0], [0, 1.25], [-1.1, 0]]);
+  if (shape === "plus") return polygon([[-0.4, -1.1], [0.4, -1.1], [0.4, -0.4], [1.1, -0.4], [1.1, 0.4], [0.4, 0.4], [0.4, 1.1], [-0.4, 1.1], [-0.4, 0.4], [-1.1, 0.4], [-1.1, -0.4], [-0.4, -0.4]]);
+  if (shape === "cross") return polygon([[-1.05, -0.5], [-0.5, -1.05], [0, -0.55], [0.5, -1.05], [1.05, -0.5], [0.55, 0], [1.05, 0.5], [0.5, 1.05], [0, 0.55], [-0.5, 1.05], [-1.05, 0.5], [-0.55, 0]]);
+  return node("circle", { cx: x, cy: y, r, ...paint, ...more });
+}
+
+// Many rectangles as one path per colour: `add(key, x, y, width, height)`, then `paths((key) => attributes)`.
+function cells() {
+  const parts = new Map();
+  const short = (value) => `${+value.toFixed(2)}`;
+  return {
+    add: (key, x, y, width, height) => {
+      if (!parts.has(key)) parts.set(key, []);
+      parts.get(key).push(`M${short(x)} ${short(y)}h${short(width)}v${short(height)}h${short(-width)}z`);
+    },
+    paths: (attributes) => [...parts].map(([key, pieces]) => node("path", { d: pieces.join(""), ...attributes(key) })),
+  };
+}
+
+// A frame as wide as the figure. `legend` is a list of {label, color, dash?, shape?, open?}; it wraps.
 function frame(figure, { height, left = 46, right = 14, top = 28, bottom = 40, label, legend = [] }) {
   const width = Math.max(280, Math.floor(figure.clientWidth || 640));
   const marks = node("g");
   let x = 0;
   let y = 0;
   for (const item of legend) {
-    const wide = 20 + textWidth(item.label) + 14;
+    const text = shorten(item.label, 60);
+    const wide = 24 + textWidth(text) + 14;
     if (x > 0 && x + wide > width) [x, y] = [0, y + 20];
-    const middle = y + 8;
-    if (item.shape === "line") marks.append(node("line", { x1: x, x2: x + 14, y1: middle, y2: middle, stroke: item.color, "stroke-width": 2.5, "stroke-dasharray": item.dash }));
-    else if (item.shape === "ring") marks.append(node("circle", { cx: x + 7, cy: middle, r: 4.5, fill: "var(--card)", stroke: item.color, "stroke-width": 2 }));
-    else if (item.shape === "dot") marks.append(node("circle", { cx: x + 7, cy: middle, r: 4.5, fill: item.color }));
-    else marks.append(node("rect", { x: x + 1, y: middle - 6, width: 12, height: 12, rx: 2, fill: item.color }));
-    marks.append(node("text", { x: x + 19, y: middle + 4 }, item.label));
+    const middle = y + 9;
+    const line = { x1: x, x2: x + 20, y1: middle, y2: middle, stroke: item.color, "stroke-width": 2.5, "stroke-dasharray": item.dash };
+    if (item.shape === "line" || item.line) marks.append(node("line", line));
+    if (item.shape === "swatch" || !item.shape) marks.append(node("rect", { x: x + 3, y: middle - 6, width: 14, height: 12, rx: 2, fill: item.color, "fill-opacity": item.opacity }));
+    else if (item.shape === "tick") marks.append(node("line", { x1: x + 10, x2: x + 10, y1: middle - 6, y2: middle + 6, stroke: item.color, "stroke-width": 2 }));
+    else if (item.shape !== "line") marks.append(mark(item.shape, x + 10, middle, 4.6, { color: item.color, open: item.open }));
+    marks.append(node("text", { x: x + 25, y: middle + 4 }, text));
     x += wide;
   }
-  const above = legend.length ? y + 26 : 0;
-  const svg = node("svg", { width, height: above + top + height + bottom, viewBox: `0 0 ${width} ${above + top + height + bottom}`, role: "img", "aria-label": label });
+  const above = legend.length ? y + 28 : 0;
+  const svg = node("svg", { width, height: above + top + height + bottom, viewBox: `0 0 ${width} ${above + top + height + bottom}`, role: "img", tabindex: 0, "aria-label": `${label}. Arrow keys read the values; the CSV file below has all of them.` });
   const plot = node("g", { transform: `translate(${left},${above + top})` });
   svg.append(marks, plot);
   figure.append(svg);
-  return { svg, plot, width: width - left - right, height, left };
+  return { svg, plot, width: width - left - right, height, left, right };
 }
 
 function axisBelow(chart, scale, values, write, title) {
@@ -102,20 +121,22 @@ function axisLeft(chart, scale, values, write, title) {
   chart.plot.append(node("text", { class: "soft", x: -chart.left, y: -14 }, title));
 }
 
-// Client names below the x axis; omitted if there is no space.
-function namesBelow(chart, names, place, step) {
-  if (step < 10) return;
-  const longest = Math.max(...names.map((name) => textWidth(name, 10)));
+// Names below the x axis, turned if they are long; of very many, every n-th.
+const SPACE = 13; // between names
+const everyNth = (step) => Math.max(1, Math.ceil(SPACE / step));
+const turnedNames = (names, step) => everyNth(step) > 1 || labelWidth(names, 14) > step - 4;
+
+function namesBelow(chart, names, place, step, at = chart.height) {
+  const turned = turnedNames(names, step);
+  const nth = everyNth(step);
   names.forEach((name, index) => {
+    const chosen = state.client === name;
+    if (index % nth && !chosen) return;
+    if (!chosen && nth > 1 && names.some((other, i) => other === state.client && Math.abs(i - index) < nth)) return;
     const x = place(index);
-    const style = state.client === name ? "warn small" : "soft small";
-    const turned = longest > step - 2;
-    chart.plot.append(node("text", { class: style, x, y: chart.height + 14, "text-anchor": turned ? "end" : "middle", transform: turned ? `rotate(-50 ${x} ${chart.height + 10})` : null }, shorten(name, 14)));
+    chart.plot.append(node("text", { class: chosen ? "chosen small" : "soft small", x: turned ? x + 4 : x, y: at + 14, "text-anchor": turned ? "end" : "middle", transform: turned ? `rotate(-60 ${x + 4} ${at + 10})` : null }, shorten(name, 14)));
   });
 }
 
-function heightOfNames(names, step) {
-  if (step < 10) return 26;
-  const longest = Math.max(...names.map((name) => textWidth(name.slice(0, 14), 10)));
-  return longest > step - 2 ? 24 + 0.77 * longest : 34;
-}
+const heightOfNames = (names, step) => (turnedNames(names, step) ? 22 + 0.88 * labelWidth(names, 14) : 24);
+const dim = (index) => (state.client !== null && run().clients[index] !== state.client ? " dim" : "");

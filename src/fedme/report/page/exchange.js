@@ -1,146 +1,129 @@
-// The exchange of models: over all rounds, and round by round.
+// The exchange of models over all rounds: between clients or, if there are many, between their groups.
 
-const noExchange = () => (run().exchange ? null : `${runName(run())} has no exchange of models: its method is ${story.families[run().family].method}.`);
+const noExchange = () => (run().exchange ? null : `${runName(run())} has no exchange of models: its method is ${family().method}.`);
 
+// Loans and adoptions by lender, for every borrower.
 function countLoans() {
-  const size = shownClients().length;
-  const lent = Array.from({ length: size }, () => new Array(size).fill(0));
-  const adopted = lent.map((row) => row.slice());
+  const loans = run().clients.map(() => new Map());
   run().exchange.lenders.forEach((row, t) =>
     row.forEach((lender, borrower) => {
-      if (lender < 0 || lender >= size || borrower >= size) return;
-      lent[borrower][lender] += 1;
-      adopted[borrower][lender] += run().exchange.adopted[t][borrower];
+      if (lender < 0) return;
+      const [lent, adopted] = loans[borrower].get(lender) ?? [0, 0];
+      loans[borrower].set(lender, [lent + 1, adopted + run().exchange.adopted[t][borrower]]);
     }),
   );
-  return { lent, adopted };
+  return loans;
 }
+
+// Groups of clients: their last clusters or, without clusters, their last architectures.
+function groupsOfClients() {
+  const clusters = run().clusters?.of;
+  const { names, held } = run().lineage;
+  const last = (index) => clusters.findLast((row) => row[index] >= 0)?.[index] ?? -1;
+  const labelOf = clusters ? (index) => (last(index) < 0 ? "no cluster" : `cluster ${last(index)}`) : (index) => names[held.at(-1)[index]] ?? "unknown";
+  const labels = run().clients.map((_, index) => labelOf(index));
+  const groups = [...new Set(labels)].sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
+  return { groups, of: labels.map((label) => groups.indexOf(label)), what: clusters ? "cluster in its last round" : "last architecture" };
+}
+
+const fewClients = () => run().clients.length <= FEW;
 
 views.push({
   id: "exchange",
   title: "Loans between clients",
-  about: () => `All rounds together. Columns lend, rows borrow; the darker a square, the more loans. The dot grows with the fraction of loans that the borrower adopted.${truncationNote()}`,
+  about: () => `All rounds together. Columns lend, rows borrow; the stronger the colour of a square, the more loans. ${fewClients() ? "The dot grows with the fraction of loans that the borrower adopted." : `With so many clients they are grouped by their ${groupsOfClients().what}, if there are several groups; below, the busiest lenders.`}`,
   missing: noExchange,
-  draw: (figure) => {
-    const names = run().clients.slice(0, MAX_CLIENTS);
-    const { lent, adopted } = countLoans();
-    const left = 16 + labelWidth(names);
-    const width = Math.max(280, figure.clientWidth);
-    const cell = Math.min(28, (width - left - 14) / names.length);
-    const side = cell * names.length;
-    const chart = frame(figure, { height: side, left, right: width - left - side, top: 24, bottom: heightOfNames(names, cell) + 4, label: "number of loans between every two clients" });
-    namesBelow(chart, names, (index) => (index + 0.5) * cell, cell);
-    chart.plot.append(node("text", { class: "soft", x: -left, y: -10 }, "borrower ↓   lender →"));
-    const most = Math.max(1, ...lent.flat());
-    names.forEach((name, row) => {
-      if (cell >= 9) chart.plot.append(node("text", { class: state.client === name ? "warn small" : "soft small", x: -6, y: (row + 0.5) * cell + 3.5, "text-anchor": "end" }, shorten(name)));
-      names.forEach((_, column) => {
-        const count = lent[row][column];
-        const chosen = state.client === null || name === state.client || names[column] === state.client;
-        const gap = cell > 6 ? 1 : 0;
-        const place = { x: column * cell, y: row * cell, width: cell - gap, height: cell - gap };
-        if (row === column || count || cell > 6) chart.plot.append(node("rect", { class: `${count ? "loan" : "none"}${chosen ? "" : " dim"}`, ...place, fill: count ? color(0) : null, "fill-opacity": count ? 0.15 + 0.6 * (count / most) : row === column ? 1 : 0.45 }));
-        if (adopted[row][column]) chart.plot.append(node("circle", { class: chosen ? null : "dim", cx: (column + 0.5) * cell - gap / 2, cy: (row + 0.5) * cell - gap / 2, r: Math.max(0.8, 0.42 * cell * Math.sqrt(adopted[row][column] / count)), fill: color(1) }));
-      });
-    });
-    hover(chart, (px, py) => {
-      const [column, row] = [Math.floor(px / cell), Math.floor(py / cell)];
-      if (!(column >= 0 && row >= 0 && column < names.length && row < names.length)) return null;
-      const tip = row === column ? `client ${names[row]} does not borrow from itself` : `${names[column]} lent to ${names[row]} ${lent[row][column]} times\n${adopted[row][column]} of them adopted`;
-      return { tip, client: names[row], outline: [node("rect", { x: column * cell, y: row * cell, width: cell, height: cell })] };
-    });
-  },
+  draw: (figure) => (fewClients() ? drawMatrix(figure, run().clients, countLoans()) : drawGroups(figure)),
+  csv: () => [["lender", "borrower", "loans", "adopted"], ...countLoans().flatMap((of, borrower) => [...of].sort(([a], [b]) => a - b).map(([lender, [lent, adopted]]) => [run().clients[lender], run().clients[borrower], lent, adopted]))],
 });
 
-let playing = null;
-function stopPlaying() {
-  clearInterval(playing);
-  playing = null;
+// `loans[row]` maps a column to [lent, adopted].
+function matrixCells(chart, names, loans, cell, chosen, numbers) {
+  const most = loans.reduce((most, row) => largest([...row.values()].map(([lent]) => lent), most), 1);
+  loans.forEach((row, i) =>
+    names.forEach((_, j) => {
+      const [lent, adopted] = row.get(j) ?? [0, 0];
+      const faint = chosen(i, j) ? "" : " dim";
+      chart.plot.append(node("rect", { class: `${lent ? "loan" : "none"}${faint}`, x: j * cell, y: i * cell, width: cell - 1, height: cell - 1, fill: lent ? "var(--shade)" : null, "fill-opacity": lent ? 0.12 + 0.5 * (lent / most) : 0.45 }));
+      if (numbers && lent) chart.plot.append(node("text", { class: "small", x: (j + 0.5) * cell, y: (i + 0.5) * cell - 4, "text-anchor": "middle" }, `${lent}`), node("text", { class: "small", x: (j + 0.5) * cell, y: (i + 0.5) * cell + 10, "text-anchor": "middle" }, `${Math.round((100 * adopted) / lent)} %`));
+      else if (adopted) chart.plot.append(node("circle", { class: `adopted${faint}`, cx: (j + 0.5) * cell - 0.5, cy: (i + 0.5) * cell - 0.5, r: Math.max(1, 0.4 * cell * Math.sqrt(adopted / lent)), fill: "var(--ink)" }));
+    }),
+  );
 }
 
-const shownRound = () => Math.min(state.round ?? run().rounds - 1, run().rounds - 1);
-
-function roundControls() {
-  const slide = (t) => {
-    state.round = t;
-    redraw("loans");
-  };
-  const label = element("span", {}, `round ${shownRound()}`);
-  const range = element("input", { type: "range", min: 0, max: run().rounds - 1, value: shownRound(), "aria-label": "round", input: (event) => slide(Number(event.target.value)) });
-  const play = element("button", { type: "button", click: () => {
-    if (playing !== null) stopPlaying();
-    else playing = setInterval(() => {
-      if (shownRound() + 1 >= run().rounds) stopPlaying();
-      slide(Math.min(shownRound() + 1, run().rounds - 1));
-    }, 700);
-    if (playing !== null && shownRound() + 1 >= run().rounds) state.round = 0;
-    redraw("loans");
-  } }, playing === null ? "play" : "stop");
-  return [play, element("label", {}, range, label)];
+function drawMatrix(figure, names, loans) {
+  const left = 16 + labelWidth(names);
+  const width = Math.max(280, figure.clientWidth);
+  const cell = Math.min(28, (width - left - 14) / names.length);
+  const side = cell * names.length;
+  const chart = frame(figure, { height: side, left, right: width - left - side, top: 24, bottom: heightOfNames(names, cell) + 4, label: "number of loans between every two clients" });
+  namesBelow(chart, names, (index) => (index + 0.5) * cell, cell);
+  chart.plot.append(node("text", { class: "soft", x: -left, y: -10 }, "borrower ↓   lender →"));
+  const nth = everyNth(cell + 2);
+  names.forEach((name, row) => {
+    if (row % nth === 0 || name === state.client) chart.plot.append(node("text", { class: state.client === name ? "chosen small" : "soft small", x: -6, y: (row + 0.5) * cell + 4, "text-anchor": "end" }, shorten(name)));
+  });
+  matrixCells(chart, names, loans, cell, (row, column) => state.client === null || names[row] === state.client || names[column] === state.client, false);
+  hover(chart, (px, py) => {
+    const [column, row] = [Math.floor(px / cell), Math.floor(py / cell)];
+    if (!(column >= 0 && row >= 0 && column < names.length && row < names.length)) return null;
+    const [lent, adopted] = loans[row].get(column) ?? [0, 0];
+    const tip = row === column ? `client ${names[row]} does not borrow from itself` : `${names[column]} lent to ${names[row]} ${lent === 1 ? "once" : `${lent} times`}\n${adopted} of them adopted`;
+    return { tip, client: names[row], outline: [node("rect", { x: column * cell, y: row * cell, width: cell, height: cell })] };
+  }, { x: cell, y: cell });
 }
 
-views.push({
-  id: "loans",
-  title: "Loans of one round",
-  about: () => `An arc goes from a lender to a borrower: above to the right, below to the left. Thick arcs mark adopted models. The colour of a client is its architecture; clients are sorted by cluster.${truncationNote()}`,
-  controls: roundControls,
-  missing: noExchange,
-  draw: (figure) => {
-    const t = shownRound();
-    const { lenders, adopted } = run().exchange;
-    const { names: archs, held } = run().lineage;
-    const clusters = run().clusters?.of[t];
-    const names = run().clients;
-    const order = shownClients();
-    if (clusters) order.sort((a, b) => clusters[a] - clusters[b] || a - b);
-    const before = held[t];
-    const present = [...new Set(before)].filter((arch) => arch >= 0).sort((a, b) => a - b);
-    const chart = frame(figure, {
-      height: Math.min(300, Math.max(200, figure.clientWidth * 0.36)),
-      left: 12,
-      right: 12,
-      top: 6,
-      bottom: 6,
-      label: `loans of round ${t}`,
-      legend: [...present.map((arch) => ({ label: archs[arch], color: color(arch), shape: "dot" })), { label: "adopted", color: "var(--ink)", shape: "line" }, { label: "not adopted", color: "var(--soft)", dash: "3 3", shape: "line" }],
+// Above: loans between groups, in numbers and with the share of adopted ones. Below: the clients that lent most, or the partners of
+// the selected client.
+function drawGroups(figure) {
+  const { groups, of } = groupsOfClients();
+  const loans = countLoans();
+  const between = groups.map(() => new Map());
+  const lentBy = run().clients.map(() => [0, 0]);
+  loans.forEach((row, borrower) =>
+    row.forEach(([lent, adopted], lender) => {
+      const [a, b] = between[of[borrower]].get(of[lender]) ?? [0, 0];
+      between[of[borrower]].set(of[lender], [a + lent, b + adopted]);
+      lentBy[lender] = [lentBy[lender][0] + lent, lentBy[lender][1] + adopted];
+    }),
+  );
+  const chosen = clientIndex();
+  const partners = chosen < 0 ? lentBy.map(([lent, adopted], index) => ({ index, lent, adopted })) : [...loans[chosen]].map(([index, [lent, adopted]]) => ({ index, lent, adopted }));
+  const busiest = partners.filter(({ lent }) => lent).sort((a, b) => b.lent - a.lent || a.index - b.index).slice(0, TEN);
+  const names = busiest.map(({ index }) => run().clients[index]);
+  const left = 18 + Math.max(labelWidth(groups), labelWidth(names));
+  const width = Math.max(280, figure.clientWidth);
+  const cell = Math.min(64, (width - left - 14) / groups.length);
+  const side = groups.length > 1 ? cell * groups.length : 0; // between one group and itself there is nothing to see
+  const numbers = cell >= 34;
+  const start = side ? side + heightOfNames(groups, cell) + 34 : 8;
+  const tall = 18;
+  const chart = frame(figure, { height: start + tall * busiest.length, left, right: 60, top: 24, bottom: 12, label: `number of loans between ${groups.length} groups of clients, and the busiest lenders` });
+  if (side) {
+    chart.plot.append(node("text", { class: "soft", x: -left, y: -10 }, `borrower ↓   lender →${numbers ? "   (loans, and the share adopted)" : ""}`));
+    groups.forEach((name, row) => {
+      if (row % everyNth(cell) === 0) chart.plot.append(node("text", { class: "soft small", x: -6, y: (row + 0.5) * cell + 4, "text-anchor": "end" }, shorten(name)));
     });
-    const step = chart.width / order.length;
-    const middle = chart.height / 2;
-    const radius = Math.max(2, Math.min(10, step * 0.42));
-    const at = new Map(order.map((index, rank) => [index, (rank + 0.5) * step]));
-    const tall = middle - 12;
-    const longest = Math.max(1, ...order.map((index) => (at.has(lenders[t][index]) ? Math.abs(at.get(index) - at.get(lenders[t][index])) : 0)));
-    for (const borrower of order) {
-      const lender = lenders[t][borrower];
-      if (!at.has(lender)) continue;
-      const [from, to] = [at.get(lender), at.get(borrower)];
-      const right = to > from;
-      const top = middle + (right ? -1 : 1) * (radius + 4 + (tall - radius - 4) * (Math.abs(to - from) / longest));
-      const edge = middle + (right ? -radius : radius);
-      const chosen = state.client === null || names[borrower] === state.client || names[lender] === state.client;
-      const taken = adopted[t][borrower];
-      const bent = `M${from} ${edge}C${from} ${top} ${to} ${top} ${to} ${edge}`;
-      chart.plot.append(node("path", { class: `loan${chosen ? "" : " dim"}`, d: bent, fill: "none", stroke: taken ? color(Math.max(0, before[lender])) : "var(--soft)", "stroke-width": taken ? 2.5 : 1, "stroke-dasharray": taken ? null : "3 3" }));
-      const tipward = right ? -1 : 1;
-      chart.plot.append(node("path", { class: chosen ? null : "dim", d: `M${to - 3.5} ${edge + 5 * tipward}L${to} ${edge}L${to + 3.5} ${edge + 5 * tipward}`, fill: "none", stroke: taken ? color(Math.max(0, before[lender])) : "var(--soft)", "stroke-width": 1.5 }));
+    namesBelow(chart, groups, (index) => (index + 0.5) * cell, cell, side);
+    matrixCells(chart, groups, between, cell, () => true, numbers);
+  }
+  chart.plot.append(node("text", { class: "soft", x: -left, y: start - 12 }, chosen < 0 ? "the busiest lenders: loans, and how many were adopted" : `the lenders of ${clientName(chosen)}`));
+  const x = linear([0, largest(busiest.map(({ lent }) => lent), 1)], [0, chart.width]);
+  busiest.forEach(({ index, lent, adopted }, i) => {
+    const y = start + i * tall;
+    chart.plot.append(node("text", { class: "soft small", x: -6, y: y + 12, "text-anchor": "end" }, shorten(run().clients[index])));
+    chart.plot.append(node("rect", { class: "bar", x: 0, y: y + 2, width: x(lent), height: tall - 5, fill: "var(--shade)", "fill-opacity": 0.35 }));
+    if (adopted) chart.plot.append(node("rect", { class: "bar", x: 0, y: y + 6, width: x(adopted), height: tall - 13, fill: "var(--ink)" }));
+    chart.plot.append(node("text", { class: "soft small", x: x(lent) + 6, y: y + 12 }, `${lent}, ${adopted}`));
+  });
+  hover(chart, (px, py) => {
+    const [column, row, i] = [Math.floor(px / cell), Math.floor(py / cell), Math.floor((py - start) / tall)];
+    if (py < side && row >= 0 && row < groups.length && column >= 0 && column < groups.length) {
+      const [lent, adopted] = between[row].get(column) ?? [0, 0];
+      return { tip: `${groups[column]} lent to ${groups[row]} ${lent} times\n${adopted} of them adopted`, outline: [node("rect", { x: column * cell, y: row * cell, width: cell, height: cell })] };
     }
-    for (const index of order) {
-      const x = at.get(index);
-      const absent = lenders[t][index] < 0 && !run().exchange.lenders[t].includes(index);
-      chart.plot.append(node("circle", { class: `halo${dim(index)}`, cx: x, cy: middle, r: radius, fill: before[index] < 0 || absent ? "var(--none)" : color(before[index]) }));
-      if (radius >= 7.5 && names[index].length <= 3) chart.plot.append(node("text", { class: `small${dim(index)}`, x, y: middle + 3.5, "text-anchor": "middle", style: absent ? null : "fill: var(--card); font-weight: 600" }, names[index]));
-      else if (step >= textWidth(names[index], 10) + 8) chart.plot.append(node("text", { class: `small soft${dim(index)}`, x, y: middle + radius + 12, "text-anchor": "middle", style: "paint-order: stroke; stroke: var(--card); stroke-width: 3px" }, names[index]));
-    }
-    hover(chart, (px) => {
-      const index = order[Math.min(order.length - 1, Math.max(0, Math.floor(px / step)))];
-      const lender = lenders[t][index];
-      const lendsTo = order.filter((other) => lenders[t][other] === index).map((other) => names[other]);
-      const rows = [
-        `${clientName(index)}, round ${t}: ${archs[before[index]] ?? "architecture unknown"}${clusters && clusters[index] >= 0 ? `, cluster ${clusters[index]}` : ""}`,
-        lender < 0 ? "borrowed nothing" : `borrowed ${archs[before[lender]] ?? "the model"} from ${names[lender]} and ${adopted[t][index] ? "adopted it" : "kept its own"}`,
-        lendsTo.length ? `lent to ${lendsTo.join(", ")}` : "lent to no client",
-      ];
-      return { tip: rows.join("\n"), client: names[index], outline: [node("circle", { cx: at.get(index), cy: middle, r: radius + 3 })] };
-    });
-  },
-});
+    if (!(i >= 0 && i < busiest.length)) return null;
+    const { index, lent, adopted } = busiest[i];
+    return { tip: `${clientName(index)} lent ${lent} times${chosen < 0 ? "" : ` to ${run().clients[chosen]}`}\n${adopted} of them adopted`, client: run().clients[index], outline: [node("rect", { x: 0, y: start + i * tall, width: chart.width, height: tall })] };
+  }, { x: cell, y: tall });
+}

@@ -1,6 +1,7 @@
 // Results against rounds and against traffic: lines with bands.
 
-const titles = () => Object.fromEntries(Object.entries(story.curves.metrics).map(([key, metric]) => [key, metric.title]));
+const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
+const lineDash = (index) => DASHES[index % DASHES.length];
 
 function chosenLines() {
   const lines = [];
@@ -9,12 +10,12 @@ function chosenLines() {
     if (!values) continue;
     const siblings = lines.filter((other) => other.family === line.family).length;
     const label = several ? `${story.families[line.family].label}: ${line.model}` : line.model;
-    lines.push({ ...line, label, mean: values.mean, std: values.std, color: color(several ? line.family : lines.length), dash: several ? ["", "6 4", "2 3"][siblings % 3] : "" });
+    lines.push({ ...line, label, mean: values.mean, std: values.std, color: runColor(line.family), mark: runMark(line.family), dash: lineDash(siblings) });
   }
   const client = clientIndex();
   const history = run().history[state.split];
   if (client >= 0 && history && state.metric === headline)
-    lines.push({ family: -1, label: `${clientName(client)} (${runName(run())})`, rounds: history.rounds, megabytes: null, mean: history.values[client], std: [], color: "var(--warn)", dash: "3 3" });
+    lines.push({ family: -1, label: `${clientName(client)} (${runName(run())})`, rounds: history.rounds, megabytes: null, mean: history.values[client], std: [], color: "var(--chosen)", mark: "circle", dash: "2 2" });
   return state.late ? lines.map(lateHalf) : lines;
 }
 
@@ -30,22 +31,22 @@ function drawLines(figure, lines, { along, title, write, log = false }) {
   const chart = frame(figure, {
     height: Math.min(340, Math.max(220, figure.clientWidth * 0.42)),
     label: `${story.curves.metrics[state.metric].title} against ${title}`,
-    legend: shown.map((line) => ({ label: line.label, color: line.color, dash: line.dash, shape: line.mean.length > 1 ? "line" : "ring" })),
+    legend: shown.map((line) => ({ label: line.label, color: line.color, dash: line.dash, shape: line.mark, open: line.mean.length === 1, line: line.mean.length > 1 })),
   });
   const xs = shown.flatMap((line) => (flat(line) ? [] : along(line))).filter((x) => !log || x > 0);
   const ys = shown.flatMap((line) => line.mean.flatMap((y, i) => (y === null ? [] : [y - (line.std[i] ?? 0), y + (line.std[i] ?? 0)])));
-  let [low, high] = [Math.min(...ys), Math.max(...ys)];
+  let [low, high] = [smallest(ys), largest(ys)];
   const pad = (high - low || 0.02) * 0.06;
   [low, high] = [low - pad, high + pad];
   if (isPercent(state.metric)) [low, high] = [Math.max(0, low), Math.min(1, high)];
-  const first = xs.length ? Math.min(...xs) : 0;
-  const last = xs.length ? Math.max(...xs) : 1;
+  const first = xs.length ? smallest(xs) : 0;
+  const last = xs.length ? largest(xs) : 1;
   const transform = log ? Math.log10 : (x) => x;
   const scale = linear([transform(first), first === last ? transform(first) + 1 : transform(last)], [0, chart.width]);
   const x = (value) => scale(transform(value));
   const y = linear([low, high], [chart.height, 0]);
   axisLeft(chart, y, ticks(low, high, 5), (value) => bare(value, state.metric), `${story.curves.splits[state.split]} ${story.curves.metrics[state.metric].title}${isPercent(state.metric) ? ", %" : ""}`);
-  const marks = log ? ticks(Math.ceil(transform(first)), Math.floor(transform(last)), 6, true).map((power) => 10 ** power) : ticks(first, last, chart.width / 90, title === "round");
+  const marks = log ? ticks(Math.ceil(transform(first)), Math.floor(transform(last)), 6, true).map((power) => 10 ** power) : ticks(first, last, Math.max(3, chart.width / 90), title === "round");
   axisBelow(chart, x, marks, write, title);
   for (const line of shown) {
     const points = along(line).map((at, i) => [at, line.mean[i], line.std[i]]).filter(([at, mean]) => mean !== null && (flat(line) || !log || at > 0));
@@ -60,10 +61,10 @@ function drawLines(figure, lines, { along, title, write, log = false }) {
       chart.plot.append(node("polygon", { class: "band", points: [...edge(1), ...edge(-1).reverse()].join(" "), fill: line.color }));
     }
     chart.plot.append(node("polyline", { class: "line", points: points.map(([at, mean]) => `${x(at)},${y(mean)}`).join(" "), stroke: line.color, "stroke-dasharray": line.dash }));
-    for (const [at, mean, std] of points.length <= 12 ? points : points.slice(-1)) {
+    const nth = Math.max(1, Math.ceil(points.length / 12));
+    for (const [at, mean, std] of points.filter((_, i) => (points.length - 1 - i) % nth === 0)) {
       if (std) chart.plot.append(node("line", { x1: x(at), x2: x(at), y1: y(mean - std), y2: y(mean + std), stroke: line.color, "stroke-width": points.length === 1 ? 2 : 0 }));
-      if (points.length === 1) chart.plot.append(node("circle", { cx: x(at), cy: y(mean), r: 4.5, fill: "var(--card)", stroke: line.color, "stroke-width": 2 }));
-      else chart.plot.append(node("circle", { class: "halo", cx: x(at), cy: y(mean), r: 4, fill: line.color }));
+      chart.plot.append(mark(line.mark, x(at), y(mean), points.length === 1 ? 4.8 : 4, { color: line.color, open: points.length === 1, class: points.length === 1 ? null : "halo" }));
     }
   }
   const places = [...new Set(xs)].sort((a, b) => a - b);
@@ -79,8 +80,8 @@ function drawLines(figure, lines, { along, title, write, log = false }) {
       rows.push(`${line.label}: ${written(line.mean[i], state.metric, 2)}${std ? ` ± ${written(std, state.metric, 2)}` : ""}`);
       outline.push(node("circle", { cx: x(at), cy: y(line.mean[i]), r: 5 }));
     }
-    return { tip: `${title === "round" ? `round ${at}` : `${write(at)} MB sent`}\n${rows.join("\n")}`, outline };
-  });
+    return { tip: `${title === "round" ? `round ${at}` : `${write(at)} ${title}`}\n${rows.join("\n")}`, outline };
+  }, { x: Math.max(1, chart.width / Math.max(1, places.length - 1)), y: 12 });
 }
 
 const seeded = () => story.runs.length > story.families.length;
@@ -90,19 +91,31 @@ const curveControls = () => [
   checker("late", "later half only"),
 ];
 
+// A row per point; values and deviations as they are drawn.
+function lineCsv() {
+  const rows = chosenLines().flatMap((line) => line.rounds.map((t, i) => [line.label, t, line.megabytes?.[i], line.mean[i], line.std[i]]));
+  return [["line", "round", "megabytes sent", `${state.split} ${state.metric}`, "standard deviation over seeds"], ...rows];
+}
+
 views.push({
   id: "rounds",
   title: "Results over rounds",
   about: () => `Mean over clients after each round${seeded() ? "; lines are means over seeds, bands are standard deviations (ddof = 1)" : "; one seed, so there is no band"}. Select a client to add its line.`,
   controls: curveControls,
   draw: (figure) => drawLines(figure, chosenLines(), { along: (line) => line.rounds, title: "round", write: (value) => `${value}` }),
+  csv: lineCsv,
 });
 
 views.push({
   id: "bytes",
-  title: "Results over megabytes sent",
+  title: "Results over bytes sent",
   about: () => "Results against the size of all messages, in both directions. A dotted line marks a run that sends no messages.",
   controls: () => [...curveControls(), checker("log", "logarithmic")],
-  missing: () => (story.curves.lines.every((line) => line.megabytes.every((sent) => sent === 0)) ? "These runs send no messages." : null),
-  draw: (figure) => drawLines(figure, chosenLines(), { along: (line) => line.megabytes, title: "megabytes", write: (value) => `${+value.toPrecision(3)}`, log: state.log }),
+  missing: () => (story.curves.lines.every((line) => line.megabytes.every((sent) => sent === 0)) ? "these runs send no messages." : null),
+  draw: (figure) => {
+    const { factor, name } = sizeUnit(largest(story.curves.lines.flatMap((line) => line.megabytes)));
+    const scaled = chosenLines().map((line) => ({ ...line, sizes: line.megabytes?.map((size) => size / factor) ?? null }));
+    drawLines(figure, scaled, { along: (line) => line.sizes, title: `${name} sent`, write: (value) => `${+value.toPrecision(3)}`, log: state.log });
+  },
+  csv: lineCsv,
 });

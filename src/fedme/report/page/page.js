@@ -1,11 +1,11 @@
-// The page itself: summary, controls, and every view in its section.
+// The page itself: controls, and every view in its section.
 
-function picker(key, options, label) {
+function picker(key, options, label, chosen = state[key]) {
   const names = Object.keys(options);
   const select = element("select", { "data-key": key, change: (event) => {
     state[key] = event.target.value;
     render();
-  } }, ...names.map((name) => element("option", { value: name, selected: state[key] === name }, options[name])));
+  } }, ...names.map((name) => element("option", { value: name, selected: chosen === name }, options[name])));
   return element("label", {}, label, select);
 }
 
@@ -21,27 +21,48 @@ function choose(client) {
   render();
 }
 
+function csvButton(id, make) {
+  return element("div", { class: "downloads" }, element("button", { type: "button", "aria-label": `numbers of ${id} as CSV`, click: () => download(fileName(id, "csv"), new Blob([csv(make())], { type: "text/csv" })) }, "CSV"));
+}
+
+// Go to a section; the address remembers it.
+function visit(id) {
+  state.section = id;
+  render();
+  const section = document.getElementById(id);
+  section?.scrollIntoView();
+  section?.querySelector("h2")?.focus({ preventScroll: true });
+}
+
 function redraw(id) {
   const view = views.find((other) => other.id === id);
   const section = document.getElementById(id);
   const [about, controls, figure, downloads] = ["p", ".controls", "figure", ".downloads"].map((selector) => section.querySelector(`:scope > ${selector}`));
   const missing = view.missing?.() ?? null;
-  const focused = controls.contains(document.activeElement) ? [...controls.querySelectorAll("select, input, button")].indexOf(document.activeElement) : -1;
-  const open = figure.querySelector("details")?.open;
-  about.textContent = missing ?? view.about();
+  const inside = (part) => part.contains(document.activeElement);
+  const focused = inside(controls) ? [...controls.querySelectorAll("select, input, button")].indexOf(document.activeElement) : -1;
+  const reading = inside(figure) && document.activeElement.matches("svg");
+  section.classList.toggle("empty", missing !== null);
+  about.replaceChildren(...prose(missing ?? view.about()));
   controls.replaceChildren(...(missing === null ? (view.controls?.() ?? []) : []));
   if (focused >= 0) controls.querySelectorAll("select, input, button")[focused]?.focus();
   figure.replaceChildren();
   downloads.hidden = missing !== null;
   if (missing === null) view.draw(figure);
-  if (open) figure.querySelector("details").open = true;
+  if (reading) figure.querySelector("svg")?.focus({ preventScroll: true });
+  const link = document.querySelector(`nav a[href="#${id}"]`);
+  if (link) link.classList.toggle("empty", missing !== null);
 }
 
 function render() {
   if (!run().clients.includes(state.client)) state.client = null;
   if (!(state.stage in stages())) state.stage = "round";
+  writeAddress();
   hideTip();
+  const focused = document.activeElement?.id;
   document.getElementById("choices").replaceChildren(...choices());
+  if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+  drawTiles();
   for (const view of views) redraw(view.id);
   drawSetup();
   drawPrivacy();
@@ -56,30 +77,18 @@ function choices() {
   const clients = element("select", { id: "client", change: (event) => choose(event.target.selectedIndex ? run().clients[event.target.selectedIndex - 1] : null) }, element("option", {}, "all"), ...run().clients.map((name) => element("option", { selected: name === state.client }, name)));
   const controls = [element("label", {}, "Client", clients)];
   if (story.runs.length > 1) controls.unshift(element("label", {}, "Run", runs));
-  if (state.client !== null) controls.push(element("button", { type: "button", click: () => choose(null) }, "all clients"));
+  if (state.client !== null) controls.push(element("button", { type: "button", id: "all-clients", click: () => choose(null) }, "all clients"));
   return controls;
-}
-
-function drawSummary(section) {
-  const list = (lines) => element("ul", {}, ...lines.map((line) => element("li", {}, line)));
-  const [first, ...others] = story.summary.paragraphs;
-  section.append(element("h3", {}, first.about), list(first.lines));
-  const { header, rows } = story.summary.table;
-  const number = (index) => (index > 2 ? "number" : null);
-  const head = element("tr", {}, ...header.map((text, index) => element("th", { class: number(index) }, text)));
-  const body = rows.map((row) => element("tr", {}, ...row.map((text, index) => element("td", { class: number(index) }, text))));
-  section.append(element("div", { class: "scroll" }, element("table", {}, head, ...body)));
-  for (const { about, lines } of others) section.append(element("details", {}, element("summary", {}, about), list(lines)));
 }
 
 function drawSetup() {
   const { settings, differing, environments } = story.setup;
   const labels = story.families.map((family) => family.label);
-  const table = (rows, head) => element("div", { class: "scroll" }, element("table", {}, ...(head ? [element("tr", {}, ...head.map((text) => element("th", {}, text)))] : []), ...rows.map(([key, ...cells]) => element("tr", {}, element("td", { class: "key" }, key), ...cells.map((cell) => element("td", { class: "value" }, cell))))));
+  const table = (rows, head, label) => element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, element("table", {}, ...(head ? [element("thead", {}, element("tr", {}, ...head.map((text) => element(text ? "th" : "td", text ? { scope: "col" } : {}, text))))] : []), element("tbody", {}, ...rows.map(([key, ...cells]) => element("tr", {}, element("th", { class: "key", scope: "row" }, key), ...cells.map((cell) => element("td", { class: "value" }, cell)))))));
   const parts = [];
-  if (differing.length) parts.push(element("p", {}, "Settings in which the runs differ:"), table(settings.filter(([key]) => differing.includes(key)), ["", ...labels]));
-  parts.push(element("details", {}, element("summary", {}, "All settings"), table(settings, several ? ["", ...labels] : null)));
-  parts.push(element("details", {}, element("summary", {}, `Environment of ${runName(run())}`), table([["folder", run().folder], ...Object.entries(environments[state.run])])));
+  if (differing.length) parts.push(element("p", {}, "Settings in which the runs differ:"), table(settings.filter(([key]) => differing.includes(key)), ["", ...labels], "settings in which the runs differ"));
+  parts.push(fold("settings", "All settings", () => table(settings, several ? ["", ...labels] : null, "all settings")));
+  parts.push(fold("environment", `Environment of ${runName(run())}`, () => table([["folder", run().folder], ...Object.entries(environments[state.run])], null, "environment")));
   document.getElementById("setup-parts").replaceChildren(...parts);
 }
 
@@ -88,9 +97,11 @@ function drawPrivacy() {
   const table = run().privacy;
   if (!part) return;
   if (!table) return part.replaceChildren(element("p", {}, `${runName(run())} was trained without [privacy] and has not been audited.`));
-  const cells = (tag, texts) => element("tr", {}, ...texts.map((text, index) => element(tag, { class: index ? "number" : null }, text)));
   const about = "Epsilon bounds what a client's models reveal about its training samples. The other columns are the AUC of membership inference attacks with 95 % confidence intervals, from `fedme audit`: 0.5 is guessing.";
-  part.replaceChildren(element("p", {}, about), element("div", { class: "scroll" }, element("table", {}, cells("th", table.header), ...table.rows.map((row) => cells("td", row)))));
+  const columns = table.header.map((title, i) => ({ title, number: i > 0 }));
+  const value = (text) => (Number.isNaN(parseFloat(text)) ? text : [text, parseFloat(text)]);
+  const rows = table.rows.map(([client, ...cells]) => ({ client, cells: [client, ...cells.map(value)] }));
+  part.replaceChildren(element("p", {}, ...prose(about)), dataTable("privacy", "privacy of every client", columns, rows), csvButton("privacy", () => [table.header, ...table.rows]));
 }
 
 function start() {
@@ -98,22 +109,34 @@ function start() {
   const theme = element("button", { type: "button", id: "theme", click: () => {
     document.documentElement.dataset.theme = dark() ? "light" : "dark";
   } }, "light / dark");
-  const sections = views.map((view) =>
-    element("section", { id: view.id }, element("h2", {}, view.title), element("p"), element("div", { class: "controls" }), element("figure"), element("div", { class: "downloads" }, ...["svg", "png", "pdf"].map((format) => element("button", { type: "button", title: `save this chart as ${format.toUpperCase()}`, click: () => save(view.id, format) }, format.toUpperCase())))),
-  );
-  const summary = element("section", { id: "summary" }, element("h2", {}, "Summary"));
-  drawSummary(summary);
-  const setup = element("section", { id: "setup" }, element("h2", {}, "Configuration and environment"), element("div", { id: "setup-parts" }));
+  const formats = (view) => ["svg", "png", "pdf", "csv"].map((format) => element("button", { type: "button", "aria-label": format === "csv" ? `numbers of ${view.title} as CSV` : `chart ${view.title} as ${format.toUpperCase()}`, click: () => save(view.id, format) }, format.toUpperCase()));
+  const heading = (title) => element("h2", { tabindex: -1 }, title);
+  const sections = views.map((view) => element("section", { id: view.id }, heading(view.title), element("p"), element("div", { class: "controls" }), element("figure"), element("div", { class: "downloads" }, ...formats(view))));
+  const summary = element("section", { id: "summary" }, heading(several ? "All runs" : "Summary"));
+  const setup = element("section", { id: "setup" }, heading("Configuration and environment"), element("div", { id: "setup-parts" }));
   const anyPrivacy = story.runs.some((other) => other.privacy);
-  const privacy = anyPrivacy ? [element("section", { id: "privacy" }, element("h2", {}, "Privacy"), element("div", { id: "privacy-parts" }))] : [];
-  const links = [["summary", "Summary"], ...views.map((view) => [view.id, view.title]), ...(anyPrivacy ? [["privacy", "Privacy"]] : []), ["setup", "Configuration"]];
+  const privacy = anyPrivacy ? [element("section", { id: "privacy" }, heading("Privacy"), element("div", { id: "privacy-parts" }))] : [];
+  const first = element("section", { id: "first", "aria-label": "overview" }, element("p", { id: "whose" }), element("ul", { id: "tiles" }), element("h2", { class: "next" }, "What to look at next"), element("ol", { id: "next" }));
+  const links = [["summary", several ? "All runs" : "Summary"], ...views.map((view) => [view.id, view.title]), ...(anyPrivacy ? [["privacy", "Privacy"]] : []), ["setup", "Configuration"]];
+  const link = ([id, title]) => element("a", { href: `#${id}`, click: (event) => {
+    event.preventDefault();
+    visit(id);
+  } }, title);
   document.getElementById("page").append(
     element("header", {}, element("h1", {}, story.title), theme),
-    element("nav", { "aria-label": "sections" }, ...links.map(([id, title]) => element("a", { href: `#${id}` }, title))),
-    element("div", { class: "chooser" }, element("div", { id: "choices" })),
-    element("main", {}, summary, ...sections, ...privacy, setup),
+    element("div", { class: "chooser", role: "region", "aria-label": "run and client" }, element("div", { id: "choices" })),
+    element("main", {}, ...drawNotes(), first, element("nav", { "aria-label": "sections" }, ...links.map(link)), summary, ...sections, ...privacy, setup),
   );
+  readAddress();
+  drawSummary(summary);
   render();
+  if (state.section) document.getElementById(state.section)?.scrollIntoView();
+  addEventListener("hashchange", () => {
+    readAddress();
+    stopPlaying();
+    render();
+    document.getElementById(state.section)?.scrollIntoView();
+  });
   let width = innerWidth;
   addEventListener("resize", () => {
     if (innerWidth === width) return; // a phone shows or hides its address bar
@@ -121,7 +144,10 @@ function start() {
     render();
   });
   addEventListener("beforeprint", () => {
-    for (const details of document.querySelectorAll("details")) details.open = true;
+    for (const details of document.querySelectorAll("details")) {
+      details.fill?.();
+      details.open = true;
+    }
   });
 }
 

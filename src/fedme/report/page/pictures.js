@@ -1,6 +1,6 @@
 // Charts as files: always light, with their styles inlined.
 
-const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin", "opacity", "font-size", "font-weight", "text-anchor"];
+const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin", "opacity", "font-size", "font-weight", "font-style", "text-anchor"];
 
 function standalone(svg) {
   const root = document.documentElement;
@@ -20,17 +20,18 @@ function standalone(svg) {
     if (originals[index].matches(".hover, .outline, .outline *")) target.dataset.omit = "";
   });
   for (const omitted of copy.querySelectorAll("[data-omit]")) omitted.remove();
+  copy.removeAttribute("tabindex");
   copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
   if (theme === undefined) delete root.dataset.theme;
   else root.dataset.theme = theme;
   return new XMLSerializer().serializeToString(copy);
 }
 
-// All charts that are drawn now; `fedme report --pictures` calls this.
+// All charts that are drawn now, and the numbers behind them; `fedme report --pictures` calls this.
 window.pictures = () =>
   views.flatMap((view) => {
     const svg = document.querySelector(`#${view.id} figure svg`);
-    return svg ? [{ name: view.id, width: svg.width.baseVal.value, height: svg.height.baseVal.value, svg: standalone(svg) }] : [];
+    return svg ? [{ name: view.id, width: svg.width.baseVal.value, height: svg.height.baseVal.value, svg: standalone(svg), csv: csv(view.csv()) }] : [];
   });
 
 function download(name, blob) {
@@ -42,9 +43,12 @@ function download(name, blob) {
   setTimeout(() => URL.revokeObjectURL(address), 10000);
 }
 
+const fileName = (id, format) => `${story.title}-${id}.${format}`.replace(/[^\w.-]+/g, "-");
+
 function save(id, format) {
+  const name = fileName(id, format);
+  if (format === "csv") return download(name, new Blob([csv(views.find((view) => view.id === id).csv())], { type: "text/csv" }));
   const svg = document.querySelector(`#${id} figure svg`);
-  const name = `${story.title}-${id}.${format}`.replace(/[^\w.-]+/g, "-");
   const text = standalone(svg);
   if (format === "pdf") return printChart(id, svg);
   if (format === "svg") return download(name, new Blob([text], { type: "image/svg+xml" }));

@@ -1,0 +1,8 @@
+// What a screen reader and a reader without a mouse need beyond the theme.
+document$.subscribe(() => {
+  document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
+  // Code, tables and equations that are wider than the page scroll; the Tab key reaches them.
+  for (const region of document.querySelectorAll(".md-typeset__scrollwrap, .md-typeset pre > code, .equation")) {
+    if (region.scrollWidth > region.clientWidth) region.tabIndex = 0;
+  }
+});
