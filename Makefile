@@ -59,6 +59,7 @@ bench: $(READY)
 bench-scale: $(READY)
 	$(PIP) -e '.[bench]'
 	$(IN_VENV) benchmarks/scale.py
+	$(IN_VENV) benchmarks/large.py
 
 bench-memory: $(READY)
 	$(IN_VENV) benchmarks/memory.py

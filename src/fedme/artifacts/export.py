@@ -4,7 +4,6 @@ An ONNX program of a model with categories takes the raw columns of a table, and
 """
 
 import inspect
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -180,11 +179,3 @@ def to_torch_export(module: nn.Module, preparation: Preparation, path: Path, fac
         raise RunError(f"{path}: torch cannot export this network ({first_line(error)})") from error
     with replacing(path) as temporary, temporary.open("wb") as file, quiet():
         torch.export.save(program, file, extra_files=dict(facts))
-
-
-def copy_weights(folder: Path, name: str, path: Path) -> None:
-    """Copy the saved weights and their description, with the graph of the network if there is one."""
-    for suffix in (".safetensors", ".json", ".graph.json"):
-        if (folder / f"{name}{suffix}").exists():
-            with replacing(path.with_suffix(suffix)) as temporary:
-                shutil.copyfile(folder / f"{name}{suffix}", temporary)

@@ -77,7 +77,7 @@ def save(folder: Path, data: ClientData, local: LocalModel, schema: Schema, clas
     regression = schema.task_type == "regression"
     about["tried"] = {name: score.loss if regression else score.accuracy for name, score in local.scores.items()}
     saved_models.save(folder, FILE, local.model, schema, list(classes), about)
-    present = model_outputs.read(folder) if (folder / model_outputs.NAME).exists() else {}
+    present = model_outputs.read(folder) if model_outputs.exist(folder) else {}
     model_outputs.write(folder, {**present, **local.outputs})
 
 
@@ -95,7 +95,7 @@ def verdict_of(here: Path, there: Path, data: ClientData, schema: Schema) -> Ver
     validated, labels = model_outputs.of_split(ours, "val")
     federated = model_choice.choose(validated, labels) if labels is not None else model_choice.choose({}, None)
     name = federated.name
-    about = saved_models.describe(here, name if (here / f"{name}.json").exists() else model_choice.OWN)
+    about = saved_models.describe(here, name if saved_models.exists(here, name) else model_choice.OWN)
     local_about = saved_models.describe(there, FILE)
     if labels is not None:
         beside = model_outputs.of_split(theirs, "val")[0]
@@ -134,8 +134,8 @@ def split_fingerprint(split: Split) -> str:
 
 def _copy(source: Path, target: Path) -> None:
     """Copy a model trained alone to the client's other models."""
-    for path in source.glob(f"{FILE}.*"):
-        (target / path.name).write_bytes(path.read_bytes())
+    target.mkdir(parents=True, exist_ok=True)
+    saved_models.copy(source, FILE, target)
     card = saved_models.CARDS[FILE]
     (target / card).write_bytes((source / card).read_bytes())
 

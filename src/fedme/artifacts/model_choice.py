@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from fedme.artifacts import model_pack
+from fedme.artifacts.model_pack import PackWriter
 from fedme.core.atomic_files import RunError, finite, sealed, unsealed, write_json
 from fedme.core.task_types import TaskType, task_type_of
 from fedme.results.statistics import Array
@@ -83,8 +85,11 @@ def _amount(task: TaskType, candidate: Candidate) -> str:
     return f"{100 * candidate.difference:.1f} points (standard error {100 * candidate.error:.1f})"
 
 
-def write(folder: Path, choice: Choice) -> None:
-    """Write a client's choice beside its models."""
+def write(folder: Path, choice: Choice, pack: PackWriter | None = None) -> None:
+    """Write a client's choice beside its models, or add it to a pack."""
+    if pack is not None:
+        return pack.add_choice(folder.name, asdict(choice))
+    folder.mkdir(parents=True, exist_ok=True)  # of a client whose models are packed
     write_json(folder / NAME, sealed(finite(asdict(choice))))
 
 
@@ -92,7 +97,8 @@ def read(folder: Path) -> Choice | None:
     """A client's choice; None in the runs of earlier versions."""
     path = folder / NAME
     try:
-        table = unsealed(json.loads(path.read_text(encoding="utf-8")))
+        packed = None if path.exists() else model_pack.choice(folder)
+        table = unsealed(json.loads(path.read_text(encoding="utf-8"))) if packed is None else packed
         name, why = table["name"], table["why"]
         if name not in TITLES or not isinstance(why, str):
             raise ValueError(f"unknown model {name!r}")

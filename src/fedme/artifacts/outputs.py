@@ -8,6 +8,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fedme.artifacts import model_pack
+from fedme.artifacts.model_pack import PackWriter
 from fedme.core.atomic_files import RunError, read_tensors, write_tensors
 
 NAME = "outputs.safetensors"
@@ -36,14 +38,24 @@ def of_split(outputs: Mapping[str, Tensor], split: str) -> tuple[dict[str, Tenso
     return models, targets
 
 
-def write(folder: Path, outputs: Mapping[str, Tensor]) -> None:
-    """Write the outputs of a client's models beside them."""
+def write(folder: Path, outputs: Mapping[str, Tensor], pack: PackWriter | None = None) -> None:
+    """Write the outputs of a client's models beside them, or add them to a pack."""
+    if pack is not None:
+        return pack.add_outputs(folder.name, outputs)
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / NAME, outputs, {"format": "fedme-outputs-1"})
 
 
+def exist(folder: Path) -> bool:
+    """Whether there are outputs of a client's models."""
+    return (folder / NAME).exists() or model_pack.has_outputs(folder)
+
+
 def read(folder: Path) -> dict[str, Tensor]:
     """The outputs of a client's models."""
+    packed = None if (folder / NAME).exists() else model_pack.outputs(folder)
+    if packed is not None:
+        return packed
     if not (folder / NAME).exists():
         raise RunError(f"{folder}: no {NAME}; runs of earlier versions did not keep it: run the experiment again")
     return read_tensors(folder / NAME)[0]

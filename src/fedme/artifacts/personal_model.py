@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedme.artifacts import export, model_choice, outputs as model_outputs, saved_models
+from fedme.artifacts import export, model_cards, model_choice, outputs as model_outputs, saved_models
 from fedme.core.atomic_files import RunError
 from fedme.core.data import ClientId, Inputs
 from fedme.core.metrics import MEASURES, Metrics, measure
@@ -68,7 +68,8 @@ class Personal:
     @property
     def card(self) -> str:
         """The model card, as Markdown."""
-        return (self.folder / saved_models.CARDS[self.name]).read_text(encoding="utf-8")
+        path = self.folder / saved_models.CARDS[self.name]
+        return path.read_text(encoding="utf-8") if path.exists() else model_cards.markdown(self.about)
 
     @property
     def task(self) -> TaskType:
@@ -169,7 +170,7 @@ class Personal:
         facts = {"classes": json.dumps(list(self.classes)), "preprocessing": json.dumps(self.preparation.plain())}
         facts |= {"client": self.client, "architecture": self.about["arch"], "task": self.task}
         if wanted == "safetensors":
-            export.copy_weights(self.folder, self.name, target)
+            saved_models.copy(self.folder, self.name, target.parent, target.stem)
         elif wanted == "onnx":
             export.to_onnx(self.module, self.preparation, target, facts)
         else:
@@ -204,18 +205,20 @@ def _cast(x: Inputs, dtype: torch.dtype) -> Inputs:
 def find(run: Path, client: ClientId | None) -> Path:
     """The folder of a client's models in a run, or `run` itself if it is such a folder."""
     if client is None:
-        if (run / "model.json").exists():
+        if saved_models.exists(run):
             return run
         raise RunError(f"{run}: give the name of a client (--client); there are {_shortened(clients_of(run))}")
     for group in (saved_models.CLIENTS, saved_models.UNSEEN):
         folder = saved_models.folder_of(run, client, group)
-        if (folder / "model.json").exists():
+        if saved_models.exists(folder):
             return folder
     known = clients_of(run)
     if not run.is_dir():
         raise RunError(f"{run}: no such directory{similar_run(run)}")
     if not known:
-        raise RunError(f"{run}: no saved models; a run saves them at its end, and `fedme resume` continues a run")
+        raise RunError(
+            f'{run}: no saved models; a run saves them at its end unless save = "none", and `fedme resume` continues a run'
+        )
     raise RunError(f"{run}: unknown client '{client}'{nearest(client, known)}")
 
 
@@ -223,8 +226,7 @@ def clients_of(run: Path) -> list[ClientId]:
     """The clients with a saved model: those of the run, then those that joined later."""
     names = []
     for group in (saved_models.CLIENTS, saved_models.UNSEEN):
-        folders = [path.parent for path in (run / group).glob("*/model.json")]
-        names += [saved_models.client_of(folder) for folder in sorted(folders)]
+        names += [saved_models.client_of(folder) for folder in saved_models.folders(run / group)]
     return names
 
 

@@ -4,8 +4,10 @@ A network without an import path (an instance, a class of the main program) is a
 that it can be used without its code.
 """
 
+import functools
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,23 @@ import torch
 from torch import Tensor, nn
 
 from fedme import __version__, networks
-from fedme.artifacts import export, model_cards, model_choice
-from fedme.core.atomic_files import RunError, read_tensors, sealed, unsealed, write_json, write_tensors, write_text
+from fedme.artifacts import export, model_cards, model_choice, model_pack
+from fedme.artifacts.model_pack import NetworkFacts, PackWriter, graph_digest
+from fedme.core.atomic_files import (
+    RunError,
+    is_being_written,
+    read_tensors,
+    sealed,
+    tensor_digest,
+    together,
+    unsealed,
+    write_json,
+    write_tensors,
+    write_text,
+)
 from fedme.core.data import ClientId, Inputs, Schema
 from fedme.core.key import Key
-from fedme.core.model import Model, load
+from fedme.core.model import Arch, Model, WithFrozen, frozen_weights, load
 from fedme.core.task_types import TaskType
 from fedme.core.typed import TypedError, build
 from fedme.datasets.preprocessing import Preparation
@@ -29,6 +43,7 @@ CLIENTS, UNSEEN = "clients", "newcomers"  # the folders of clients in a run, and
 LONGEST = 120  # characters of a folder; file systems take 255 bytes, some with everything before it
 HASHED = "~"  # in the name of a folder that is a hash
 DEVICES = {"CON", "PRN", "AUX", "NUL", *(f"{port}{i}" for port in ("COM", "LPT") for i in range(10))}  # not on Windows
+FROZEN = "frozen"  # the name of a file with the frozen weights of an architecture begins so
 GRAPH = ".graph.json"  # the suffix of a network's graph
 CARDS = {
     "model": "card.md",
@@ -57,12 +72,67 @@ def client_of(folder: Path) -> ClientId:
     return str(describe(folder)["client"]) if HASHED in folder.name else unquote(folder.name, errors="surrogatepass")
 
 
-def save(folder: Path, name: str, model: Model, schema: Schema, classes: list[str], about: dict[str, Any]) -> str:
-    """Write `name`.safetensors, `name`.json and a card; returns a note for the user, or an empty string."""
+def save(
+    folder: Path,
+    name: str,
+    model: Model,
+    schema: Schema,
+    classes: list[str],
+    about: dict[str, Any],
+    pack: PackWriter | None = None,
+) -> str:
+    """Write `name`.safetensors, `name`.json and a card, or add them to a pack; returns a note for the user or ''."""
+    note, graph = "", None
+
+    def facts() -> dict[str, Any]:
+        nonlocal note, graph
+        description = network_facts(model, schema, classes) | _save_frozen(folder.parent, model)
+        if not description["importable"]:
+            description["network"], graph, note = _network_as_data(model, schema)
+        return description
+
+    if pack is not None:
+        pack.add_model(folder.name, name, model, about, NetworkFacts((model.arch, model.dtype, tuple(classes)), facts))
+        if graph is not None:
+            pack.add_graph(graph)
+        return note
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {**model.params, **model.buffers}
-    write_tensors(folder / f"{name}.safetensors", weights, {"format": FORMAT, "arch": model.arch.name})
-    description = {
+    description = {**facts(), **about}
+    write_files(folder, name, {**model.params, **model.own_buffers}, description, graph)
+    if "client" in about:
+        write_text(folder / CARDS[name], model_cards.markdown(description))
+    return note
+
+
+def _save_frozen(group: Path, model: Model) -> dict[str, str]:
+    """Save the frozen weights of a network beside the folders of its clients, once; what a description says of them."""
+    if not isinstance(model.buffers, WithFrozen):
+        return {}
+    name = f"{FROZEN}-{_frozen_digest(model.arch, model.dtype)}.safetensors"
+    if not (group / name).exists() and not is_being_written(group / name):
+        group.mkdir(parents=True, exist_ok=True)
+        write_tensors(group / name, model.buffers.frozen, {"format": FORMAT, "arch": model.arch.name})
+    return {"frozen": name}
+
+
+@functools.lru_cache(maxsize=256)
+def _frozen_digest(arch: Arch, dtype: torch.dtype) -> str:
+    return tensor_digest(frozen_weights(arch, dtype), {"arch": arch.name})[:16]
+
+
+def write_files(
+    folder: Path, name: str, weights: Mapping[str, Tensor], description: Mapping[str, Any], graph: str | None
+) -> None:
+    """Write a model as files: weights, description, and the graph of its network if there is one."""
+    write_tensors(folder / f"{name}.safetensors", weights, {"format": FORMAT, "arch": description["arch"]})
+    if graph is not None:
+        write_text(folder / f"{name}{GRAPH}", graph)
+    write_json(folder / f"{name}.json", sealed(description))
+
+
+def network_facts(model: Model, schema: Schema, classes: list[str]) -> dict[str, Any]:
+    """What the description of a model says of its network and its inputs."""
+    return {
         "format": FORMAT,
         "fedme": __version__,
         "arch": model.arch.name,
@@ -75,27 +145,18 @@ def save(folder: Path, name: str, model: Model, schema: Schema, classes: list[st
         "classes": classes,
         "importable": networks.importable(model.arch.factory),
         "preprocessing": plain(schema.preprocessing),
-        **about,
     }
-    note = ""
-    if not description["importable"]:
-        description["network"], note = _save_network(folder, name, model, schema)
-    write_json(folder / f"{name}.json", sealed(description))
-    if "client" in description:
-        write_text(folder / CARDS[name], model_cards.markdown(description))
-    return note
 
 
-def _save_network(folder: Path, name: str, model: Model, schema: Schema) -> tuple[Mapping[str, Any], str]:
-    """Save a network without an import path as data. Returns what the description says of it, and a note if that fails."""
+def _network_as_data(model: Model, schema: Schema) -> tuple[Mapping[str, Any], str | None, str]:
+    """A network without an import path as data: what the description says of it, its graph, and a note if that fails."""
     network = networks.as_data(model, lambda: _example(schema, model.dtype))
     if network.layers is not None:
-        return network.layers, ""
+        return network.layers, None, ""
     if network.graph is not None:
-        write_text(folder / f"{name}{GRAPH}", network.graph)
-        return {"graph": hashlib.sha256(network.graph.encode()).hexdigest()}, ""
+        return {"graph": graph_digest(network.graph)}, network.graph, ""
     note = f"{model.arch.name} has no import path, so only its weights are saved, and using them needs its code"
-    return {"reason": network.reason}, f"{note}: {network.reason}"
+    return {"reason": network.reason}, None, f"{note}: {network.reason}"
 
 
 def _example(schema: Schema, dtype: torch.dtype) -> Inputs:
@@ -129,6 +190,9 @@ def load_model(folder: Path | str, name: str | None = None, *, imports: bool = F
 def describe(folder: Path, name: str = "model") -> dict[str, Any]:
     """The description of a saved model."""
     path = folder / f"{name}.json"
+    packed = None if path.exists() else model_pack.description(folder, name)
+    if packed is not None:
+        return packed
     try:
         about = unsealed(json.loads(path.read_text(encoding="utf-8")))
         if about.get("format") != FORMAT:
@@ -138,6 +202,38 @@ def describe(folder: Path, name: str = "model") -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path}: cannot be read: {error}") from error
     return about
+
+
+def exists(folder: Path, name: str = model_choice.OWN) -> bool:
+    """Whether a client's folder has a model of this name, as files or in the pack beside it."""
+    return (folder / f"{name}.json").exists() or model_pack.has(folder, name)
+
+
+def folders(group: Path) -> list[Path]:
+    """The folders of all clients in a folder of clients that have a model."""
+    packed = {group / name for name in model_pack.names(group)}
+    return sorted(packed | {path.parent for path in group.glob(f"*/{model_choice.OWN}.json")})
+
+
+def weights_of(folder: Path, name: str = model_choice.OWN) -> Mapping[str, Tensor]:
+    """The weights of a saved model."""
+    path = folder / f"{name}.safetensors"
+    packed = None if path.exists() else model_pack.weights(folder, name)
+    own = read_tensors(path)[0] if packed is None else packed
+    frozen = describe(folder, name).get("frozen")
+    if frozen is None:
+        return own
+    if not isinstance(frozen, str) or not re.fullmatch(rf"{FROZEN}-[0-9a-f]{{16}}\.safetensors", frozen):
+        raise RunError(f"{folder / name}.json: frozen: must be the name of a file beside the folder, got {frozen!r}")
+    return {**read_tensors(folder.parent / frozen)[0], **own}
+
+
+def copy(folder: Path, name: str, target: Path, target_name: str | None = None) -> None:
+    """Write a saved model as files into another folder: weights, description, and the graph of its network."""
+    about = {key: value for key, value in describe(folder, name).items() if key != "frozen"}
+    graph = _graph(folder, name, about) if "graph" in about.get("network", {}) else None
+    with together():
+        write_files(target, target_name or name, weights_of(folder, name), about, graph)
 
 
 def schema_of(about: Mapping[str, Any]) -> Schema:
@@ -166,7 +262,7 @@ def read_model(
     try:
         schema = schema_of(about)
         dtype = {"float32": torch.float32, "float64": torch.float64}[about["dtype"]]
-        weights, _ = read_tensors(folder / f"{name}.safetensors")
+        weights = weights_of(folder, name)
         if "network" in about and not is_at_hand(about, more):
             arch = networks.described_arch(about["arch"], about["network"], _graph(folder, name, about), weights)
         else:
@@ -180,7 +276,7 @@ def read_model(
         )
         raise RunError(f"{path}: cannot be read: {error}{hint}") from error
     try:
-        return Model.of(arch, load(module, weights), dtype), about
+        return Model.of(arch, load(module, weights), dtype).with_frozen(), about
     except (ValueError, RuntimeError) as error:
         raise RunError(f"{folder / name}.safetensors: {error}") from error
 
@@ -196,10 +292,11 @@ def _graph(folder: Path, name: str, about: Mapping[str, Any]) -> str | None:
         return None
     path = folder / f"{name}{GRAPH}"
     try:
-        text = path.read_text(encoding="utf-8")
+        packed = None if path.exists() else model_pack.graph(folder, about["network"]["graph"])
+        text = path.read_text(encoding="utf-8") if packed is None else packed
     except OSError as error:
         raise ValueError(f"{path.name} with the graph of its network cannot be read: {error.strerror}") from error
-    if hashlib.sha256(text.encode()).hexdigest() != about["network"]["graph"]:
+    if graph_digest(text) != about["network"]["graph"]:
         raise ValueError(f"{path.name} is not the graph that was saved with it: its checksum is wrong")
     return text
 

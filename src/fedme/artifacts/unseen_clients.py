@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedme import networks
 from fedme.artifacts import local_models, model_cards, model_choice, outputs as model_outputs, saved_models
+from fedme.artifacts.model_pack import PACKED_FROM, PackWriter
 from fedme.config.experiment import Experiment
 from fedme.core.atomic_files import RunError, together, write_json
 from fedme.core.data import ClientData, ClientId, Schema
@@ -84,6 +85,7 @@ def save_offers(
     The saved model of a client may have running statistics of its samples. Those are not offered to others, so the model of the
     server is written as well.
     """
+    pack = PackWriter(run / SHARED) if len(offers) >= PACKED_FROM else None
     with together():
         for name, model in offers.items():
             private = experiment.settings.models.update_bn and running_statistics(model.arch)
@@ -95,9 +97,11 @@ def save_offers(
                     about |= {"metrics": saved_models.describe(saved_models.folder_of(run, name))["metrics"]}
                 classes = task.members[name].labels if name in task.members else task.schema.classes
                 folder = saved_models.folder_of(run, name, SHARED)
-                saved_models.save(folder, "model", model, task.schema, list(classes), about)
+                saved_models.save(folder, "model", model, task.schema, list(classes), about, pack)
         if offers:
             (run / SHARED).mkdir(exist_ok=True)
+            if pack is not None and pack.clients:
+                pack.close()
             write_json(run / SHARED / OFFERS, list(offers))
 
 
@@ -119,7 +123,7 @@ def load_offers(
     abouts: dict[Path, Any] = {}
     for name in json.loads(path.read_text()):
         at_server = saved_models.folder_of(run, name, SHARED)
-        folder = at_server if at_server.exists() else saved_models.folder_of(run, name)
+        folder = at_server if saved_models.exists(at_server) else saved_models.folder_of(run, name)
         abouts[folder] = saved_models.describe(folder)
     if per_cluster:
         abouts = _best_of_clusters(abouts)
@@ -160,7 +164,7 @@ def join(
     say whether joining helps it.
     """
     offers = load_offers(run, experiment, per_cluster, imports, more)
-    if saved_models.folder_of(run, client).exists():
+    if saved_models.exists(saved_models.folder_of(run, client)):
         raise RunError(f"{run}: the run already has a client called '{client}'; give the new one another name")
     schema = saved_models.schema_of(offers[0].about)
     data = _data(schema, client, piece, experiment)

@@ -16,6 +16,8 @@ from fedme.cli import completion
 from fedme.config.experiment import ConfigError
 from fedme.core.foreign_text import one_line
 from fedme.results.tables import Format, render, wide
+from fedme.running.run_queue import Planned
+from fedme.running.shards import Shard, state
 
 
 class Commands(TyperGroup):
@@ -59,6 +61,12 @@ Folders = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run direc
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, only notes that affect the results.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Imports = Annotated[bool, typer.Option("--imports", help="Import code that the folder names; only for folders you trust.")]
+ShardOption = Annotated[
+    str | None,
+    typer.Option("--shard", metavar="I/N", help="Only this share of the runs, the I-th of N; the same in every call."),
+]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Do not wait for runs that other processes work on.")]
+OnRay = Annotated[str | None, typer.Option("--ray", metavar="ADDRESS", help="Run on the Ray cluster at this address.")]
 Style = Annotated[Format, typer.Option("--format", "-f", help="Format of the table.")]
 
 out = wide()
@@ -81,6 +89,13 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]
         print(json.dumps([dict(zip(header, row, strict=True)) for row in rows], indent=2))
     else:
         render(title, header, rows, style, out)
+
+
+def print_plans(plans: Sequence[Planned], shard: Shard, style: Format, as_json: bool) -> None:
+    """Print runs, numbered as in a job array of one run per job, with their directories and how far they are."""
+    numbers = {planned.folder: str(number) for number, planned in enumerate(plans, 1)}
+    rows = [(numbers[planned.folder], planned.name, str(planned.folder), state(planned)) for planned in shard.of(plans)]
+    print_table(f"{len(rows)} of {len(plans)} runs", ("number", "run", "directory", "state"), rows, style, as_json)
 
 
 def next_step(text: str) -> None:

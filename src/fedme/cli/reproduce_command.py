@@ -8,14 +8,31 @@ from typing import Annotated
 
 import typer
 
-from fedme.cli.app import Json, Quiet, Style, app, err, examples, next_step, out, print_note, print_table
+from fedme.cli.app import (
+    Json,
+    NoWait,
+    OnRay,
+    Quiet,
+    ShardOption,
+    Style,
+    app,
+    err,
+    examples,
+    next_step,
+    out,
+    print_note,
+    print_plans,
+    print_table,
+)
 from fedme.config.experiment import ConfigError
 from fedme.core.processors import processors
 from fedme.reproduction import catalogue, comparison_tables, figures, findings, measured, planned_runs, results_page
 from fedme.reproduction.catalogue import Cell, Result, Scale
 from fedme.results.tables import Format, render
 from fedme.running.progress import Display
+from fedme.running.ray_jobs import on_ray
 from fedme.running.run_queue import USER_ERRORS, Batch, Planned
+from fedme.running.shards import Shard, parse_shard
 
 
 @app.command(epilog=examples("fedme reproduce --list", "fedme reproduce pfml-table1 --scale smoke"))
@@ -26,7 +43,9 @@ def reproduce(
             metavar="NAME", help="Results such as pfml-table1, or all.", autocompletion=lambda: [*catalogue.results(), "all"]
         ),
     ] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="List every table and figure with its cost.")] = False,
+    show_list: Annotated[
+        bool, typer.Option("--list", help="List every table and figure with its cost, or the runs of those that are named.")
+    ] = False,
     scale: Annotated[Scale, typer.Option(help="The paper's settings, smaller ones, or a smoke test.")] = "small",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 1,
     only: Annotated[
@@ -36,6 +55,9 @@ def reproduce(
     root: Annotated[Path, typer.Option("--runs", help="The parent of the run directories.")] = Path("runs/reproduce"),
     jobs: Annotated[int | None, typer.Option(min=1, help="Parallel runs; one per processor by default if faster.")] = None,
     no_runs: Annotated[bool, typer.Option("--no-runs", help="Run nothing; show finished results.")] = False,
+    shard: ShardOption = None,
+    ray: OnRay = None,
+    no_wait: NoWait = False,
     write_page: Annotated[
         Path | None, typer.Option("--page", help="Write a page with all finished results, and its files beside it.")
     ] = None,
@@ -44,7 +66,7 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Run the experiments of the papers' tables and figures, and print our numbers beside theirs."""
-    if show_list:
+    if show_list and not names:
         return _list(style, as_json)
     if write_page is not None:
         return _page(write_page, root, quiet)
@@ -54,8 +76,14 @@ def reproduce(
     folders = planned_runs.RunFolders(root, scale)
     chosen = {result.name: _chosen(result, only) for result in wanted}
     failed: Sequence[str] = ()
+    share = parse_shard(shard)
+    if show_list:
+        plans = planned_runs.planned(_runs(wanted, chosen), folders, range(seeds), 1)
+        return print_plans(plans, share, style, as_json)
     if not no_runs:
-        failed = _run(wanted, chosen, folders, range(seeds), jobs, quiet)
+        with Display(err, quiet) as display:
+            batch = Batch(display, 1, measured.take, not no_wait, on_ray(ray) if ray is not None else None)
+            failed = _run(_runs(wanted, chosen), folders, range(seeds), jobs, share, batch)
     finished = findings.gather(folders)
     sheets = [comparison_tables.sheet(result, finished, chosen[result.name]) for result in wanted]
     for sheet in sheets:
@@ -93,30 +121,34 @@ def _chosen(result: Result, only: Sequence[str] | None) -> list[Cell] | None:
     return list(chosen)
 
 
-def _run(
-    wanted: Sequence[Result],
-    chosen: dict[str, list[Cell] | None],
-    folders: planned_runs.RunFolders,
-    seeds: Sequence[int],
-    jobs: int | None,
-    quiet: bool,
-) -> list[str]:
-    """Run what is missing, and return the errors."""
+def _runs(wanted: Sequence[Result], chosen: dict[str, list[Cell] | None]) -> list[str]:
+    """The names of the runs of some results, or of the chosen cells."""
     names: dict[str, None] = {}
     for result in wanted:
         picked = chosen[result.name]
         names |= dict.fromkeys(result.runs if picked is None else (cell.run for cell in picked))
-    minutes = catalogue.minutes(names, folders.scale) * len(seeds)
-    at_once = planned_runs.jobs_for(minutes, len(names) * len(seeds), jobs)
-    plans = planned_runs.planned(list(names), folders, seeds, at_once)
-    with Display(err, quiet) as display:
-        if minutes > 2:
-            display.note(
-                f"{len(plans)} runs, about {catalogue.cost(minutes / at_once)} in total ({folders.root / folders.scale})"
-            )
-        data_plans = [plan for plan in plans if plan.folder.name.endswith("-data-s0")]
-        problems = [_inspect_data(plan) for plan in data_plans]
-        outcomes = Batch(display, at_once, measured.take).run([plan for plan in plans if plan not in data_plans])
+    return list(names)
+
+
+def _run(
+    names: Sequence[str],
+    folders: planned_runs.RunFolders,
+    seeds: Sequence[int],
+    jobs: int | None,
+    share: Shard,
+    batch: Batch,
+) -> list[str]:
+    """Run what is missing, and return the errors."""
+    minutes = catalogue.minutes(names, folders.scale) * len(seeds) / share.count
+    batch.jobs = planned_runs.jobs_for(minutes, len(names) * len(seeds), jobs)
+    plans = share.of(planned_runs.planned(names, folders, seeds, 2 if batch.launch else batch.jobs))
+    if minutes > 2 and batch.launch is None:
+        batch.display.note(
+            f"{len(plans)} runs, about {catalogue.cost(minutes / batch.jobs)} in total ({folders.root / folders.scale})"
+        )
+    data_plans = [plan for plan in plans if plan.folder.name.endswith("-data-s0")]
+    problems = [_inspect_data(plan) for plan in data_plans]
+    outcomes = batch.run([plan for plan in plans if plan not in data_plans])
     errors = [f"{outcome.planned.name}: {outcome.error}" for outcome in outcomes if outcome.error]
     return [problem for problem in problems if problem] + errors
 

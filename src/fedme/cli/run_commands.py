@@ -67,7 +67,8 @@ def after_run(folder: Path) -> None:
 def resume(
     folder: Annotated[Path, typer.Argument(help="A run directory.", autocompletion=completion.runs)],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="rounds=N gives the run more rounds.")
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="rounds=N for more rounds; engine.workers, memory, address or device."),
     ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", help="More rounds than before; the same as rounds=N.")] = None,
     imports: Imports = False,
@@ -78,26 +79,27 @@ def resume(
 
     More rounds are refused where the rounds so far depend on their number, as with a cosine schedule or a privacy budget.
     """
-    wanted = _rounds(source(None, overrides, rounds=rounds)[1])
+    wanted, machine = _rounds_and_machine(source(None, overrides, rounds=rounds)[1])
     with Display(err, quiet) as display:
-        if not run.resume(folder, display, imports=imports, rounds=wanted):
+        if not run.resume(folder, display, imports=imports, rounds=wanted, overrides=machine):
             more = f"; `fedme resume {quoted(folder)} rounds=N` gives it more rounds" if wanted is None else ""
             display.note(f"{folder}: already finished{more}", always=True)
     views.results(folder, "table", out, as_json)
     after_run(folder)
 
 
-def _rounds(words: list[str]) -> int | None:
-    """The number of rounds that `resume` is given."""
-    number = None
+def _rounds_and_machine(words: list[str]) -> tuple[int | None, list[str]]:
+    """The number of rounds that `resume` is given, and the other settings."""
+    number, others = None, []
     for word in words:
         key, _, text = word.partition("=")
         if key != "rounds":
-            raise ConfigError(f"'{word}': only rounds can change when a run is continued; start a new run for other settings")
+            others.append(word)
+            continue
         if not text.isdecimal():
             raise ConfigError(f"rounds: must be an integer, got '{text}'")
         number = int(text)
-    return number
+    return number, others
 
 
 @app.command(epilog=examples("fedme config digits-fedme", "fedme config digits-fedme method.name=fml --rounds 50 > my.toml"))

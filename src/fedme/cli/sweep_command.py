@@ -9,9 +9,12 @@ import typer
 from fedme.cli.app import (
     FileArgument,
     Json,
+    NoWait,
+    OnRay,
     Overrides,
     Quiet,
     Rounds,
+    ShardOption,
     Style,
     app,
     err,
@@ -19,6 +22,7 @@ from fedme.cli.app import (
     next_step,
     out,
     print_note,
+    print_plans,
     quoted,
     source,
 )
@@ -29,7 +33,9 @@ from fedme.results.tables import render
 from fedme.results.views import spread_text
 from fedme.running import sweep as sweeps
 from fedme.running.progress import Display
+from fedme.running.ray_jobs import on_ray
 from fedme.running.run_queue import Batch
+from fedme.running.shards import parse_shard
 
 
 @app.command(
@@ -54,6 +60,10 @@ def sweep(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Parallel runs.")] = 1,
     model: Annotated[Literal["personal", "global"], typer.Option(help="Models whose validation results decide.")] = "personal",
+    shard: ShardOption = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List the runs, and run nothing.")] = False,
+    ray: OnRay = None,
+    no_wait: NoWait = False,
     style: Style = "table",
     quiet: Quiet = False,
     as_json: Json = False,
@@ -64,8 +74,12 @@ def sweep(
     overs = [sweeps.swept_key(word) for word in over or []]
     points = sweeps.points(name, words, overs, range(seeds), root, together)
     plans = [run for number in range(seeds) for run in (point.runs[number] for point in points)]
+    share = parse_shard(shard)
+    if show_list:
+        return print_plans(plans, share, style, as_json)
     with Display(err, quiet) as display:
-        outcomes = Batch(display, min(jobs, processors())).run(plans)
+        launch = on_ray(ray) if ray is not None else None
+        outcomes = Batch(display, min(jobs, processors()), wait=not no_wait, launch=launch).run(share.of(plans))
     scored = sweeps.scores(points, model)
     measure = scored[0].measure
     metric = ("" if measure.key == "accuracy" else f" {measure.title}") + (" %" if measure.percent else "")
@@ -88,6 +102,7 @@ def sweep(
                 "validation": score.validation,
                 "test": score.test,
                 "best": score.best,
+                "complete": score.complete,
                 "runs": [str(run.folder) for run in score.point.runs],
             }
             for score in scored
@@ -96,8 +111,10 @@ def sweep(
     else:
         render(f"{model} models after the last round, mean over clients, in {root}", header, rows, style, out)
     if failed := [outcome for outcome in outcomes if outcome.error]:
-        raise RunError(f"{len(failed)} of {len(plans)} runs failed; the first, {failed[0].planned.name}: {failed[0].error}")
-    if not any(score.best for score in scored):
+        raise RunError(f"{len(failed)} of {len(outcomes)} runs failed; the first, {failed[0].planned.name}: {failed[0].error}")
+    if incomplete := sum(not score.complete for score in scored):
+        print_note(f"{incomplete} of {len(scored)} settings have unfinished runs, and are not compared with the others yet")
+    elif not any(score.best for score in scored):
         print_note("no settings selected: there is no validation data (data.val), and test data must not select")
     best = [run.folder for score in scored if score.best for run in score.point.runs]
     next_step(f"`fedme report {quoted(*(best or [run.folder for run in plans]))}` draws {'the best' if best else 'the runs'}")

@@ -22,16 +22,19 @@ LATER: dict[str, type[Any]] = {"faults": Faults, "defence": Defence, "attack": A
 LATER_KEYS: dict[str, dict[str, Any]] = {
     "models": {"update_bn": True},
     "data": {"stratify": False},
+    "method": {"shared": []},
 }  # the same for single keys: their value before they came
 IMPORT_PATH = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(\(.*\))?")
 LIBRARIES = {"fedme", "torch", *sys.stdlib_module_names}  # their versions are in `environment.json`
+
+MACHINE = ("workers", "memory", "address", "device")  # keys of [engine] that say where a run is computed; results stay the same
 
 Sources = Mapping[str, str]  # a fingerprint of the source code of every module, by its name
 
 
 def digest(config: Mapping[str, Any], sources: Sources | None = None) -> str:
     """A fingerprint of everything that decides the results; a configuration without user-defined code has no `sources`."""
-    deciding = {key: value for key, value in config.items() if key not in ("output", "name", "checkpoint_every", "log")}
+    deciding = {key: value for key, value in config.items() if key not in ("output", "name", "checkpoint_every", "log", "save")}
     for table, table_type in LATER.items():
         if table in deciding and build(table_type, deciding[table], table) == table_type():
             del deciding[table]
@@ -40,6 +43,23 @@ def digest(config: Mapping[str, Any], sources: Sources | None = None) -> str:
             deciding[table] = {key: v for key, v in deciding[table].items() if (key, v) not in defaults.items()}
     deciding |= {"sources": sources} if sources else {}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+
+
+def identity(config: Mapping[str, Any]) -> str:
+    """A fingerprint of all settings that can change results, and so not of the machine."""
+    return digest({**config, "engine": {key: value for key, value in config["engine"].items() if key not in MACHINE}})
+
+
+def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """The dotted names of the settings in which two configurations differ."""
+    names = []
+    for key in dict.fromkeys([*before, *after]):
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            names += [f"{key}.{name}" for name in changed_keys(old, new)]
+        elif old != new:
+            names.append(key)
+    return names
 
 
 def family_digest(config: Mapping[str, Any], sources: Sources | None = None) -> str:

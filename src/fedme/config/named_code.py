@@ -4,7 +4,7 @@ Importing a module runs it. A configuration that a person gives to `fedme run` m
 that an operator sent, may come from somebody else: its code is imported only if the user says so.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,15 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def load_saved(path: Path, imports: bool, remedy: str = "use --imports (in Python: imports=True)") -> Experiment:
+def load_saved(
+    path: Path,
+    imports: bool,
+    remedy: str = "use --imports (in Python: imports=True)",
+    overrides: Sequence[str] = (),
+) -> Experiment:
     """Read an experiment that may come from somebody else. One that names code is refused unless `imports` allows it."""
     paths = named_code(read_toml(path))
     if paths and not imports:
         shown = ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
         raise ConfigError(f"{path}: names code: {shown}; importing it runs it. If you trust this folder, {remedy}")
-    return load(path)[0]
+    return load(path, overrides)[0]

@@ -124,6 +124,7 @@ class Settings:
     output: str | None = setting(None, "run directory; runs/<name> by default")
     evaluate_every: int = setting(1, "rounds between evaluations; the last round is always evaluated")
     checkpoint_every: int = setting(1, "rounds between checkpoints")
+    save: Literal["all", "none"] = setting("all", "models that are saved at the end: of all clients, or none")
     log: Log | tuple[Log, ...] = setting((), 'additional loggers: one name, or a list such as ["tensorboard", "mlflow"]')
     method: Mapping[str, Any] = setting(help="method and its settings", default_factory=lambda: {"name": "fedme"})
     data: Mapping[str, Any] = setting(help="data set and its settings", default_factory=dict)

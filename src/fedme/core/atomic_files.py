@@ -30,6 +30,10 @@ class RunError(RuntimeError):
     """A run directory cannot be used; the message gives the reason and the remedy."""
 
 
+class InUse(RunError):
+    """Another process works in the run directory."""
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary file that atomically replaces `path` once it is on disk; on any failure `path` is unchanged.
@@ -77,6 +81,11 @@ def together() -> Iterator[None]:
             temporary.unlink(missing_ok=True)
 
 
+def is_being_written(path: Path) -> bool:
+    """Whether `together` will write the file at its end."""
+    return path in (_waiting.get() or {})
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
@@ -106,6 +115,8 @@ def write_json(path: Path, value: Any) -> None:
 def _indented(value: Any, margin: str = "") -> str:
     """JSON with indentation; a list of numbers or texts is one line."""
     deeper = f"{margin}  "
+    if isinstance(value, dict) and value and {dict, list}.isdisjoint(map(type, value.values())):  # most tables; in one call
+        return "{\n" + deeper + json.dumps(value, ensure_ascii=False, separators=(f",\n{deeper}", ": "))[1:-1] + f"\n{margin}}}"
     if isinstance(value, dict) and value:
         lines = (f"{deeper}{json.dumps(key, ensure_ascii=False)}: {_indented(item, deeper)}" for key, item in value.items())
         return "{\n" + ",\n".join(lines) + f"\n{margin}}}"
@@ -130,8 +141,6 @@ def finite(value: Any) -> Any:
 
 def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, Any]) -> None:
     """Write a safetensors file atomically. Tensors that share memory are copied, because the format cannot store views."""
-    from safetensors.torch import save
-
     addresses: set[int] = set()
     copies = {}
     for name, tensor in tensors.items():
@@ -140,10 +149,16 @@ def write_tensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping
         copies[name] = tensor.contiguous().clone() if is_view or storage.data_ptr() in addresses else tensor
         addresses.add(storage.data_ptr())
     header = json.loads(json.dumps(metadata))  # as it will be read
-    header |= {CHECK: _checksum(copies, header)}
+    write_safetensors(path, copies, header | {CHECK: tensor_digest(copies, header)})
+
+
+def write_safetensors(path: Path, tensors: "Mapping[str, Tensor]", metadata: Mapping[str, Any]) -> None:
+    """Write a safetensors file atomically. The tensors are contiguous and share no memory."""
+    from safetensors.torch import save
+
     with replacing(path) as temporary:
         # A single entry: safetensors does not keep the order of several, and equal runs must write equal files.
-        temporary.write_bytes(save(copies, {"fedme": json.dumps(header, sort_keys=True)}))
+        temporary.write_bytes(save(dict(tensors), {"fedme": json.dumps(metadata, sort_keys=True)}))
 
 
 def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
@@ -159,12 +174,12 @@ def read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
     except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         raise RunError(f"{path}: damaged ({error})") from error
     check = metadata.pop(CHECK, None)
-    if check != _checksum(tensors, metadata):
+    if check != tensor_digest(tensors, metadata):
         raise RunError(f"{path}: damaged (its checksum is {'wrong' if check else 'missing'})")
     return tensors, metadata
 
 
-def _checksum(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, Any]) -> str:
+def tensor_digest(tensors: "Mapping[str, Tensor]", metadata: Mapping[str, Any]) -> str:
     """The SHA-256 digest of the metadata and of the names, dtypes, shapes and values of the tensors."""
     import torch
 
@@ -190,6 +205,17 @@ def unsealed(plain: Any) -> dict[str, Any]:
     if CHECK in plain and sealed(rest)[CHECK] != plain[CHECK]:
         raise ValueError("its checksum is wrong: the file was changed after it was written")
     return rest
+
+
+def signed(text: str) -> str:
+    """A JSON table with the fingerprint of all its other keys as the last one."""
+    return f'{text[:-1]}, "{CHECK}": "{hashlib.sha256(text.encode()).hexdigest()}"}}'
+
+
+def is_whole(text: str, check: Any) -> bool:
+    """Whether a table matches the fingerprint that `signed` gave it."""
+    body, key, _ = text.rpartition(f', "{CHECK}": ')
+    return bool(key) and hashlib.sha256(f"{body}}}".encode()).hexdigest() == check
 
 
 def is_locked(folder: Path) -> bool:
@@ -220,7 +246,7 @@ def locked(folder: Path) -> Iterator[None]:
         except OSError:
             handle.seek(0)
             owner = handle.read().strip() or "another process"
-            raise RunError(f"{folder}: in use by process {owner}; wait for it to finish, or stop it") from None
+            raise InUse(f"{folder}: in use by process {owner}; wait for it to finish, or stop it") from None
         handle.seek(0)
         handle.truncate()
         handle.write(str(os.getpid()))

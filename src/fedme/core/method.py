@@ -214,7 +214,16 @@ class Method(ABC, Generic[S, C, D, U]):
     def models(self, state: C, delivery: D, data: ClientData, when: Round, key: Key) -> Computation[Models]:
         """The models the client has: "personal", which it would deploy, and "global" where there is one."""
 
+    def kept_model(self, up: U) -> Model | None:
+        """With `exchanged`: the model in a reply whose other weights the client keeps, by default the first."""
+        return next((model for _, model in models_in(up)), None)
+
     # What the method says about itself.
+
+    @property
+    def exchanged(self) -> tuple[str, ...]:
+        """Patterns of the names of weights: only these travel, and the others stay at the clients. Empty: whole models."""
+        return ()
 
     paper: ClassVar[str] = ""  # authors, title, venue and arXiv number, for the documentation
     travels: ClassVar[str] = "see its source"  # what clients send, in a few words

@@ -6,6 +6,7 @@ Dropout layers draw keyed masks, so that a model gets the same masks whether it 
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -158,6 +159,41 @@ def has_ties(arch: Arch) -> bool:
     return len({id(tensor) for _, tensor in named}) < len(named)
 
 
+@functools.lru_cache(maxsize=256)
+def frozen_weights(arch: Arch, dtype: torch.dtype) -> Mapping[str, Tensor]:
+    """The weights of a network that no training changes (``requires_grad = False``).
+
+    They belong to the architecture: all its models have these very tensors, so they are in memory once, and neither travel nor
+    are saved with every model.
+    """
+    named = template(arch, training=False).named_parameters()
+    return {name: _cast(p.detach(), dtype) for name, p in named if not p.requires_grad}
+
+
+def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.to(dtype) if value.is_floating_point() else value
+
+
+class WithFrozen(Mapping[str, Tensor]):
+    """The buffers of a model: its own, and the frozen weights of its architecture."""
+
+    def __init__(self, own: tree.Params, frozen: tree.Params) -> None:
+        self.own, self.frozen = own, frozen
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.own[name] if name in self.own else self.frozen[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return itertools.chain(self.frozen, self.own)
+
+    def __len__(self) -> int:
+        return len(self.own) + len(self.frozen)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process receives plain tensors."""
+        return dict, (dict(self),)
+
+
 @dataclass(frozen=True)
 class Model:
     """An architecture with weights. `params` are trained; `buffers` are all others (statistics, frozen weights)."""
@@ -168,8 +204,8 @@ class Model:
 
     @classmethod
     def init(cls, arch: Arch, key: Key, dtype: torch.dtype = torch.float32) -> "Model":
-        """A model with random initial weights."""
-        return cls.of(arch, arch.build(key), dtype)
+        """A model with random initial weights, except for frozen ones, which all models of the architecture share."""
+        return cls.of(arch, arch.build(key), dtype).with_frozen(always=True)
 
     @classmethod
     def of(cls, arch: Arch, module: nn.Module, dtype: torch.dtype = torch.float32) -> "Model":
@@ -211,6 +247,31 @@ class Model:
         """The same architecture and weights with other buffers."""
         return Model(self.arch, self.params, buffers)
 
+    def with_frozen(self, always: bool = False) -> "Model":
+        """The same model with the frozen weights of its architecture where it has equal ones, or `always`."""
+        frozen = frozen_weights(self.arch, self.dtype) if self.buffers else {}
+        taken = {
+            name: value
+            for name, value in frozen.items()
+            if name in self.buffers and (always or self.buffers[name] is value or _equal(self.buffers[name], value))
+        }
+        if not taken or (isinstance(self.buffers, WithFrozen) and self.buffers.frozen.keys() == taken.keys()):
+            return self
+        return Model(self.arch, self.params, WithFrozen({n: v for n, v in self.buffers.items() if n not in taken}, taken))
+
+    def frozen_like(self, given: "Model") -> "Model":
+        """The same model with the frozen weights of `given`, from which it was trained."""
+        if not isinstance(given.buffers, WithFrozen):
+            return self
+        frozen = given.buffers.frozen
+        own = {name: value for name, value in self.buffers.items() if name not in frozen}
+        return self.with_buffers(WithFrozen(own, frozen))
+
+    @property
+    def own_buffers(self) -> tree.Params:
+        """The buffers without the frozen weights of the architecture."""
+        return self.buffers.own if isinstance(self.buffers, WithFrozen) else self.buffers
+
     def frozen(self, names: Iterable[str]) -> "Model":
         """The same model with the weights `names` among the buffers: training does not change them."""
         fixed = set(names)
@@ -227,12 +288,14 @@ class Model:
     @functools.cached_property
     def finite(self) -> bool:
         """Whether all weights are finite; training may diverge. Computed once, because models do not change."""
-        return tree.is_finite(self.params) and (not self.buffers or tree.is_finite(self.buffers))
+        own = self.own_buffers
+        return tree.is_finite(self.params) and (not own or tree.is_finite(own))
 
     @functools.cached_property
     def nbytes(self) -> int:
         """Its size in a message."""
-        return len(self.arch.name.encode()) + tree.nbytes(self.params) + (tree.nbytes(self.buffers) if self.buffers else 0)
+        own = self.own_buffers
+        return len(self.arch.name.encode()) + tree.nbytes(self.params) + (tree.nbytes(own) if own else 0)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -317,11 +380,16 @@ def average(models: Sequence[Model], weights: Sequence[float] | None = None, com
         raise ValueError(f"cannot average {', '.join(sorted({m.arch.name for m in models}))}: different architectures")
     total = float(sum(weights)) if weights is not None else float(len(models))
     normalised = [weight / total for weight in weights] if weights is not None else [1.0 / total] * len(models)
-    buffers = dict(combine([model.buffers for model in models], normalised)) if models[0].buffers else {}
-    for name, first in models[0].buffers.items():  # frozen weights stay as they are to the last bit
-        if all(torch.equal(model.buffers[name], first) for model in models[1:]):
-            buffers[name] = first
-    return Model(models[0].arch, combine([model.params for model in models], normalised), buffers)
+    first = models[0].buffers  # of which those that are equal, such as frozen weights, stay as they are to the last bit
+    same = {name for name, value in first.items() if all(_equal(model.buffers[name], value) for model in models[1:])}
+    changed = [{name: model.buffers[name] for name in first if name not in same} for model in models]
+    combined = combine(changed, normalised) if changed[0] else {}
+    buffers = {name: first[name] if name in same else combined[name] for name in first}
+    return Model(models[0].arch, combine([model.params for model in models], normalised), buffers).with_frozen()
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a is b or torch.equal(a, b)
 
 
 def models_in(value: Any, at: str = "") -> Iterator[tuple[str, Model]]:

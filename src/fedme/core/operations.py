@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedme.core.data import Inputs, Split
 from fedme.core.key import Key
-from fedme.core.model import Model
+from fedme.core.model import Model, WithFrozen
 from fedme.core.running_statistics import running_statistics
 from fedme.core.tree import Params
 
@@ -287,7 +287,10 @@ def train(
         optimizer = replace(optimizer, objective=fitted_to(data))  # type: ignore[type-var]
     operation = Train(models, optimizer, data, batch_schedule, key, opt or {}, frozen or {}, collect=collect)
     result: Sequence[Trained] = yield (operation,)
-    return result[0]
+    if not any(isinstance(model.buffers, WithFrozen) for model in models.values()):
+        return result[0]
+    trained = {role: m.frozen_like(models[role]) if role in models else m for role, m in result[0].models.items()}
+    return replace(result[0], models=trained)
 
 
 def evaluate(model: Model, data: Split, timed: bool = False) -> Computation[Score]:

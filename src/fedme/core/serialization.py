@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
+import torch
 from torch import Tensor
 
-from fedme.core.model import Arch, Model, dropout_layers, template
+from fedme.core.model import Arch, Model, WithFrozen, dropout_layers, frozen_weights, template
 from fedme.core.typed import Leaf, TypedError, build
 
 T = TypeVar("T")
@@ -44,6 +45,8 @@ def _pack(value: Any, tensors: dict[str, Tensor], at: str, seen: dict[int, str],
         return {str(k): _pack(v, tensors, f"{at}/{k}", seen, leaf) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_pack(item, tensors, f"{at}/{i}", seen, leaf) for i, item in enumerate(value)]
+    if isinstance(value, Model):  # the reader has the frozen weights of the architecture
+        value = Plain(value.arch, value.params, value.own_buffers)
     if dataclasses.is_dataclass(value):
         names = [field.name for field in dataclasses.fields(value)]
         return {name: _pack(getattr(value, name), tensors, f"{at}/{name}", seen, leaf) for name in names}
@@ -74,13 +77,15 @@ def fitting(plain: Plain, at: str) -> Model:
     seeds = {f"{layer}.seed" for layer in dropout_layers(plain.arch)}
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
     kept = {name: p for name, p in [*network.named_parameters(), *network.named_buffers()] if name not in {*trained, *seeds}}
-    for wanted, weights in ((trained, plain.params), (kept, plain.buffers)):
-        given = weights.sketch() if isinstance(weights, Sketched) else weights
+    sketches = [weights.sketch() if isinstance(weights, Sketched) else weights for weights in (plain.params, plain.buffers)]
+    dtype = next((value.dtype for value in sketches[0].values()), torch.float32)
+    left_out = {name: value for name, value in frozen_weights(plain.arch, dtype).items() if name not in sketches[1]}
+    for wanted, given in ((trained, sketches[0]), (kept, {**sketches[1], **left_out})):
         for name in [*wanted, *given]:
             expected, actual = _looks(wanted.get(name)), _looks(given.get(name))
             if expected != actual:
                 raise TypedError(f"{at}.{name}", f"does not fit {plain.arch.name}: {expected} expected, {actual} given")
-    return Model(plain.arch, plain.params, plain.buffers)
+    return Model(plain.arch, plain.params, WithFrozen(plain.buffers, left_out) if left_out else plain.buffers)
 
 
 def _looks(tensor: Tensor | None) -> str:

@@ -100,7 +100,10 @@ class Partition:
             return torch.zeros((0, classes), dtype=torch.int64)
         if labels.dim() == 2:  # multi-label
             return torch.stack([labels[p.all()].sum(0) for p in self.clients.values()])
-        return torch.stack([torch.bincount(labels[p.all()], minlength=classes) for p in self.clients.values()])
+        rows = [p.all() for p in self.clients.values()]
+        client = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(of_client) for of_client in rows]))
+        counts = torch.bincount(client * classes + labels[torch.cat(rows)], minlength=len(rows) * classes)
+        return counts.reshape(len(rows), classes)
 
     def table(
         self, labels: Tensor, classes: tuple[str, ...], first: int | None = None

@@ -17,6 +17,7 @@ fewer rows, or groups, than folds has folds without test rows.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -159,19 +160,18 @@ class Splitting:
 
 def _rows_held_out(classes: Tensor, count: int) -> Tensor:
     """Whether each row is held out: `count` rows, with every class in proportion; the last rows of a class are held out."""
-    _, class_of_row = torch.unique(classes, return_inverse=True)
-    sizes = torch.bincount(class_of_row)
-    exact = sizes.double() * count / len(classes)
-    quota = (exact + EPSILON).floor().long()
+    # By NumPy: with thousands of clients of a few rows each, tensors would take most of the time.
+    _, class_of_row, sizes = np.unique(classes.numpy(), return_inverse=True, return_counts=True)
+    exact = sizes * count / len(classes)
+    quota = np.floor(exact + EPSILON).astype(np.int64)
     # The remaining rows go to the classes with the largest remainders: first to classes that have two rows or more and would
     # otherwise be missing in the held-out part, last to classes with a single row, which then is a training row.
-    preferred = torch.where(sizes < 2, -1.0, torch.where(quota == 0, 1.0, 0.0))
+    preferred = np.where(sizes < 2, -1.0, np.where(quota == 0, 1.0, 0.0))
     for _ in range(count - int(quota.sum())):
-        urgency = torch.where(quota < sizes, preferred * 2 + (exact - quota), -torch.inf)
-        chosen = int(urgency.argmax())
+        chosen = int(np.where(quota < sizes, preferred * 2 + (exact - quota), -np.inf).argmax())
         quota[chosen] += 1
         preferred[chosen] = -1.0 if sizes[chosen] < 2 else 0.0
-    rank_from_end = torch.empty(len(classes), dtype=torch.int64)
-    for number, size in enumerate(sizes.tolist()):
-        rank_from_end[class_of_row == number] = torch.arange(size - 1, -1, -1)
-    return rank_from_end < quota[class_of_row]
+    rank_from_end = np.empty(len(classes), dtype=np.int64)
+    by_class = class_of_row.argsort(kind="stable")
+    rank_from_end[by_class] = sizes.cumsum().repeat(sizes) - 1 - np.arange(len(classes))
+    return torch.from_numpy(rank_from_end < quota[class_of_row])

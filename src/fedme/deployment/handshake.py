@@ -18,7 +18,7 @@ from fedme.deployment.site_state import PrivateState
 from fedme.federation.client_work import AnyMethod
 
 MAX_SAMPLES = 2**40
-OPERATOR_KEYS = ("output", "name", "checkpoint_every", "evaluate_every", "log")  # a site need not agree on these
+OPERATOR_KEYS = ("output", "name", "checkpoint_every", "evaluate_every", "log", "save")  # a site need not agree on these
 
 
 @dataclass(frozen=True)

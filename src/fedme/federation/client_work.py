@@ -12,6 +12,7 @@ from fedme.core.method import Method, Report, Round, Task
 from fedme.core.metrics import Metrics, measure
 from fedme.core.model import Model, not_finite
 from fedme.core.operations import Computation, Role, T, in_parallel, predict, train
+from fedme.learning.exchanged_part import ExchangedPart, exchanged_part
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.own_statistics import with_better_statistics, with_own_statistics
 from fedme.learning.training_settings import Training
@@ -71,10 +72,17 @@ def participate(
 
     With `update_bn`, the method compares models with running statistics of the client's samples (`learning/own_statistics.py`).
     """
+    part = exchanged_part(method, task)
     if state is None:
-        state = yield from _of_method(method.init_client(task, data.id, data, root.at("init")), data, update_bn)
+        state = yield from _first_state(method, task, data, root, update_bn, part)
+    kept = state
+    if part is not None:
+        state, down = kept.state, part.completed(down, kept)
     round_of_client = method.client_round(state, down, data, when, root.at("round", when.t, "client", data.id))
     state, up, report = yield from _of_method(round_of_client, data, update_bn)
+    if part is not None:
+        own = method.kept_model(up) if up is not None else None
+        state, up = replace(kept, state=state) if own is None else part.keep(state, own), part.stripped(up)
     if next(not_finite(up), None) is not None:  # the model diverged: nothing is sent, and the records say so
         return state, None, replace(report, notes={**report.notes, "diverged": True})
     return state, up, report
@@ -96,8 +104,12 @@ def evaluate_models(
     With `update_bn`, the personal model gets running statistics of the client's training samples, if it is better with them. It
     is evaluated and saved with them, and they are in no state and no message. The global model is the one that the server sent.
     """
+    part = exchanged_part(method, task)
     if state is None:
-        state = yield from _of_method(method.init_client(task, data.id, data, root.at("init")), data, update_bn)
+        state = yield from _first_state(method, task, data, root, update_bn, part)
+    whole_state = state
+    if part is not None:
+        state, delivery = whole_state.state, part.completed(delivery, whole_state)
     key = root.at("assess", when.t, "client", data.id)
     models = dict((yield from _of_method(method.models(state, delivery, data, when, key), data, update_bn)))
     if update_bn:
@@ -131,7 +143,15 @@ def evaluate_models(
     compared = kept if last else {"personal": kept["personal"]}
     outputs = {f"{name}/{role}": answers[id(model), name] for role, model in compared.items() for name in splits}
     outputs |= {f"{name}/targets": split.y for name, split in splits.items()}
-    return Evaluation(state, kept, scores, outputs)
+    return Evaluation(whole_state, kept, scores, outputs)
+
+
+def _first_state(
+    method: AnyMethod, task: Task, data: ClientData, root: Key, update_bn: bool, part: ExchangedPart | None
+) -> Computation[Any]:
+    """The state of a client at its first participation; with a shared part, also the rest of its own model."""
+    state = yield from _of_method(method.init_client(task, data.id, data, root.at("init")), data, update_bn)
+    return state if part is None else part.keep(state, task.first_model(data.id, root.at("init")))
 
 
 def _of_method(work: Computation[T], data: ClientData, update_bn: bool) -> Computation[T]:

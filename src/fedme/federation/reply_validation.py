@@ -25,6 +25,8 @@ from fedme.core.serialization import Plain, fitting
 from fedme.core.task_types import TaskType
 from fedme.core.typed import TypedError, build
 from fedme.federation.client_work import AnyMethod, ModelScore
+from fedme.learning.exchanged_part import StateWithRest
+from fedme.learning.partial_model import Part
 
 LONGEST = 200  # characters of a text that a client sends for the records
 MOST = 64  # entries of a table of that kind
@@ -46,7 +48,8 @@ class MessageTypes:
     def of(cls, method: AnyMethod) -> "MessageTypes":
         """As the annotations of the method say."""
         kind: Hashable = type(method)
-        return _kinds(kind)
+        declared = _kinds(kind)
+        return dataclasses.replace(declared, state=_with_rest(declared.state)) if method.exchanged else declared
 
 
 @functools.lru_cache(maxsize=64)
@@ -55,6 +58,14 @@ def _kinds(method: Any) -> MessageTypes:
     answer = typing.get_args(typing.get_args(hints["return"])[2])[1]
     options = [value for value in typing.get_args(answer) if value is not types.NoneType] or [answer]
     return MessageTypes(typing.get_type_hints(method.init_server)["return"], hints["state"], hints["down"], options[0])
+
+
+@functools.lru_cache(maxsize=64)
+def _with_rest(state: Any) -> Any:
+    """The type of a client's state if it also keeps a part of its model."""
+    return dataclasses.make_dataclass(
+        "StateWithRest", [("state", state), ("arch", Arch), ("rest", Part)], bases=(StateWithRest,), frozen=True
+    )
 
 
 @functools.lru_cache(maxsize=64)

@@ -25,6 +25,7 @@ from fedme.federation.offences import OffenceRecord, quarantined, record_offence
 from fedme.federation.reply_agreement import different_from_most, full_form, tensor_kinds
 from fedme.federation.reply_validation import bounded, check_reply, check_report, moved
 from fedme.learning.accountant import Ledger
+from fedme.learning.exchanged_part import exchanged_part
 from fedme.learning.robust_aggregation import OPEN, Defence, defence_of
 
 T = TypeVar("T")
@@ -181,7 +182,7 @@ def run_round(
 
     `offences` records the invalid replies of earlier rounds.
     """
-    key, before = root.at("round", t, "server"), server
+    key, before, part = root.at("round", t, "server"), server, exchanged_part(method, task)
     traffic: dict[ClientId, Traffic] = {}
     seconds = 0.0
     offences = offences or {}
@@ -193,6 +194,7 @@ def run_round(
         traffic.update({client: Traffic(False, why) for client, why in unavailable.items() if client not in traffic})
         plan = method.plan(server, [client for client in task.members if client not in unavailable], when, key)
         planned = engine.run_on_server(method.dispatch(task, server, plan, when, key)).value if plan.train else {}
+        planned = part.stripped(planned) if part is not None else planned
         downs = {client: down for client, down in planned.items() if client not in refused}
         seconds += time.perf_counter() - began
         examine = functools.partial(_examined, method, task, engine.samples, defence, when)

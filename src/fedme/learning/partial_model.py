@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedme.core import tree
 from fedme.core.data import ClientId
 from fedme.core.method import TaskError
-from fedme.core.model import Arch, Model, template
+from fedme.core.model import Arch, Model, frozen_weights, template
 
 Choice = Callable[[str], bool]  # of weights and buffers, by name
 
@@ -65,36 +66,44 @@ def require_some(arch: Arch, patterns: Sequence[str], setting: str) -> None:
             )
 
 
-def cut(model: Model, prefix: str) -> Part:
-    """The weights and buffers of `model` whose names start with `prefix`."""
-    part = chosen_part(model, named(prefix))
+def patterns_of(shared: str | Sequence[str]) -> tuple[str, ...]:
+    """The patterns of a setting that may be one pattern, a list, or nothing, which stands for everything."""
+    return (shared,) if isinstance(shared, str) else tuple(shared) or ("",)
+
+
+def cut(model: Model, shared: str | Sequence[str]) -> Part:
+    """The weights and buffers of `model` whose names match."""
+    part = chosen_part(model, named(*patterns_of(shared)))
     if not part.params:
-        there = sorted({name.split(".")[0] + "." for name in model.params})
-        raise TaskError(f"no weight of {model.arch.name} has a name starting with '{prefix}'; it has {', '.join(there)}")
+        there, listed = sorted({name.split(".")[0] + "." for name in model.params}), ", ".join(patterns_of(shared))
+        raise TaskError(f"no weight of {model.arch.name} has a name starting with '{listed}'; it has {', '.join(there)}")
     return part
 
 
-def rest(model: Model, prefix: str) -> Part:
+def rest(model: Model, shared: str | Sequence[str]) -> Part:
     """The weights and buffers that `cut` leaves."""
-    return chosen_part(model, all_but(named(prefix)))
+    return chosen_part(model, all_but(named(*patterns_of(shared))))
 
 
 def chosen_part(model: Model, chosen: Choice) -> Part:
-    """The weights and buffers of `model` whose names are chosen; there may be none."""
-    params, buffers = ({name: value for name, value in of.items() if chosen(name)} for of in (model.params, model.buffers))
+    """The weights and buffers of `model` whose names are chosen; there may be none. Frozen weights belong to no part."""
+    params, buffers = ({name: value for name, value in of.items() if chosen(name)} for of in (model.params, model.own_buffers))
     return Part(params, buffers)
 
 
 def fork(arch: Arch, kept: Part, shared: Part) -> Model:
-    """A model made of the part a client kept and the part it received."""
-    return Model(arch, {**kept.params, **shared.params}, {**kept.buffers, **shared.buffers})
+    """A model made of the part a client kept and the part it received, and of the frozen weights of the architecture."""
+    params, buffers = {**kept.params, **shared.params}, {**kept.buffers, **shared.buffers}
+    dtype = next((value.dtype for value in params.values()), torch.float32)
+    return Model(arch, params, {**frozen_weights(arch, dtype), **buffers}).with_frozen()
 
 
-def require_same_part(archs: Mapping[ClientId, Arch], shared: Arch, prefix: str) -> None:
+def require_same_part(archs: Mapping[ClientId, Arch], shared: Arch, patterns: str | Sequence[str]) -> None:
     """Raise a TaskError for clients whose architecture has other shapes in the shared part."""
+    prefix, chosen = ", ".join(patterns_of(patterns)), named(*patterns_of(patterns))
 
     def shapes(arch: Arch) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(p.shape) for name, p in template(arch, False).named_parameters() if named(prefix)(name)}
+        return {name: tuple(p.shape) for name, p in template(arch, False).named_parameters() if chosen(name)}
 
     expected = shapes(shared)
     for client, arch in archs.items():

@@ -26,6 +26,9 @@ class FedAvg(SharedModelMethod[Empty, SharedModel, TrainedCopy]):
 
     train: Training = field(default_factory=Training)
     weighting: Literal["samples", "uniform"] = setting("samples", "weights of the mean: numbers of training samples, or equal")
+    shared: str | tuple[str, ...] = setting(
+        (), 'patterns of weights that travel, such as ["*.lora_A", "head."]; all by default'
+    )
     defence: Defence = OPEN
 
     paper = (
@@ -35,6 +38,10 @@ class FedAvg(SharedModelMethod[Empty, SharedModel, TrainedCopy]):
     proximal = 0.0  # weight of the pull towards the received model (FedProx)
 
     hides_samples = True
+
+    @property
+    def exchanged(self) -> tuple[str, ...]:
+        return (self.shared,) if isinstance(self.shared, str) and self.shared else tuple(self.shared)
 
     def client_round(
         self, state: Empty, down: SharedModel, data: ClientData, when: Round, key: Key

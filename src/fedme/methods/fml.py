@@ -47,7 +47,7 @@ class FML(PartAveraging[State]):
     alpha: float | tuple[float, float] = setting(0.5, "weight of the labels for the private model; a pair: first, last round")
     beta: float | tuple[float, float] = setting(0.5, "weight of the labels for the meme; a pair: first, last round")
     schedule: Literal["linear", "step"] = setting("linear", "how a pair changes over the rounds")
-    shared: str = setting("", "prefix of the names of the weights that travel; all of them by default")
+    shared: str | tuple[str, ...] = setting("", "prefix or patterns of the names of the weights that travel; all by default")
     loss: Literal["convex", "sum"] = setting("convex", "sum: CE + KL, both with weight 1")
     weighting: Literal["uniform", "samples"] = setting("uniform", "weights of the mean: equal, or numbers of training samples")
     optimizer_state: Literal["keep", "reset"] = setting(

@@ -48,6 +48,9 @@ class PFML(TrainAllMethod[State, SharedModel]):
     l2: float = setting(0.0, "the l2 regularisation of the paper's logistic regression")
     aux: Literal["persistent", "anchored", "reset"] = setting("persistent", "what the auxiliary model starts from in a round")
     train_all: bool = setting(True, "clients outside the cohort train too, without sending anything")
+    shared: str | tuple[str, ...] = setting(
+        (), 'patterns of weights that travel, such as ["*.lora_A", "head."]; all by default'
+    )
     defence: Defence = OPEN
 
     paper = 'R. Yang, J. Tian and Y. Zhang, "Regularized Mutual Learning for Personalized Federated Learning"'
@@ -55,6 +58,10 @@ class PFML(TrainAllMethod[State, SharedModel]):
     own_architectures = True
     own_step = True
     unused_settings = ("train.momentum", "train.nesterov", "train.weight_decay", "train.clip", "defence.guest")
+
+    @property
+    def exchanged(self) -> tuple[str, ...]:
+        return (self.shared,) if isinstance(self.shared, str) and self.shared else tuple(self.shared)
 
     def __post_init__(self) -> None:
         require(self.lam >= 0, "lam", f"must be >= 0, got {self.lam}")

@@ -20,7 +20,7 @@ from fedme.report import (
     setup_view,
     summary_text,
 )
-from fedme.report.run_data import Family, families
+from fedme.report.run_data import Family, families, shown
 
 
 def write(folders: Sequence[Path], target: Path) -> None:
@@ -35,7 +35,7 @@ def write(folders: Sequence[Path], target: Path) -> None:
 
 def story(families: Sequence[Family]) -> dict[str, Any]:
     """Everything the page shows, as plain data."""
-    runs = [(index, run) for index, family in enumerate(families) for run in family.runs]
+    runs = [(index, run) for index, family in enumerate(shown(families)) for run in family.runs]
     compared = [gain_view.comparisons(family, families) for family in families]
     views = [
         {

@@ -4,7 +4,7 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedme.running.run import LABELS
 
 ScoreKey = tuple[str, str, str]  # model, stage, split
 PERSONAL: ScoreKey = ("personal", "round", "test")
+MOST_SHOWN = 300  # clients that a page shows one by one
 Table = Mapping[int, Mapping[ClientId, Any]]  # by round and client
 
 
@@ -132,6 +133,46 @@ def families(folders: Sequence[Path]) -> list[Family]:
     labels = summary.names({result["config"]: (result["name"], result["method"]) for result in results})
     differs = summary.differing([family[0].config for family in members])
     return [Family(labels[r["config"]], d, family) for r, d, family in zip(results, differs, members, strict=True)]
+
+
+def shown(families: Sequence[Family]) -> list[Family]:
+    """The same runs with the clients that a page shows one by one: all, or of many the best, the worst and some others.
+
+    Runs with the same clients show the same ones, so that they can be compared. Means and counts are to be taken of the whole.
+    """
+    chosen: dict[tuple[ClientId, ...], tuple[ClientId, ...]] = {}
+
+    def reduced(run: Run) -> Run:
+        if run.clients not in chosen:
+            chosen[run.clients] = _chosen(run)
+        return replace(run, clients=chosen[run.clients])
+
+    return [replace(family, runs=tuple(map(reduced, family.runs))) for family in families]
+
+
+def _chosen(run: Run) -> tuple[ClientId, ...]:
+    """The clients to show, in the order of the run: a third the best in the last round, a third the worst, a third others."""
+    if len(run.clients) <= MOST_SHOWN:
+        return run.clients
+    key, measure = PERSONAL if PERSONAL in run.scores else next(iter(run.scores)), run.measures[0]
+    scores = {client: score[measure.key] for client, score in run.last(key).items() if score[measure.key] is not None}
+    ranked = sorted(scores, key=lambda client: measure.gain(scores[client], 0.0))
+    third = MOST_SHOWN // 3
+    ends = {*ranked[:third], *ranked[-third:]}
+    others = [client for client in run.clients if client not in ends]
+    between = others[:: max(1, len(others) // (MOST_SHOWN - len(ends)))][: MOST_SHOWN - len(ends)]
+    kept = {*ends, *between}
+    return tuple(client for client in run.clients if client in kept)
+
+
+def sample_note(run: Run) -> str:
+    """What a page says if it does not show every client; else empty."""
+    if len(run.clients) <= MOST_SHOWN:
+        return ""
+    return (
+        f"Of {len(run.clients):,} clients, {MOST_SHOWN} are shown one by one: a third of them the best in the last round, a "
+        "third the worst, and others in between; loans and lineages are among these. Means and counts are over all."
+    )
 
 
 def client_mean(scores: Mapping[ClientId, Mapping[str, Any]], metric: str) -> float | None:

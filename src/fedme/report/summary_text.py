@@ -9,7 +9,7 @@ from fedme.core.metrics import Measure
 from fedme.report import cost_view, exchange_view, lineage_view, naming, privacy_view
 from fedme.report.formats import change, clients, listed, number
 from fedme.report.gain_view import Comparison
-from fedme.report.run_data import PERSONAL, Family, Run, ScoreKey, client_mean, over_seeds
+from fedme.report.run_data import PERSONAL, Family, Run, ScoreKey, client_mean, over_seeds, sample_note
 from fedme.results.summary import spread
 
 FEW_SAMPLES = 10  # a client with fewer test samples has an unreliable result
@@ -57,6 +57,7 @@ def _family(family: Family, compared: Sequence[Comparison]) -> list[str]:
         f"{naming.method(family.method)} with {clients(len(run.clients))} on {naming.data(run)}"
         f"{f' ({partition} partition)' if partition else ''}, {len(run.rounds)} rounds, {_seeds(family)}."
     ]
+    text += [note for note in [sample_note(run)] if note]
     text.append(" ".join(_results(family)))
     text += cost_view.sentences(family)
     first_run = [_worst(run), _exchange(run), privacy_view.sentences(run)]

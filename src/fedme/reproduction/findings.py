@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedme.config.experiment import ConfigError, parse
+from fedme.config.identity import identity
 from fedme.core.atomic_files import RunError, finite, write_text
 from fedme.core.typed import TypedError
 from fedme.reproduction import catalogue, measured
 from fedme.reproduction.catalogue import Scale
 from fedme.reproduction.measured import Curve, Measured
 from fedme.reproduction.planned_runs import RunFolders, experiment
-from fedme.running.run_queue import identity
 
 # Which round: the last, the mean of the last evaluations, the best by validation, the best on test data.
 Pick = Literal["last", "settled", "validation", "test"]

@@ -364,7 +364,7 @@ def names(families: Mapping[str, tuple[str, str]]) -> dict[str, str]:
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """For every configuration, the settings that differ between them; settings that only one method has do not count."""
     tables = [flattened(config) for config in configs]
-    skip = ("seed", "output", "name", "method.name", "log")
+    skip = ("seed", "output", "name", "method.name", "log", "save")
     keys = [key for key in dict.fromkeys(key for table in tables for key in table) if key not in skip]
     differing_keys = [
         key

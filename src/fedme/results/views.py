@@ -16,6 +16,8 @@ from fedme.results.statistics import Gain
 from fedme.results.tables import Format, render
 from fedme.results.verdicts import Verdict
 
+MOST_CLIENTS = 200  # lines of a table of clients on a terminal
+
 
 def results(folder: Path, style: Format, out: Console, as_json: bool = False, everything: bool = False) -> None:
     """The results of a run, finished or not."""
@@ -167,11 +169,25 @@ def clients(folder: Path, style: Format, out: Console, as_json: bool = False) ->
     if as_json:
         print(json.dumps(list(table.values()), indent=2))
         return
-    header = list(dict.fromkeys(key for line in table.values() for key in line))
+    lines = list(table.values())
+    if style == "table" and len(lines) > MOST_CLIENTS:
+        out.print(
+            f"{len(lines):,} clients: the {MOST_CLIENTS // 2} worst and the {MOST_CLIENTS // 2} best; --format csv prints all"
+        )
+        lines = _worst_and_best(lines, measure)
+    header = list(dict.fromkeys(key for line in lines for key in line))
     added = {name: Measure(name, name) for name in summary.added_measures(rows)}
-    cells = [[_cell(line.get(key), key, added.get(key, measure)) for key in header] for line in table.values()]
+    cells = [[_cell(line.get(key), key, added.get(key, measure)) for key in header] for line in lines]
     what = f"{measure.title} in %" if measure.percent else measure.title
     render(f"personal models after round {last}, {what}, in {folder}", header, cells, style, out)
+
+
+def _worst_and_best(lines: Sequence[dict[str, Any]], measure: Measure) -> list[dict[str, Any]]:
+    """The clients at both ends, the worst first, by test results, else by validation results."""
+    split = "test" if any(line.get("test") is not None for line in lines) else "val"
+    known = [line for line in lines if line.get(split) is not None]
+    ranked = sorted(known, key=lambda line: measure.gain(line[split], 0.0))
+    return ranked[: MOST_CLIENTS // 2] + ranked[-(MOST_CLIENTS // 2) :]
 
 
 def _cell(value: Any, key: str, measure: Measure) -> str:

@@ -24,6 +24,7 @@ from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.lockstep import Executor, run_in_lockstep
 from fedme.execution.reference import one_by_one
 from fedme.learning.architecture_selection import Choice, best_local
+from fedme.learning.exchanged_part import exchanged_part, require_equal_parts
 from fedme.learning.own_statistics import with_own_statistics
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -83,10 +84,14 @@ def prepare(
     offered = models.pool if len(own) < len(federation.clients) else ()  # unused if every client has its own architecture
     pool = {_fit(spec, schema, more=more).name: spec for spec in offered}
     archs: dict[str, Arch] = {}
+    known: dict[tuple[str, int | None, bool], Arch] = {}  # there may be fifty thousand clients, and few architectures
 
     def fitted(spec: Spec, classes: int | None, imports: bool = True) -> Arch:
-        arch = _fit(spec, schema, classes, more, imports)
-        return archs.setdefault(arch.name, arch)
+        asked = _spelled(spec), classes, imports
+        if asked not in known:
+            arch = _fit(spec, schema, classes, more, imports)
+            known[asked] = archs.setdefault(arch.name, arch)
+        return known[asked]
 
     def resolve(name: str, classes: int | None) -> Arch:
         # The name may come from a checkpoint, so it must not import anything that the configuration does not name.
@@ -115,7 +120,7 @@ def prepare(
     undecided: list[ClientId] = []  # "best-local" trains before it chooses
     if assigned is not None:
         chosen = {client: archs[name] for client, name in assigned.items()}
-    elif experiment.method.own_architectures:
+    elif experiment.method.own_architectures or experiment.method.exchanged:
         others = [client for client in federation.clients if client not in own]
         specs = dict(own)
         if models.assign == "best-local":
@@ -124,6 +129,9 @@ def prepare(
             specs |= {client: pool[name] for client, name in _assigned(models.assign, list(pool), others).items()}
         chosen |= {client: fitted(spec, federation.classes[client]) for client, spec in specs.items()}
     experiment.method.check(task_of(chosen))  # before anything is trained
+    require_equal_parts(experiment.method, task_of(chosen))
+    if (part := exchanged_part(experiment.method, task_of(chosen))) is not None:
+        archs[part.arch.name] = part.arch
     selection: dict[ClientId, dict[str, float]] = {}
     if undecided:
         rest = replace(federation, clients={client: federation.clients[client] for client in undecided})
@@ -145,8 +153,16 @@ def candidates(experiment: Experiment, federation: Federation) -> dict[ClientId,
     limits, sample = _parameter_limits(models.max_parameters, federation), _two_samples(federation)
     archs: dict[str, Arch] = {}
 
+    known: dict[tuple[str, int], Arch] = {}
+
+    def fit(spec: Spec, classes: int) -> Arch:
+        asked = _spelled(spec), classes
+        if asked not in known:
+            known[asked] = _fit(spec, schema, classes, more)
+        return known[asked]
+
     def fitting(spec: Spec, classes: int) -> Arch | None:
-        arch = _fit(spec, schema, classes, more)
+        arch = fit(spec, classes)
         if arch.name not in archs:
             try:
                 networks.check(arch, schema, classes, sample)
@@ -157,11 +173,16 @@ def candidates(experiment: Experiment, federation: Federation) -> dict[ClientId,
 
     result = {}
     for client, classes in federation.classes.items():
-        first = _fit(own.get(client, pool[0]), schema, classes, more)
+        first = fit(own.get(client, pool[0]), classes)
         others = {arch.name: arch for spec in pool if (arch := fitting(spec, classes)) is not None}
         small = [arch for arch in others.values() if client not in limits or arch.parameters <= limits[client]]
         result[client] = list({arch.name: arch for arch in [first, *small]}.values())
     return result
+
+
+def _spelled(spec: Spec) -> str:
+    """A specification as text, by which equal ones are recognised."""
+    return spec if isinstance(spec, str) else json.dumps(spec, sort_keys=True, default=repr)
 
 
 def _without_options(name: str) -> str:

@@ -4,7 +4,6 @@ A checkpoint writes only what is new since the last one. It holds no random stat
 format, configuration and types at once, and the bytes of weights when they are loaded.
 """
 
-import hashlib
 import json
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from fedme.config.experiment import ConfigError
 from fedme.config.identity import digest
-from fedme.core.atomic_files import CHECK, RunError, write_text
+from fedme.core.atomic_files import CHECK, RunError, is_whole, signed, write_text
 from fedme.core.data import ClientId
 from fedme.core.method import TaskError
 from fedme.core.model import Arch
@@ -24,6 +23,7 @@ from fedme.core.serialization import pack, unpack
 from fedme.core.typed import TypedError, build
 from fedme.federation.client_work import AnyMethod
 from fedme.federation.offences import OffenceRecord
+from fedme.federation.reply_validation import MessageTypes
 from fedme.learning.accountant import Ledger
 from fedme.running.best_round import BestRound
 from fedme.running.weight_store import Layout, Place, Store, Weights
@@ -111,7 +111,7 @@ def save(folder: Path, store: Store, checkpoint: Checkpoint, config: Mapping[str
         return asdict(Written(layouts[weights.layout], weights.place))
 
     head = {"format": FORMAT, "config": digest(config), "header": asdict(checkpoint.header), "layouts": list(layouts)}
-    write_text(folder / NAME, _signed(json.dumps(head | body, default=plain)))
+    write_text(folder / NAME, signed(json.dumps(head | body, default=plain)))
     store.sweep(weights.place.segment for weights in sets.values() if weights.place is not None)
 
 
@@ -129,17 +129,6 @@ def _unknown(arch: Arch, checkpoint: Checkpoint, method: str) -> str:
         "run cannot find by its name; get it from task.resolve(name, classes), with the name of a network that is built in, "
         "in the configuration, or given to fedme.networks.register"
     )
-
-
-def _signed(text: str) -> str:
-    """A JSON table with the fingerprint of all its other keys as the last one."""
-    return f'{text[:-1]}, "{CHECK}": "{hashlib.sha256(text.encode()).hexdigest()}"}}'
-
-
-def _whole(text: str, check: Any) -> bool:
-    """Whether the table matches its fingerprint. Earlier versions wrote none."""
-    body, key, _ = text.rpartition(f', "{CHECK}": ')
-    return check is None or (bool(key) and hashlib.sha256(f"{body}}}".encode()).hexdigest() == check)
 
 
 def load(folder: Path, config: Mapping[str, Any], earlier_rounds: Sequence[int] = ()) -> File | None:
@@ -161,7 +150,8 @@ def load(folder: Path, config: Mapping[str, Any], earlier_rounds: Sequence[int] 
         raise RunError(f"{path}: damaged ({error}); {AGAIN}") from error
     if plain.get("format") != FORMAT:
         raise RunError(f"{path}: this version reads {FORMAT}, the file is {plain.get('format', 'something else')}")
-    if not _whole(text, plain.pop(CHECK, None)):
+    check = plain.pop(CHECK, None)
+    if check is not None and not is_whole(text, check):  # earlier versions wrote none
         raise RunError(f"{path}: damaged (wrong checksum: it was changed after it was written); {AGAIN}")
     configs = [config, *({**config, "rounds": rounds} for rounds in earlier_rounds)]
     if plain.get("config") not in [digest(known) for known in configs]:
@@ -185,8 +175,8 @@ def states(
     `resolve` adds to `archs` an architecture that the method resolved itself; it imports nothing that the configuration does
     not name.
     """
-    server_type = typing.get_type_hints(method.init_server)["return"]
-    state_type = typing.get_type_hints(method.client_round)["state"]
+    types = MessageTypes.of(method)
+    server_type, state_type = types.server, types.state
     shared: dict[Place, Weights] = {}
 
     def weights(written: Written) -> Weights:

@@ -72,7 +72,7 @@ def train_locally(
     folder = (cache or run.resolve().parent / FOLDER) / identity(experiment, federation, candidates, rounds)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder), on_disk(folder), stopping() as stop:
-        missing = [c for c in federation.clients if not (saved_models.folder_of(folder, c) / model_outputs.NAME).exists()]
+        missing = [c for c in federation.clients if not model_outputs.exist(saved_models.folder_of(folder, c))]
         if not missing:
             return folder
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedme.artifacts import model_cards, model_choice, outputs as model_outputs, saved_models, unseen_clients
+from fedme.artifacts import model_cards, model_choice, model_pack, outputs as model_outputs, saved_models, unseen_clients
+from fedme.artifacts.model_pack import PackWriter
 from fedme.config.experiment import Experiment
 from fedme.core.atomic_files import together
 from fedme.core.data import ClientData, ClientId
@@ -24,6 +25,7 @@ from fedme.federation.client_work import GLOBAL, AnyMethod, Evaluation, Finetune
 from fedme.federation.malicious_clients import MaliciousClients
 from fedme.federation.offences import OffenceRecord
 from fedme.federation.round import Engine, Traffic, run_round
+from fedme.learning.exchanged_part import exchanged_part
 from fedme.learning.robust_aggregation import defence_of
 from fedme.results import loggers, records, summary
 from fedme.results.lineage import Lineage, lineages
@@ -71,6 +73,7 @@ class RoundLoop:
         self.watch: DivergenceWatch | None = None
         self.fingerprints: dict[ClientId, str] = {}  # of the personal models that are saved, where clients have their own
         self.best: dict[ClientId, BestRound] = {}
+        self.pack = PackWriter(folder / saved_models.CLIENTS) if len(self.clients) >= model_pack.PACKED_FROM else None
 
     @existing_objects_left_out()
     def run(self, at: checkpoint.Checkpoint, config: Mapping[str, Any]) -> None:
@@ -148,9 +151,12 @@ class RoundLoop:
                 self.display.note(wrong.text(t), always=True)
                 for client in wrong.furthest:
                     traffic[client].note(NOTE, f"{wrong.reason}; its models moved by {wrong.furthest[client]:.3g}")
-        if last:
+        if last and settings.save == "all":
             self._note_identical_models(traffic)
             offers = self.method.offers(server, task, self.root.at("init"))
+            if (part := exchanged_part(self.method, task)) is not None:  # completed by random weights
+                fresh = Model.init(task.shared, self.root.at("init", "newcomer"), task.dtype)
+                offers = part.completed(offers, part.keep(None, fresh))
             unseen_clients.save_offers(self.folder, offers, task, self.experiment, self.ancestry, saved=self.clients)
         rows = records.rows(t, traffic, scores, self.engine.samples, result.server_seconds, task.schema.task_type)
         if settings.privacy is not None:
@@ -182,7 +188,8 @@ class RoundLoop:
                 if client in traffic:
                     traffic[client].note(summary.SAME_MODEL, clients[0])
         if same:
-            listed = "; ".join(", ".join(clients) for clients in same)
+            listed = "; ".join(", ".join(clients) for clients in same[: summary.MOST_GROUPS])
+            listed += f"; and {len(same) - summary.MOST_GROUPS} more groups" if len(same) > summary.MOST_GROUPS else ""
             self.display.note(f"note: these clients ended with identical personal models: {listed}", always=True)
 
     def _store_states(self, clients: Iterable[ClientId]) -> None:
@@ -197,17 +204,21 @@ class RoundLoop:
         tune = settings.finetune.epochs and (last or settings.finetune.when == "always")
         finetune = Finetune(settings.train, settings.finetune.epochs) if tune else None
         scores: dict[ClientId, list[ModelScore]] = {}
+        part = exchanged_part(self.method, task)
         for clients in self._groups(task):
             deliveries = {client: self.method.deliver(task, server, client) for client in clients}
+            deliveries = part.stripped(deliveries) if part is not None else deliveries
             evaluations = self.engine.evaluate_models(deliveries, Round(t, settings.rounds), finetune)
             for client, evaluation in evaluations.items():
                 scores[client] = self.observers.evaluated(t, client, evaluation.value)
             if self._keeps_best_round(task):
                 for client, evaluation in evaluations.items():
                     self._keep_best_round(client, evaluation.value, t)
-            if last:
+            if last and settings.save == "all":
                 self._save_models(task, {client: evaluation.value for client, evaluation in evaluations.items()})
             self._store_states(clients)
+        if last and self.pack is not None and settings.save == "all":
+            self.pack.close()
         return scores
 
     def _keeps_best_round(self, task: Task) -> bool:
@@ -244,7 +255,8 @@ class RoundLoop:
                     if self.method.own_architectures:
                         self.fingerprints[client] = _fingerprint(evaluation.models["personal"])
                     best = self.best.get(client)
-                    notes |= dict.fromkeys(save_models(folder, self.experiment, task, data, evaluation, lineage, best))
+                    saved = save_models(folder, self.experiment, task, data, evaluation, lineage, best, self.pack)
+                    notes |= dict.fromkeys(saved)
         for note in notes:
             self.display.note(f"note: {note}", always=True)
 
@@ -257,8 +269,9 @@ def save_models(
     evaluation: Evaluation,
     lineage: Lineage | None = None,
     best: BestRound | None = None,
+    pack: PackWriter | None = None,
 ) -> list[str]:
-    """Save a client's models at the end, the one that it chooses on its validation part, and their outputs.
+    """Save a client's models at the end, in its folder or in a pack, their outputs, and which one it chooses by validation.
 
     The personal and the fine-tuned model are always saved, the server's and that of the best round only if it is chosen.
     Returns notes for the user.
@@ -277,9 +290,9 @@ def save_models(
             about = model_cards.about(
                 data, stage, experiment.method_name, trained, evaluation.scores, ancestry, task.schema.task_type, name
             )
-            notes.append(saved_models.save(folder, file, evaluation.models[name], task.schema, classes, about))
-    model_outputs.write(folder, outputs)
-    model_choice.write(folder, choice)
+            notes.append(saved_models.save(folder, file, evaluation.models[name], task.schema, classes, about, pack))
+    model_outputs.write(folder, outputs, pack)
+    model_choice.write(folder, choice, pack)
     return [note for note in notes if note]
 
 

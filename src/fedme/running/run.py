@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 import fedme
-from fedme.config.experiment import Experiment, to_toml
-from fedme.config.identity import digest, source_digests
+from fedme.config.experiment import ConfigError, Experiment, to_toml
+from fedme.config.identity import MACHINE, changed_keys, identity, source_digests
 from fedme.config.named_code import load_saved
-from fedme.core.atomic_files import RunError, locked, replacing, sealed, write_json, write_text
+from fedme.core.atomic_files import InUse, RunError, locked, replacing, sealed, write_json, write_text
 from fedme.core.key import Key
 from fedme.core.processors import processors
 from fedme.datasets.federated_dataset import Federation
@@ -28,6 +28,7 @@ from fedme.federation.client_work import AnyMethod
 from fedme.federation.failures import FailingClients
 from fedme.federation.in_process import InProcessEngine
 from fedme.federation.round import Engine
+from fedme.learning.exchanged_part import exchanged_part
 from fedme.learning.robust_aggregation import defence_of, require_enough_copies
 from fedme.results import loggers, records, run_directory, summary
 from fedme.results.summary import CONFIG
@@ -61,7 +62,7 @@ def start(experiment: Experiment, display: Display, notes: Sequence[str] = ()) -
             about = environment() | {"sources": source_digests(config), "notes": list(notes)}
             write_json(folder / run_directory.ENVIRONMENT, sealed(about))
             write_text(folder / CONFIG, to_toml(config))
-            _run_experiment(folder, display, experiment)
+            _run_experiment(folder, display, experiment, config)
         except Exception as error:  # if no round was finished, the same command must work once the cause is mended
             metrics = folder / records.NAME
             begun = metrics.exists() and (isinstance(error, OSError) or metrics.stat().st_size)
@@ -79,7 +80,7 @@ def start_or_resume(folder: Path, experiment: Experiment, display: Display, note
         return
     before = summary.config_of(folder)
     rounds = plain["rounds"]
-    if digest(before | {"rounds": rounds}) != digest(plain) or rounds < before["rounds"]:
+    if identity(before | {"rounds": rounds}) != identity(plain) or rounds < before["rounds"]:
         raise RunError(f"{folder}: holds another run: {_differences(before, plain)}; choose another output")
     resume(folder, display, experiment, rounds=rounds)
 
@@ -108,11 +109,13 @@ def resume(
     experiment: Experiment | None = None,
     imports: bool = False,
     rounds: int | None = None,
+    overrides: Sequence[str] = (),
 ) -> bool:
     """Continue a run from its last checkpoint. Returns False if it is already finished.
 
     The experiment is the one in `config.toml`, unless a program supplies it together with its samples. Code that it names is
-    imported only with `imports`. With `rounds`, the run gets more rounds first (`extension.py`).
+    imported only with `imports`. With `rounds`, the run gets more rounds first (`extension.py`). `overrides` may say where it
+    is computed (`engine.workers=4`), and change nothing else; that is not written to `config.toml`.
     """
     if not (folder / CONFIG).exists():
         if _unbegun(folder):
@@ -120,7 +123,12 @@ def resume(
         raise RunError(f"{folder}: not a run directory{run_directory.similar_run(folder) or '; `fedme run` starts one'}")
     with locked(folder), on_disk(folder):
         run_directory.require_readable(folder)
-        experiment = experiment or load_saved(folder / CONFIG, imports)
+        if experiment is None:
+            experiment = load_saved(folder / CONFIG, imports)
+            if overrides:
+                changed = load_saved(folder / CONFIG, imports, overrides=overrides)
+                _require_same_results(folder, experiment.plain(), changed.plain())
+                experiment = changed
         run_directory.require_same_sources(folder, experiment.plain())
         if rounds is not None:
             extension.extend(folder, experiment, rounds)
@@ -131,8 +139,23 @@ def resume(
         if note := run_directory.version_note(folder):
             display.note(note)
         extension.remove_models(folder)
-        _run_experiment(folder, display, experiment)
+        _run_experiment(folder, display, experiment, _as_begun(folder, experiment.plain()))
     return True
+
+
+def _as_begun(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a run that is continued elsewhere, with the settings of the machine where it began."""
+    begun = summary.config_of(folder).get("engine", {})
+    engine = {key: value for key, value in config["engine"].items() if key not in MACHINE}
+    return {**config, "engine": engine | {key: begun[key] for key in MACHINE if key in begun}}
+
+
+def _require_same_results(folder: Path, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Refuse to continue a run with settings that change its results."""
+    allowed = [f"engine.{key}" for key in MACHINE]
+    if others := [name for name in changed_keys(before, after) if name not in allowed]:
+        listed = ", ".join(allowed[:-1]) + f" and {allowed[-1]}"
+        raise ConfigError(f"{', '.join(others)}: cannot change when {folder} is continued, only {listed} can; start a new run")
 
 
 def _new_folder(experiment: Experiment) -> Path:
@@ -151,8 +174,9 @@ def _new_folder(experiment: Experiment) -> Path:
             elif folder.is_dir() and (_unbegun(folder) or not any(folder.iterdir())):
                 return folder
             else:
-                hint = f"`fedme resume {folder}` continues it, or " if (folder / CONFIG).exists() else ""
-                raise RunError(f"{folder}: already exists; {hint}choose another output") from None
+                begun = (folder / CONFIG).exists()
+                hint = f"`fedme resume {folder}` continues it, or " if begun else ""
+                raise (InUse if begun else RunError)(f"{folder}: already exists; {hint}choose another output") from None
         except OSError as error:
             raise RunError(f"{folder}: cannot be made: {error.strerror}") from error
 
@@ -192,8 +216,9 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _run_experiment(folder: Path, display: Display, experiment: Experiment) -> None:
-    settings, config = experiment.settings, experiment.plain()
+def _run_experiment(folder: Path, display: Display, experiment: Experiment, config: Mapping[str, Any]) -> None:
+    """Run or continue; `config` is what `config.toml` says."""
+    settings = experiment.settings
     loggers.require_packages(settings.log)
     if settings.engine.name == "flower":
         require_flower(experiment)
@@ -241,7 +266,9 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment) -> N
             at = checkpoint.states(folder, store, saved, method, prepared.archs, prepared.task.resolve)
         else:
             head = checkpoint.Header(0, 0, assigned)
-            server = store.keep(method.init_server(prepared.task, root.at("init")))
+            server = method.init_server(prepared.task, root.at("init"))
+            part = exchanged_part(method, prepared.task)
+            server = store.keep(server if part is None else part.stripped(server))
             at = checkpoint.Checkpoint(head, server, {}, prepared.archs)
             checkpoint.save(folder, store, at, config)
         logs = cleanup.enter_context(loggers.opened(settings.log, folder, config, at.header.round))

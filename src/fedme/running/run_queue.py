@@ -1,15 +1,18 @@
 """Several experiments, each in its own run directory: finished runs are kept, interrupted runs are continued.
 
 With several jobs, every worker process runs one experiment at a time. Only the parent handles Ctrl-C: it asks every worker
-once to save and stop.
+once to save and stop. Several commands may share the runs, also on several machines with one file system: what another process
+works on is left to it.
 """
 
 import json
 import multiprocessing as mp
 import os
 import signal
+import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -19,9 +22,9 @@ from rich.console import Console
 
 from fedme import networks
 from fedme.config.experiment import ConfigError, parse, read_toml
-from fedme.config.identity import changed_files, digest
+from fedme.config.identity import MACHINE, changed_files, identity
 from fedme.config.named_code import load_saved, named_code
-from fedme.core.atomic_files import RunError, locked
+from fedme.core.atomic_files import InUse, RunError, is_locked, locked
 from fedme.core.method import TaskError
 from fedme.core.typed import TypedError
 from fedme.datasets.data_errors import DataError, PartitionError
@@ -45,13 +48,23 @@ class Planned:
     folder: Path
     config: Mapping[str, Any]
 
+    def plain(self) -> dict[str, Any]:
+        """For another process."""
+        return {"name": self.name, "folder": str(self.folder), "config": self.config}
+
+    @staticmethod
+    def read(plain: Mapping[str, Any]) -> "Planned":
+        """From another process."""
+        return Planned(plain["name"], Path(plain["folder"]), plain["config"])
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a planned experiment: finished, or the error."""
+    """The result of a planned experiment: finished, the error, or the reason why it was left to another process."""
 
     planned: Planned
     error: str = ""
+    in_use: str = ""
 
 
 def do_nothing(folder: Path) -> None:
@@ -60,35 +73,92 @@ def do_nothing(folder: Path) -> None:
 
 @dataclass
 class Batch:
-    """Runs experiments, `jobs` at a time; `after` is called with every finished directory, in the process that ran it."""
+    """Runs experiments, `jobs` at a time; `after` is called with every finished directory, in the process that ran it.
+
+    Runs that another process works on are done last: they are waited for, and continued if that process stops. Without `wait`
+    they are left to it.
+    """
 
     display: Display
     jobs: int = 1
     after: Callable[[Path], None] = do_nothing
+    wait: bool = True
+    launch: "Launcher | None" = None  # where the runs are computed, if not in processes of this machine
 
     def run(self, plans: Sequence[Planned]) -> list[Outcome]:
         """Run every experiment to its end, in the order given; one that fails does not stop the others."""
+        todo = self._unfinished(plans)
+        if len(todo) < len(plans):
+            self.display.note(f"{len(plans) - len(todo)} of {len(plans)} runs are finished already")
+        by_folder: dict[Path, Outcome] = {}
+        while todo:
+            by_folder |= {outcome.planned.folder: outcome for outcome in self._attempts(todo)}
+            todo = [planned for planned in todo if by_folder[planned.folder].in_use]
+            if todo and not self.wait:
+                self.display.note(f"{len(todo)} runs are in use by other processes, and left to them", always=True)
+                break
+            self._wait_for_one(todo)
+            done = {planned.folder: Outcome(planned) for planned in todo}
+            todo = self._unfinished(todo)
+            by_folder |= {folder: outcome for folder, outcome in done.items() if outcome.planned not in todo}
+        return [by_folder.get(planned.folder, Outcome(planned)) for planned in plans]
+
+    def _attempts(self, todo: Sequence[Planned]) -> list[Outcome]:
+        """Try every run once."""
+        if self.launch is not None:
+            return self._launched(todo, self.launch)
+        jobs = min(self.jobs, len(todo))
+        return self._in_parallel(todo, jobs) if jobs > 1 else self._one_by_one(todo)
+
+    def _unfinished(self, plans: Sequence[Planned]) -> list[Planned]:
+        """The runs that are not finished, and those whose code has changed, which are run again."""
         todo = []
         for planned in plans:
             done, files = finished(planned), changed_sources(planned)
             if files or not done:
                 todo.append(planned)
-            if files:
+            if files and not is_locked(planned.folder):
                 earlier = _set_aside(planned.folder)
                 again = f"{', '.join(files)} changed since the last run, so it is run again; the earlier run is now {earlier}"
                 self.display.note(f"note: {planned.name}: {again}", always=True)
-        if len(todo) < len(plans):
-            self.display.note(f"{len(plans) - len(todo)} of {len(plans)} runs are finished already")
-        jobs = min(self.jobs, len(todo))
-        outcomes = self._in_parallel(todo, jobs) if jobs > 1 else self._one_by_one(todo)
-        by_folder = {outcome.planned.folder: outcome for outcome in outcomes}
-        return [by_folder.get(planned.folder, Outcome(planned)) for planned in plans]
+        return todo
+
+    def _wait_for_one(self, plans: Sequence[Planned]) -> None:
+        """Wait until another process has left one of these runs."""
+        if not plans or not all(is_locked(planned.folder) for planned in plans):
+            return
+        self.display.note(f"waiting for {len(plans)} runs that other processes work on, {plans[0].folder} first")
+        try:
+            with run.stopping() as stop:
+                while all(is_locked(planned.folder) for planned in plans):
+                    stop()
+                    time.sleep(POLL)
+                    self.display.tick()
+        except (Interrupted, KeyboardInterrupt):
+            raise Interrupted(f"stopped while {len(plans)} runs were in use elsewhere; the same command continues") from None
+
+    def _launched(self, todo: Sequence[Planned], launch: "Launcher") -> list[Outcome]:
+        outcomes = list[Outcome]()
+        self.display.start("runs", len(todo))
+        try:
+            with run.stopping() as stop, launch(todo) as jobs:
+                for outcome in jobs:
+                    stop()
+                    self.display.tick()
+                    if outcome is not None:
+                        if not outcome.error and not outcome.in_use:
+                            self.after(outcome.planned.folder)
+                        outcomes.append(outcome)
+                        self._show(outcome)
+        except (Interrupted, KeyboardInterrupt):
+            raise Interrupted(f"stopped after {len(outcomes)} of {len(todo)} runs; the same command continues") from None
+        return outcomes
 
     def _one_by_one(self, todo: Sequence[Planned]) -> list[Outcome]:
         outcomes = []
         for number, planned in enumerate(todo, 1):
             self.display.note(f"{planned.name} ({number} of {len(todo)})")
-            outcomes.append(Outcome(planned, attempt(planned, WithoutNotes(self.display), self.after)))
+            outcomes.append(attempt(planned, WithoutNotes(self.display), self.after))
             if outcomes[-1].error:
                 self.display.note(f"note: {planned.name}: {outcomes[-1].error}", always=True)
         return outcomes
@@ -124,7 +194,7 @@ class Batch:
         self.display.advance()
         if outcome.error:
             self.display.note(f"note: {outcome.planned.name}: {outcome.error}", always=True)
-        else:
+        elif not outcome.in_use:
             self.display.note(f"finished {outcome.planned.name}")
 
 
@@ -177,23 +247,25 @@ def _set_aside(folder: Path) -> Path:
         return folder.rename(earlier)
 
 
-def identity(config: Mapping[str, Any]) -> str:
-    """A fingerprint of all settings that can change results: not the directory, the name, the workers and the memory."""
-    engine = {key: value for key, value in config["engine"].items() if key not in ("workers", "memory", "address")}
-    return digest({**config, "engine": engine})
-
-
-def attempt(planned: Planned, display: Display, after: Callable[[Path], None]) -> str:
-    """Start or continue a run; returns the message of a user error."""
+def attempt(planned: Planned, display: Display, after: Callable[[Path], None] = do_nothing) -> Outcome:
+    """Start or continue a run, with this plan's settings of the machine."""
     try:
         if (planned.folder / summary.CONFIG).exists():
-            run.resume(planned.folder, display, imports=_same_code(planned))
+            engine = planned.config["engine"]
+            words = [f"engine.{key}={json.dumps(engine[key])}" for key in MACHINE if engine.get(key) is not None]
+            run.resume(planned.folder, display, imports=_same_code(planned), overrides=words)
         else:
             run.start(parse({**planned.config, "output": str(planned.folder)}, planned.name), display)
         after(planned.folder)
+    except InUse as error:
+        return Outcome(planned, in_use=str(error))
     except USER_ERRORS as error:
-        return str(error)
-    return ""
+        return Outcome(planned, str(error))
+    return Outcome(planned)
+
+
+# Computes runs elsewhere: yields an outcome for each, in any order, and None while it waits. Leaving the context stops them.
+Launcher = Callable[[Sequence[Planned]], AbstractContextManager[Iterator[Outcome | None]]]
 
 
 class Worker:
@@ -215,7 +287,7 @@ class Worker:
     def start(self, planned: Planned) -> None:
         """Start an experiment."""
         self.planned, self.progress = planned, ""
-        _send(self.connection, {"name": planned.name, "folder": str(planned.folder), "config": planned.config})
+        _send(self.connection, planned.plain())
 
     def receive(self) -> Outcome | None:
         """Read one message: an outcome if the experiment has ended, or None. A process that died is replaced."""
@@ -232,7 +304,7 @@ class Worker:
             self.progress = message["progress"]
             return None
         planned, self.planned = self.planned, None
-        return Outcome(planned, message["error"])
+        return Outcome(planned, message["error"], message.get("in_use", ""))
 
     def ask_to_stop(self) -> None:
         """Let the process save its state."""
@@ -277,7 +349,7 @@ def _serve(connection: Connection, after: Callable[[Path], None], number: int) -
             if not connection.poll(1.0):
                 continue
             task = json.loads(connection.recv_bytes())
-            planned = Planned(task["name"], Path(task["folder"]), task["config"])
-            _send(connection, {"error": attempt(planned, RemoteDisplay(connection), after)})
+            outcome = attempt(Planned.read(task), RemoteDisplay(connection), after)
+            _send(connection, {"error": outcome.error, "in_use": outcome.in_use})
     except (EOFError, OSError, Interrupted, KeyboardInterrupt):
         return  # the parent has ended or asked to stop; every finished round is saved

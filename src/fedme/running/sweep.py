@@ -44,6 +44,7 @@ class Scored:
     test: tuple[float, ...]
     best: bool = False
     measure: Measure = MEASURES["classification"][0]
+    complete: bool = True  # every seed is finished; only such points are compared
 
 
 def swept_key(word: str) -> SweptKey:
@@ -98,9 +99,9 @@ def points(
 
 
 def scores(points: Sequence[Point], model: Literal["personal", "global"] = "personal") -> list[Scored]:
-    """The client mean of the last round in every finished run; the best point has the best mean on validation data."""
+    """The client mean of the last round in every finished run; the best of the complete points by validation is marked."""
     scored = [_scored(point, model) for point in points]
-    validated = [score for score in scored if score.validation]
+    validated = [score for score in scored if score.complete and score.validation]
     best = max(validated, key=lambda score: score.measure.gain(summary.spread(score.validation)[0], 0.0), default=None)
     return [replace(score, best=score is best) for score in scored]
 
@@ -108,13 +109,12 @@ def scores(points: Sequence[Point], model: Literal["personal", "global"] = "pers
 def _scored(point: Point, model: str) -> Scored:
     means: dict[str, list[float]] = {"val": [], "test": []}
     measure = MEASURES["classification"][0]
-    for run in point.runs:
-        if not (run.folder / summary.NAME).exists():
-            continue
+    finished = [run for run in point.runs if (run.folder / summary.NAME).exists()]
+    for run in finished:
         result = summary.read(run.folder)
         measure = summary.measures_of(result)[0]
         for split, values in means.items():
             wanted = {"model": model, "stage": "round", "split": split, "selection": "last round"}
             lines = [line[measure.key] for line in result["results"] if wanted.items() <= line.items()]
             values += [line["client_mean"] for line in lines if line["client_mean"] is not None]
-    return Scored(point, tuple(means["val"]), tuple(means["test"]), measure=measure)
+    return Scored(point, tuple(means["val"]), tuple(means["test"]), measure=measure, complete=len(finished) == len(point.runs))

@@ -24,7 +24,7 @@ from torch import Tensor
 from fedme.core.atomic_files import RunError, replacing
 from fedme.core.flat_params import FlatParams, flat_params
 from fedme.core.held_params import HeldParams, held_params
-from fedme.core.model import Arch
+from fedme.core.model import Arch, WithFrozen
 
 T = TypeVar("T")
 Layout = tuple[tuple[str, str, tuple[int, ...]], ...]  # the name, type and shape of every tensor of a set
@@ -250,9 +250,12 @@ def _mapped(value: Any, change: Any, seen: dict[int, Any]) -> Any:
         return value
     if id(value) in seen:
         return seen[id(value)][1]
-    if isinstance(value, Mapping):
+    if isinstance(value, WithFrozen):  # frozen weights are those of the architecture, and no part of a state
+        own = _mapped(value.own, change, seen) if value.own else value.own
+        new: Any = value if own is value.own else WithFrozen(own, value.frozen)
+    elif isinstance(value, Mapping):
         if isinstance(value, FlatParams | HeldParams) or (value and all(isinstance(item, Tensor) for item in value.values())):
-            new: Any = change(value)
+            new = change(value)
         else:
             items = {key: _mapped(item, change, seen) for key, item in value.items()}
             new = value if all(items[key] is item for key, item in value.items()) else items

@@ -84,6 +84,9 @@ class FedMe(Method[Server, Empty, Down, Up]):
     adopt: str | Criterion = setting("loss", f"criterion of 'better': {', '.join(CRITERIA)}, or a cost function")
     adopt_by: Mapping[ClientId, str | Criterion] = setting(help="criteria of single clients", default_factory=dict)
     order: Literal["simultaneous", "alternating"] = setting("simultaneous", "whether own and guest step in turns")
+    shared: str | tuple[str, ...] = setting(
+        (), 'patterns of weights that travel, such as ["*.lora_A", "head."]; all by default'
+    )
     defence: Defence = OPEN
 
     paper = (
@@ -94,6 +97,13 @@ class FedMe(Method[Server, Empty, Down, Up]):
     unused_settings = ()
     hides_samples = True
     travels = "their personal models, with each other"
+
+    @property
+    def exchanged(self) -> tuple[str, ...]:
+        return (self.shared,) if isinstance(self.shared, str) and self.shared else tuple(self.shared)
+
+    def kept_model(self, up: Up) -> Model | None:
+        return up.guest if up.adopts else up.own
 
     def __post_init__(self) -> None:
         table = self.clusters if isinstance(self.clusters, Mapping) else {0: self.clusters}
@@ -113,6 +123,10 @@ class FedMe(Method[Server, Empty, Down, Up]):
                 f"defence.norm and defence.guest"
             )
         require_meaning(task, self.adopt, self.adopt_by)
+        if self.exchanged and self.clustering and most(self.clusters) > 1 and task.unlabeled is not None:
+            raise TaskError(
+                "method.clusters: the server compares outputs of whole models, and with method.shared it has parts; set it to 1"
+            )
 
     def init_server(self, task: Task, key: Key) -> Server:
         return Server({}, key)
