@@ -19,7 +19,8 @@ def flop(arch: Arch, shape: tuple[int, ...]) -> int:
     The backward pass computes two products (gradients of inputs and of weights) for each one of the forward pass.
     """
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        template(arch, training=False)(torch.zeros(1, *shape))
+        network = template(arch, training=False)
+        network(torch.zeros(1, *shape, dtype=next(network.parameters()).dtype))
     return 3 * counter.get_total_flops()
 
 

@@ -5,7 +5,6 @@ fluke's method is not the paper's (docs/errata.md), it is timed as it is.
 """
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import protocol
@@ -43,6 +42,7 @@ METHODS: dict[str, tuple[type[CentralizedFL], dict[str, Any], dict[str, Any]]] =
     "fedamp": (FedAMP, {"lam": 1.0}, {"sigma": 1.0, "alpha": 1.0}),
     "fedproto": (FedProto, {"lam": 1.0, "n_protos": CLASSES}, {"n_protos": CLASSES}),
 }
+SHARED_PART = {"fedper": "encoder", "fedrep": "encoder", "lg-fedavg": "head"}  # what the server has
 WITH_MODEL = ("ditto", "fedper", "fedrep", "lg-fedavg", "apfl", "fedamp", "fedproto")  # clients are given one
 
 
@@ -51,11 +51,11 @@ class CountingLoader(FastDataLoader):
 
     steps = samples = 0
 
-    def __iter__(self) -> Iterator[Any]:
-        for batch in super().__iter__():
-            CountingLoader.steps += 1
-            CountingLoader.samples += len(batch[1])
-            yield batch
+    def __next__(self) -> Any:
+        batch = super().__next__()
+        CountingLoader.steps += 1
+        CountingLoader.samples += len(batch[1])
+        return batch
 
 
 class Clock(FederationObserver):
@@ -111,7 +111,10 @@ def main() -> None:
     } | clients
     if job.method in WITH_MODEL:
         client["model"] = network(job.model, weights)
-    settings = DDict(client=client, server={"weighted": True} | server, model=network(job.model, weights))
+    shared: nn.Module = network(job.model, weights)
+    if job.method in SHARED_PART:
+        shared = getattr(shared, SHARED_PART[job.method])
+    settings = DDict(client=client, server={"weighted": True} | server, model=shared)
     algorithm, clock, rounds = method(len(loaders), splitter, settings), Clock(), job.warm + job.rounds
     algorithm.set_callbacks(clock)
     algorithm.run(rounds, 1.0)

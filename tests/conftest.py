@@ -46,6 +46,8 @@ FILES = {
     "deployment/*.py": "flwr",
     "fedme_attacks/*.py": "flwr",
     "federation/test_flower_*.py": "flwr",
+    "execution/test_ray_*.py": "ray",
+    "running/test_ray_*.py": "ray",
     "fedme_reliability/test_fuzz.py": "flwr",
     "fedme_reliability/test_privacy.py": "dp_accounting",
     "learning/test_accountant.py": "dp_accounting",

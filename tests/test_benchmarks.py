@@ -535,5 +535,5 @@ def test_methods_are_compared_on_tables_that_can_be_continued(tmp_path, monkeypa
         found.main()
         pages.append(capsys.readouterr().out)
     assert pages[0] == pages[1]
-    assert len([line for line in pages[0].splitlines() if line.startswith("| ")]) == 5  # head, three methods, majority
+    assert len([line for line in pages[0].splitlines() if line.startswith("| ")]) == 6  # head, rule, three methods, majority
     assert len(json.loads((tmp_path / "mnist.json").read_text())) == 3

@@ -90,8 +90,8 @@ def test_page(page, tmp_path, monkeypatch, capsys):
                 with pytest.raises(SystemExit) as end:
                     cli.main()
                 said = capsys.readouterr()
-                if package := re.search(r"error: log: '(\w+)' is not installed", said.err):
-                    lacking.append(package[1])
+                if package := re.search(r"error: (?:log: '(\w+)' is|(\w+)) not installed", said.err):
+                    lacking.append(package[1] or package[2])
                     break
                 assert end.value.code in (0, None), f"{line}\n{said.out}{said.err}"
         else:

@@ -124,7 +124,8 @@ def test_what_cannot_be_compared(call, message):
 
 
 def test_a_note_is_printed_once_for_all_runs(capsys):
-    fedme.compare([fedme.Local(rounds=1), fedme.FedAvg(rounds=1)], clients(), seeds=2)
+    sites = [fedme.Client(name, train=samples(24, i), model="mlr") for i, name in enumerate("abc")]
+    fedme.compare([fedme.Local(rounds=1), fedme.FedAvg(rounds=1)], sites, seeds=2)
     said = capsys.readouterr().err
     assert said.count("note: 3 of 3 clients have fewer than 10 test samples") == 1
     assert "fedavg, seed 1 (4 of 4)" in said

@@ -123,7 +123,7 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             fedme.FedMe(rounds=3).fit(clients("dnn-8"), output=tmp_path / "cut", quiet=True)
     assert not (tmp_path / "cut" / "summary.json").exists()
-    with pytest.raises(RunError, match="other settings or other samples"):
+    with pytest.raises(RunError, match="holds another run: clients.site-2.model is not set there .* the samples differ"):
         fedme.FedMe(rounds=3).fit(clients("dnn-8", count=3), output=tmp_path / "cut", quiet=True)
     with pytest.raises(DataError, match="were passed in Python; call fit again"):
         run.resume(tmp_path / "cut", SILENT())

@@ -62,15 +62,17 @@ def test_scores_are_those_of_the_predictions_in_their_own_unit(trained):
         assert found.rmse == pytest.approx(np.sqrt((error**2).mean()), rel=1e-4)
         assert found.mae == pytest.approx(np.abs(error).mean(), rel=1e-4)
         assert found.r2 == pytest.approx(r2_score(y, said), abs=1e-4)
+        assert model.score(x, y) == found.r2
         assert found.rmse < 40_000  # it has learned something: the targets deviate by 41 000
         with pytest.raises(RunError, match="a regression model has no probabilities"):
-            model.probabilities(x)
+            model.predict_proba(x)
     else:
-        chances = model.probabilities(x).numpy()
+        chances = model.predict_proba(x)
         assert said.shape == (60, 2)
         assert ((chances > 0.5) == said).all()
         assert found.accuracy == pytest.approx((said == y.numpy()).mean())
         assert found.exact_match == pytest.approx((said == y.numpy()).all(1).mean())
+        assert model.score(x, y) == found.exact_match
         assert found.micro_f1 == pytest.approx(f1_score(y, said, average="micro"))
         assert found.macro_f1 == pytest.approx(f1_score(y, said, average="macro", zero_division=0))
         assert found.auroc == pytest.approx(roc_auc_score(y, chances))

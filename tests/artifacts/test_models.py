@@ -74,7 +74,7 @@ def test_a_folder_of_a_model_is_enough_on_another_machine(trained, tmp_path):
         csv.writer(file).writerows([["u", "v", "w"], *x.tolist()])
     command = [sys.executable, "-m", "fedme", "predict", "taken", "x.csv", "--finetuned", "--json"]
     answer = json.loads(subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, text=True).stdout)
-    expected = trained.model("site 2", "finetuned").probabilities(x)
+    expected = trained.model("site 2", "finetuned").predict_proba(x)
     assert np.allclose([list(row["probabilities"].values()) for row in answer], expected, atol=1e-6)
     assert [row["prediction"] for row in answer] == trained.model("site 2", "finetuned").predict(x).tolist()
 

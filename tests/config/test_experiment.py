@@ -103,7 +103,7 @@ def test_short_names_of_tables(file):
         (["method.name=string:Template"], "is not a method"),
         (["method.train={}"], "these settings belong to the table [train]"),
         (["partition=natural"], "no natural clients"),
-        (["engine.name=flour"], "engine.name: must be one of inprocess, flower, got 'flour'"),
+        (["engine.name=flour"], "engine.name: must be one of inprocess, ray, flower, got 'flour'"),
         (["models.pool=[]"], "models.pool: must name at least one"),
         (["train.cohort=0"], "train.cohort: must be >= 1"),
         (["train.optimizer=adm"], "train.optimizer: must be one of sgd, adam, adamw, got 'adm'"),

@@ -211,7 +211,9 @@ def test_digits_from_end_to_end(tmp_path):
     x = federation.unlabeled.inputs()
     assert x.shape == (100, 1, 8, 8)
     assert (float(x.min()), float(x.max())) == (0.0, 1.0)
-    assert federation.table().row_count == 5
+    (header, lines), caption = federation.table()
+    assert [line[0] for line in lines] == [*federation.clients, "all"]
+    assert (len(header), caption) == (14, "5 clients, 100 unlabeled")
 
 
 def test_every_data_set_has_a_line_for_the_list():

@@ -1,5 +1,6 @@
 """Runs on Flower's simulation runtime are bit-identical to runs in one process, and can be stopped and resumed."""
 
+import contextlib
 import ipaddress
 import os
 import shutil
@@ -114,6 +115,7 @@ def test_every_method_gives_the_models_of_one_process(method, tmp_path, monkeypa
         server(Grid(range(nodes), lambda message: client(message, context())), context())
 
     monkeypatch.setattr("flwr.simulation.run_simulation", immediately)
+    monkeypatch.setattr("fedme.federation.flower.simulation.joined", lambda *_: contextlib.nullcontext())
     (tmp_path / "experiment.toml").write_text(CONFIG)
     words = ["method.name=" + method, "models.shared=dnn-8", "data.public=20"]
     words += ["method.public_epochs=1"] if method == "fedmd" else []
@@ -203,7 +205,7 @@ def test_samples_of_a_program_stay_in_it(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_an_address_is_for_flower(tmp_path):
+def test_an_address_is_for_ray(tmp_path):
     with pytest.raises(ConfigError, match="engine.address: is for Ray clusters"):
         load("digits-fedme", ["engine.address=auto"])
     assert load("digits-fedme", ["engine=flower", "engine.address=auto"])[0].settings.engine.address == "auto"

@@ -106,6 +106,20 @@ points = st.lists(st.tuples(st.integers(0, 50), st.floats(-1e6, 1e6)), min_size=
 @given(points, st.integers(1, 200), st.integers(2, 20))
 def test_a_plot_fits_its_place_whatever_is_drawn(line, width, height):
     rows = plot({"a": line}, width, height, 50).plain.splitlines()
-    assert len(rows) == height + 2
+    assert len(rows) == height + 3
+    assert rows[-1].endswith("51")
     assert all(len(row) <= max(width, 24) for row in rows[1:])
     assert any("\u2801" <= letter <= "\u28ff" for letter in "".join(rows))
+
+
+def test_lines_differ_without_colours():
+    """Of two lines, the second one is dashed, and the legend says so."""
+    first, second = ([(x, float(x + shift)) for x in range(50)] for shift in (0, 10))
+    one, other = (plot({"a": first, "b": second} if both else {"b": second}, 80, 10, 49).plain for both in (True, False))
+    assert one.splitlines()[0].split() == ["━━━", "a", "╍╍╍", "b"]
+
+    def dots(text):
+        return sum(bin(ord(letter) - 0x2800).count("1") for letter in text if "\u2801" <= letter <= "\u28ff")
+
+    assert dots(one) < 2 * dots(other)
+    assert one.splitlines()[-1].split() == ["round", "1", "50"]

@@ -38,6 +38,19 @@ def same(left, right):
     )
 
 
+class Unplugged(Display):
+    """Stops a run when so many rounds are done."""
+
+    def __init__(self, rounds):
+        super().__init__(Console(quiet=True), quiet=True)
+        self.rounds = rounds
+
+    def advance(self, info=None):
+        super().advance(info)
+        if self.label == "round" and self.done == self.rounds:
+            raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("more", [[], ["train.cohort=2", "evaluate_every=2", "train.warmup=1"], ["method.name=fml"]])
 def test_an_extended_run_ends_like_one_of_as_many_rounds(tmp_path, more):
     straight = do(tmp_path / "straight", "rounds=5", *more)
@@ -57,15 +70,9 @@ def test_an_extended_run_ends_like_one_of_as_many_rounds(tmp_path, more):
 
 
 def test_an_unfinished_run_can_be_extended_too(tmp_path):
-    class Unplugged(Display):
-        def advance(self, info=None):
-            super().advance(info)
-            if self.label == "round" and self.done == 2:
-                raise KeyboardInterrupt
-
     experiment, _ = load("digits-fedme", [*TINY, "rounds=3", f"output={tmp_path / 'cut'}"])
     with pytest.raises(KeyboardInterrupt):
-        run.start(experiment, Unplugged(Console(quiet=True), quiet=True))
+        run.start(experiment, Unplugged(2))
     run.resume(tmp_path / "cut", SILENT(), rounds=5)
     assert same(weights(do(tmp_path / "straight", "rounds=5")), weights(tmp_path / "cut"))
 
@@ -168,10 +175,14 @@ def test_in_python_more_rounds_extend_the_run(tmp_path):
         learner.fit(clients(), output=tmp_path / "run", quiet=True)
 
 
-def test_a_model_that_is_not_chosen_any_more_is_removed(tmp_path):
+def test_models_of_the_shorter_run_do_not_stay(tmp_path):
     folder = do(tmp_path / "run", "rounds=2")
     client = next((folder / "clients").iterdir())
     for suffix in ("safetensors", "json"):
         shutil.copy(client / f"model.{suffix}", client / f"local.{suffix}")
-    run.resume(folder, SILENT(), rounds=3)
+    with pytest.raises(KeyboardInterrupt):
+        run.resume(folder, Unplugged(3), rounds=4)
+    assert not client.exists()
+    run.resume(folder, SILENT())
+    assert (client / "model.safetensors").exists()
     assert not (client / "local.safetensors").exists()  # `fedme verdict` writes it again

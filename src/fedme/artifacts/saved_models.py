@@ -86,12 +86,6 @@ def save(folder: Path, name: str, model: Model, schema: Schema, classes: list[st
     return note
 
 
-def remove(folder: Path, name: str) -> None:
-    """Remove a saved model, if it is there: one of a shorter run that was extended."""
-    for file in (f"{name}.safetensors", f"{name}.json", f"{name}{GRAPH}", CARDS[name]):
-        (folder / file).unlink(missing_ok=True)
-
-
 def _save_network(folder: Path, name: str, model: Model, schema: Schema) -> tuple[Mapping[str, Any], str]:
     """Save a network without an import path as data. Returns what the description says of it, and a note if that fails."""
     network = networks.as_data(model, lambda: _example(schema, model.dtype))

@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,29 @@ def source_digests(config: Mapping[str, Any]) -> dict[str, str]:
             except (OSError, TypeError):  # no source file
                 continue
     return digests
+
+
+def user_files(config: Mapping[str, Any]) -> list[Path]:
+    """The files and package folders of the user's modules that a configuration names, and of others loaded from beside them.
+
+    Other machines get these. Installed packages are left out: they must be installed there too.
+    """
+    installed = [Path(path).resolve() for path in sysconfig.get_paths().values()]
+    named = {key.partition(":")[0].partition(".")[0] for key in source_digests(config)} - {"__main__"}
+    places = {name: place for name in list(sys.modules) if "." not in name and (place := _place(sys.modules[name])) is not None}
+    own = {name: place for name, place in places.items() if not any(place.is_relative_to(path) for path in installed)}
+    folders = {own[name].parent for name in named if name in own}
+    apart = LIBRARIES | {"__main__"}
+    return sorted({place for name, place in own.items() if place.parent in folders and name not in apart})
+
+
+def _place(module: Any) -> Path | None:
+    """The file of a module, or the folder of a package."""
+    file = getattr(module, "__file__", None)
+    if file is None or not str(file).endswith(".py"):
+        return None
+    path = Path(file).resolve()
+    return path.parent if path.name == "__init__.py" else path
 
 
 def changed_files(recorded: Sources, config: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fedme.core.data import ClientId
 from fedme.core.settings import setting
 from fedme.datasets.user_data import ClientFiles
-from fedme.execution.device import Device
+from fedme.execution.device import NAME as DEVICE_NAME, Precision
 from fedme.execution.dispatcher import EnginePath
 from fedme.federation.failures import Faults
 from fedme.federation.malicious_clients import Attack
@@ -80,11 +80,19 @@ class PrivacyOptions:
 class EngineOptions:
     """The `[engine]` table: where and how the clients' computations run."""
 
-    name: Literal["inprocess", "flower"] = setting("inprocess", "'flower' runs the clients in Ray processes")
-    address: str | None = setting(None, "address of a Ray cluster, for 'flower'; this machine by default")
+    name: Literal["inprocess", "ray", "flower"] = setting(
+        "inprocess", "'ray' executes operations in Ray processes, 'flower' runs the clients on Flower's simulation"
+    )
+    address: str | None = setting(None, "address of a Ray cluster, for 'ray' and 'flower'; this machine by default")
     path: EnginePath = setting("auto", "one execution path for all operations")
-    device: Device = setting("cpu", "device of the tensors")
-    workers: int | None = setting(None, "worker processes for networks that are not stacked; one per processor by default")
+    device: str = setting(
+        "cpu", "device of the arithmetic: cpu, cuda, cuda:N or mps; cuda: another one for every job and process"
+    )
+    device_memory: float | None = setting(None, "gigabytes of the device that may be used; half of what is free by default")
+    precision: Precision | None = setting(None, "lower precision on a device: products in tf32, or networks in bfloat16")
+    workers: int | None = setting(
+        None, "processes: for networks that are not compiled or stacked, or of Ray; one per processor by default"
+    )
     threads: int = setting(1, "torch threads in this process; changes results in their last bits")
     dtype: Literal["float32", "float64"] = setting("float32", "data type of weights and arithmetic")
     memory: float = setting(
@@ -94,7 +102,14 @@ class EngineOptions:
     def __post_init__(self) -> None:
         require(self.workers is None or self.workers >= 1, "workers", f"must be >= 1, got {self.workers}")
         require(self.threads >= 1, "threads", f"must be >= 1, got {self.threads}")
-        require(self.address is None or self.name == "flower", "address", "is for Ray clusters: set engine.name=flower as well")
+        require(self.address is None or self.name != "inprocess", "address", "is for Ray clusters: set engine.name=ray as well")
+        named = DEVICE_NAME.fullmatch(self.device) is not None
+        require(named, "device", f"must be cpu, mps, cuda or cuda:N, got '{self.device}'")
+        exact = self.precision is None
+        require(exact or self.device != "cpu", "precision", f"'{self.precision}' is for devices, not for the processor")
+        require(exact or self.dtype == "float32", "precision", f"'{self.precision}' is for dtype = 'float32'")
+        memory = self.device_memory
+        require(memory is None or memory > 0, "device_memory", f"must be > 0, got {memory}")
         require(self.device != "mps" or self.dtype == "float32", "dtype", "must be float32 on mps, which has no float64")
         require(self.memory >= 0, "memory", f"must be >= 0, got {self.memory}")
 

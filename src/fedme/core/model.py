@@ -237,6 +237,8 @@ class Model:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights."""
+        if (known := getattr(self.params, "dtype", None)) is not None:  # of weights that are elsewhere
+            return known  # type: ignore[no-any-return]
         if (flat := flat_params(self.params)) is not None:
             return flat.layout.dtype
         return next((p.dtype for p in self.params.values()), torch.float32)
@@ -244,6 +246,8 @@ class Model:
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
+        if (known := getattr(self.params, "device", None)) is not None:  # of weights that are elsewhere
+            return known  # type: ignore[no-any-return]
         return next((p.device for p in (*self.params.values(), *self.buffers.values())), torch.device("cpu"))
 
     @property

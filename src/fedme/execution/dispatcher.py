@@ -4,7 +4,8 @@ The route of an operation depends on the operation and the settings alone, and `
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from fedme.core.operations import EstimateStatistics, Evaluate, Op, Train
 from fedme.execution import compiled
 from fedme.execution.compiled import Compiled
-from fedme.execution.device import from_device, to_device
+from fedme.execution.device import DeviceWeights, Precision, arithmetic, free_memory, needed_memory
 from fedme.execution.eager import Eager
 from fedme.execution.input_tables import InputTables
 from fedme.execution.private_batches import PrivateBatches
@@ -25,6 +26,15 @@ EnginePath = Literal["auto", "reference", "compiled", "stacked", "workers"]
 LARGE = 2e8  # effort from which on a stack is divided among workers
 WORTHWHILE = 5e7  # effort of operations that run alone from which on they go to workers: a message costs about 0.3 ms
 PIECES = 4  # messages per worker: fewer cost less, more are divided more evenly
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Operations, by index, that are executed in one place, and their effort; `own_program`: as one program."""
+
+    operations: Sequence[int]
+    effort: float
+    own_program: bool
 
 
 class Dispatcher:
@@ -41,19 +51,27 @@ class Dispatcher:
         path: EnginePath = "auto",
         device: str = "cpu",
         before_fork: Tick = no_tick,
+        precision: Precision | None = None,
+        device_memory: int | None = None,
     ) -> None:
-        self.tick, self.path, self.device = tick, path, torch.device(device)
-        on_cpu = device == "cpu"  # neither compiled code nor a forked process can use another device
+        self.tick, self.path, self.device, self.precision = tick, path, torch.device(device), precision
+        # Neither compiled code nor a forked process can use another device. "cpu:0" is the processor in the part of a device.
+        on_cpu = device == "cpu"
+        limit = 0 if on_cpu else free_memory(self.device) if device_memory is None else device_memory
+        self.device_weights = None if on_cpu else DeviceWeights(self.device, limit // 2)
+        self.device_limit = limit - limit // 2  # of operations that run at the same time
         workers = workers if path in ("auto", "workers") and on_cpu else 1
         tables = InputTables(self.device)
         self.eager, self.private, self.reference = Eager(tables), PrivateBatches(), Reference()
-        stacked = [Stacked(tables), StackedByVmap(tables, self.eager if path == "auto" else None)]
-        native = [Compiled(tables, workers)] if on_cpu else []
+        by_vmap = StackedByVmap(tables, self.eager if path == "auto" and on_cpu else None)
+        # Gradients in closed form do not know that networks run in another precision than their weights.
+        stacked = [by_vmap] if precision == "bfloat16" else [Stacked(tables), by_vmap]
+        native, eager = ([Compiled(tables, workers)], [self.eager]) if on_cpu else ([], [])
         paths: dict[str, list[Backend]] = {
-            "auto": [*native, *stacked, self.eager, self.private],
+            "auto": [*native, *stacked, *eager, self.private],
             "compiled": [*native],
             "stacked": [*stacked, self.private],
-            "workers": [self.eager, self.private],
+            "workers": [*eager, self.private],
         }
         self.backends: list[Backend] = [*paths.get(path, []), self.reference]
         self.workers = Workers(workers, self.backends, tick, before_fork) if workers > 1 else None
@@ -61,8 +79,6 @@ class Dispatcher:
 
     def __call__(self, operations: Sequence[Op]) -> list[tuple[Any, float]]:
         """The result of every operation and its seconds."""
-        on_cpu = self.device.type == "cpu"
-        operations = operations if on_cpu else [to_device(op, self.device) for op in operations]
         routes = [self.route(op) for op in operations]
         here, in_workers = self._place(operations, routes)
         results: dict[int, tuple[Any, float]] = {}
@@ -71,14 +87,44 @@ class Dispatcher:
             for piece, timed in zip(in_workers, self.workers(work), strict=True):
                 results.update(zip(piece, timed, strict=True))
         for piece in here:
-            timed = run_timed(routes[piece[0]].backend, [operations[index] for index in piece], self.tick)
+            timed = self._run(routes[piece[0]].backend, [operations[index] for index in piece])
             results.update(zip(piece, timed, strict=True))
         for placed, where in ((here, ""), (in_workers, " in workers")):
             for index in (index for piece in placed for index in piece):
                 name, route = type(operations[index]).__name__.lower(), routes[index]
                 self.paths[name, f"{route.backend.name}{where}", route.reason] += 1
-        done = [results[index] for index in range(len(operations))]
-        return done if on_cpu else [(from_device(value), seconds) for value, seconds in done]
+        return [results[index] for index in range(len(operations))]
+
+    def _run(self, backend: Backend, ops: Sequence[Op]) -> list[tuple[Any, float]]:
+        """The results of operations of one group in this process; on a device, of as many at once as it has memory for."""
+        weights = self.device_weights
+        if weights is None:
+            return run_timed(backend, ops, self.tick)
+        results: dict[int, tuple[Any, float]] = {}
+        for piece in pieces([float(needed_memory(op)) for op in ops], self.device_limit):
+            with arithmetic(self.device, self.precision):
+                timed = run_timed(backend, [weights.put(ops[index]) for index in piece], self.tick)
+            results.update(
+                {index: (weights.keep(value), seconds) for index, (value, seconds) in zip(piece, timed, strict=True)}
+            )
+            weights.make_room()
+        return [results[index] for index in range(len(ops))]
+
+    def units(self, operations: Sequence[Op]) -> list[Unit]:
+        """What other processes may execute separately, with the results that this one would have."""
+        stacks: dict[Hashable, list[int]] = {}
+        units = []
+        for index, op in enumerate(operations):
+            route = self.route(op)
+            if isinstance(route.backend, Stacked):
+                stacks.setdefault((route.backend.name, route.group), []).append(index)
+            else:
+                takes = effort(op) if isinstance(route.backend, Compiled) else effort_alone(op)
+                units.append(Unit([index], takes, own_program=False))
+        stacked = [
+            Unit(members, sum(effort(operations[index]) for index in members), own_program=True) for members in stacks.values()
+        ]
+        return [*units, *stacked]
 
     def route(self, op: Op) -> Route:
         """The first backend that supports the operation, and why those before it do not."""
@@ -145,12 +191,20 @@ class Dispatcher:
     def explain(self) -> list[str]:
         """One line per path that operations took, with the reason; before them, why there is no compiled code."""
         uses_compiled = any(isinstance(backend, Compiled) for backend in self.backends)
-        lines = [compiled.active()] if uses_compiled and isinstance(compiled.library(), str) else []
-        for (name, path, reason), count in sorted(self.paths.items()):
-            lines.append(f"{name}: {count} operations {path}{f' ({reason})' if reason else ''}")
-        return lines
+        return [
+            *([compiled.active()] if uses_compiled and isinstance(compiled.library(), str) else []),
+            *explanation(self.paths),
+        ]
 
     def close(self) -> None:
         """End the worker processes."""
         if self.workers is not None:
             self.workers.close()
+
+
+def explanation(paths: Mapping[tuple[str, str, str], int]) -> list[str]:
+    """One line per path that operations took, with the reason."""
+    return [
+        f"{name}: {count} operations {path}{f' ({reason})' if reason else ''}"
+        for (name, path, reason), count in sorted(paths.items())
+    ]

@@ -90,7 +90,7 @@ def train(op: Train, private_gradient: "type[PerExample] | None" = None) -> Trai
     schedule = op.batch_schedule
     batches, sizes = schedule.positions(len(op.data), op.key.at("batches"))
     weights = sizes.double() / schedule.divisors(len(op.data), sizes)
-    with seeded_generator(op.key.at("dropout")):
+    with seeded_generator(op.key.at("dropout"), device):
         for step, (padded, size, weight) in enumerate(zip(batches, sizes.tolist(), weights.tolist(), strict=True)):
             positions = padded[:size]
             augment = op.key.at("augment", step) if schedule.augment else None
@@ -152,7 +152,7 @@ def predict(op: Predict) -> Tensor:
         return torch.empty(0, 0)
     model = formatted(op.model, sample_shape(op.data))
     # A network that draws random numbers in evaluation mode too draws the same ones every time.
-    with torch.inference_mode(), seeded_generator(Key(0).at("predict")):
+    with torch.inference_mode(), seeded_generator(Key(0).at("predict"), model.device):
         parts = [model(cast(x, model)) for x in _chunks(op.data)]
     return torch.cat(parts).to("cpu", copy=True)
 
@@ -196,14 +196,24 @@ def mask_seeds(models: Models, key: Key) -> dict[Role, dict[str, Tensor]]:
 
 
 @contextmanager
-def seeded_generator(key: Key) -> Iterator[None]:
-    """Seed the global generator by `key`, and restore its state afterwards."""
-    before = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(key.integer())
+def seeded_generator(key: Key, device: torch.device | None = None) -> Iterator[None]:
+    """Seed the global generator, and that of a device, by `key`, and restore their states afterwards."""
+    generators = [torch.default_generator, *(device_generators(device) if device is not None else ())]
+    before = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.manual_seed(key.integer())
     try:
         yield
     finally:
-        torch.default_generator.set_state(before)
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
+
+
+def device_generators(device: torch.device) -> list[torch.Generator]:
+    """The global generators that networks on a device draw from, besides that of the processor."""
+    if device.type == "cuda":
+        return [torch.cuda.default_generators[device.index or 0]]
+    return [torch.mps._get_default_mps_generator()] if device.type == "mps" else []
 
 
 @dataclass

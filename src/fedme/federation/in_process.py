@@ -44,9 +44,7 @@ class InProcessEngine:
         self._round_costs: dict[ClientId, tuple[int, Ledger]] = {}  # what a client spent in the round it is in
         self._started: dict[ClientId, int] = {}  # the round in which a client got its state
         if method.pooled:
-            parts = list(clients.values())
-            train, val, test = (join([getattr(part, name) for part in parts]) for name in ("train", "val", "test"))
-            self.clients[POOL] = ClientData(POOL, train, val, test)
+            self.clients[POOL] = pooled(clients)
 
     @property
     def samples(self) -> dict[ClientId, int]:
@@ -135,3 +133,10 @@ class InProcessEngine:
     def _costs_of_round(self, client: ClientId, occasion: Occasion, t: int) -> Ledger:
         last, costs = self._round_costs.get(client, (t, ()))
         return costs if last == t and occasion == "round" else ()
+
+
+def pooled(clients: Mapping[ClientId, ClientData]) -> ClientData:
+    """The data of all clients as that of one."""
+    parts = list(clients.values())
+    train, val, test = (join([getattr(part, name) for part in parts]) for name in ("train", "val", "test"))
+    return ClientData(POOL, train, val, test)

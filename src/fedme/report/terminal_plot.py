@@ -39,7 +39,8 @@ def plot(series: Mapping[str, Points], width: int, height: int, last: float) -> 
             text.append(chr(0x2800 + bits), colour)
     text.append("\n" + " " * (margin + 1) + "└" + "─" * inner, "dim")
     first, final = "round 1", str(round(last) + 1)
-    return text.append("\n" + " " * (margin + 2) + first + final.rjust(inner - len(first)), "dim")
+    below = first + final.rjust(inner - len(first)) if len(first) + len(final) < inner else final.rjust(inner)
+    return text.append("\n" + " " * (margin + 2) + below, "dim")
 
 
 def _path(points: Points, width: int, height: int, last: float, low: float, high: float) -> list[tuple[int, int]]:

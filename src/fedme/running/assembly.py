@@ -19,7 +19,7 @@ from fedme.core.processors import processors
 from fedme.datasets.download import root as data_root
 from fedme.datasets.federated_dataset import Federation, federate
 from fedme.datasets.preprocessing import Preparation
-from fedme.execution.device import missing
+from fedme.execution.device import chosen, missing
 from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.lockstep import Executor, run_in_lockstep
 from fedme.execution.reference import one_by_one
@@ -46,7 +46,9 @@ def executor(
     if reason := missing(engine.device):
         raise ConfigError(f"engine.device: {reason}")
     torch.set_num_threads(engine.threads)
-    return Dispatcher(tick, engine.workers or processors(), engine.path, engine.device, before_fork)
+    memory = None if engine.device_memory is None else int(engine.device_memory * 2**30)
+    device, workers = chosen(engine.device), engine.workers or processors()
+    return Dispatcher(tick, workers, engine.path, device, before_fork, engine.precision, memory)
 
 
 def gather(experiment: Experiment) -> Federation:

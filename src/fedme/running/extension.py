@@ -2,16 +2,18 @@
 
 The rounds so far must be those that a run of 60 rounds has too, so a run whose training depends on the number of rounds is
 refused. `environment.json` keeps the earlier numbers of rounds. A power cut loses nothing: until `config.toml` is replaced,
-which is the last step, the run is what it was.
+which is the last step, the run is what it was, and afterwards it is one that was stopped.
 """
 
+import shutil
 from pathlib import Path
 
+from fedme.artifacts.saved_models import CLIENTS
 from fedme.config.experiment import Experiment, to_toml
 from fedme.core.atomic_files import RunError, sealed, write_json, write_text
 from fedme.results import run_directory, summary
 
-STALE = ("verdicts.json", "verdicts-folds.json", "audit.json", "folds/*/verdicts.json", summary.NAME)  # of the shorter run
+STALE = (summary.NAME, "verdicts.json", "verdicts-folds.json", "audit.json", "folds/*/verdicts.json")  # of the shorter run
 
 
 def extend(folder: Path, experiment: Experiment, rounds: int) -> None:
@@ -30,6 +32,12 @@ def extend(folder: Path, experiment: Experiment, rounds: int) -> None:
         for path in folder.glob(pattern):
             path.unlink()
     write_text(folder / run_directory.CONFIG, to_toml(summary.config_of(folder) | {"rounds": rounds}))
+
+
+def remove_models(folder: Path) -> None:
+    """Remove the models of the shorter run, before an extended run goes on: it may choose others. Its states are kept."""
+    if any(rounds < summary.config_of(folder)["rounds"] for rounds in run_directory.earlier_rounds(folder)):
+        shutil.rmtree(folder / CLIENTS, ignore_errors=True)
 
 
 def obstacle(experiment: Experiment) -> str:

@@ -5,26 +5,23 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from fedme.config.experiment import ConfigError, Experiment
+from fedme.config.experiment import Experiment
+from fedme.config.identity import user_files
 from fedme.core.key import Key
 from fedme.core.processors import processors
+from fedme.execution.device import gpus
 from fedme.federation import flower
 from fedme.federation.in_process import InProcessEngine
 from fedme.running import assembly
 from fedme.running.privacy_budget import policies
+from fedme.running.ray_run import process_settings, require_ray
 
 SIMULATION = "federation.flower.simulation"
 
 
 def require_flower(experiment: Experiment) -> None:
     """Reject an experiment that cannot run on Flower, before training starts."""
-    if experiment.supplied is not None:
-        raise ConfigError(
-            "engine.name: 'flower' needs data in files, because its processes cannot see the arrays of this program; "
-            "leave engine.name out"
-        )
-    if experiment.settings.engine.address is None:
-        flower.keep_ray_private()  # before Ray is imported
+    require_ray(experiment)
     flower.load_module(SIMULATION)
 
 
@@ -37,8 +34,6 @@ def on_flower(
 ) -> None:
     """Call `work` with an engine on Flower. `on_reply` is called at every reply, `on_poll` while waiting."""
     engine = experiment.settings.engine
-    if engine.address is None:
-        flower.keep_ray_private()
     assigned = {client: member.arch.name for client, member in prepared.task.members.items()}
     flower.load_module(SIMULATION).run(
         work,
@@ -49,6 +44,8 @@ def on_flower(
         engine.workers or processors(),
         engine.threads,
         engine.address,
+        user_files(experiment.plain()),
+        gpus(engine.device),
     )
 
 
@@ -59,6 +56,6 @@ def _open_actor(config: str, assigned: str) -> Any:
 
 def _actor(experiment: Experiment, prepared: assembly.Prepared) -> Any:
     clients, key, update_bn = prepared.federation.clients, Key(experiment.settings.seed), experiment.settings.models.update_bn
-    policy = policies(experiment)
-    engine = InProcessEngine(experiment.method, prepared.task, clients, key, policies=policy, update_bn=update_bn)
+    policy, execute = policies(experiment), assembly.executor(process_settings(experiment))
+    engine = InProcessEngine(experiment.method, prepared.task, clients, key, execute, policy, update_bn=update_bn)
     return flower.load_module(SIMULATION).ActorContext(engine, prepared.archs)

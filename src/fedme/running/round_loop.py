@@ -62,6 +62,7 @@ class RoundLoop:
         self.clients = clients or {}
         self.method: AnyMethod = experiment.method
         self.root = Key(experiment.settings.seed)
+        self.observers = Observers(experiment, folder)
         self.headline = ""  # shown beside the progress
         self.offences: Mapping[ClientId, OffenceRecord] = {}
         self.small_bound_noted = False
@@ -69,7 +70,6 @@ class RoundLoop:
         self.watch: DivergenceWatch | None = None
         self.fingerprints: dict[ClientId, str] = {}  # of the personal models that are saved, where clients have their own
         self.best: dict[ClientId, BestRound] = {}
-        self.observers = Observers(experiment, folder)
 
     def run(self, at: checkpoint.Checkpoint, config: Mapping[str, Any]) -> None:
         """Continue from `at` to the last round."""
@@ -276,9 +276,6 @@ def save_models(
                 data, stage, experiment.method_name, trained, evaluation.scores, ancestry, task.schema.task_type, name
             )
             notes.append(saved_models.save(folder, file, evaluation.models[name], task.schema, classes, about))
-        elif folder.exists():
-            saved_models.remove(folder, file)
-    saved_models.remove(folder, "local")
     model_outputs.write(folder, outputs)
     model_choice.write(folder, choice)
     return [note for note in notes if note]

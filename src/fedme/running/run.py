@@ -34,6 +34,7 @@ from fedme.results.summary import CONFIG
 from fedme.running import assembly, checkpoint, extension, privacy_budget
 from fedme.running.flower_run import on_flower, require_flower
 from fedme.running.progress import Display
+from fedme.running.ray_run import require_ray, started_executor
 from fedme.running.round_loop import Interrupted, RoundLoop
 from fedme.running.weight_store import Store
 
@@ -129,6 +130,7 @@ def resume(
             return False
         if note := run_directory.version_note(folder):
             display.note(note)
+        extension.remove_models(folder)
         _run_experiment(folder, display, experiment)
     return True
 
@@ -195,6 +197,8 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment) -> N
     loggers.require_packages(settings.log)
     if settings.engine.name == "flower":
         require_flower(experiment)
+    if settings.engine.name == "ray":
+        require_ray(experiment)
     privacy_budget.require_private(experiment)
     root = Key(settings.seed)
     with stopping(folder) as stop, ExitStack() as cleanup:
@@ -205,7 +209,9 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment) -> N
 
         store = Store(folder, int(settings.engine.memory * 2**30))
         cleanup.callback(store.close)
-        execute = assembly.executor(settings.engine, tick, store.wait)
+        # The devices of a cluster are those of its nodes.
+        local = replace(settings.engine, device="cpu", precision=None) if settings.engine.name == "ray" else settings.engine
+        execute = assembly.executor(local, tick, store.wait)
         cleanup.callback(execute.close)
         display.note(f"loading {experiment.data_name} ...")
         federation = assembly.gather(experiment)
@@ -253,6 +259,13 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment) -> N
             engine = InProcessEngine(
                 method, prepared.task, federation.clients, root, execute, policies, update_bn=settings.models.update_bn
             )
+            if settings.engine.name == "ray":
+                display.note("starting Ray ...")
+                execute = cleanup.enter_context(
+                    started_executor(experiment, federation, engine, execute, tick, stop, display.note)
+                )
+                engine.execute = execute
+                cleanup.callback(store.wait)  # a checkpoint may need weights that are still there
             loop(engine).run(at, config)
         write_text(folder / ENGINE, "".join(f"{line}\n" for line in execute.explain()))
     summary.write(folder, config)

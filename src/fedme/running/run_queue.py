@@ -25,6 +25,7 @@ from fedme.core.atomic_files import RunError, locked
 from fedme.core.method import TaskError
 from fedme.core.typed import TypedError
 from fedme.datasets.data_errors import DataError, PartitionError
+from fedme.execution.device import JOB
 from fedme.federation.flower import EngineError
 from fedme.results import run_directory, summary
 from fedme.running import run
@@ -97,7 +98,7 @@ class Batch:
         self.display.start("runs", len(todo))
         try:
             with run.stopping() as stop:
-                workers += [Worker(self.after) for _ in range(jobs)]
+                workers += [Worker(self.after, number) for number in range(jobs)]
                 while waiting or any(worker.planned for worker in workers):
                     stop()
                     for worker in workers:
@@ -198,8 +199,8 @@ def attempt(planned: Planned, display: Display, after: Callable[[Path], None]) -
 class Worker:
     """A process that runs one experiment at a time."""
 
-    def __init__(self, after: Callable[[Path], None]) -> None:
-        self.after = after
+    def __init__(self, after: Callable[[Path], None], number: int) -> None:
+        self.after, self.number = after, number
         self.planned: Planned | None = None
         self.progress = ""
         self._start_process()
@@ -207,7 +208,7 @@ class Worker:
     def _start_process(self) -> None:
         context = mp.get_context("spawn")  # torch's threads do not survive a fork
         self.connection, other_end = context.Pipe()
-        self.process = context.Process(target=_serve, args=(other_end, self.after))
+        self.process = context.Process(target=_serve, args=(other_end, self.after, self.number))
         self.process.start()
         other_end.close()
 
@@ -266,7 +267,8 @@ def _send(connection: Connection, message: Mapping[str, Any]) -> None:
     connection.send_bytes(json.dumps(message).encode())
 
 
-def _serve(connection: Connection, after: Callable[[Path], None]) -> None:
+def _serve(connection: Connection, after: Callable[[Path], None], number: int) -> None:
+    os.environ[JOB] = str(number)
     os.setpgid(0, 0)  # Ctrl-C reaches the parent only
     parent = os.getppid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

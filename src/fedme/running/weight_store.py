@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedme.core.atomic_files import RunError, replacing
 from fedme.core.flat_params import FlatParams, flat_params
+from fedme.core.held_params import HeldParams, held_params
 from fedme.core.model import Arch
 
 T = TypeVar("T")
@@ -70,6 +71,16 @@ class Weights(Mapping[str, Tensor]):
         return dict, (dict(self.loaded()),)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The type of the first tensor; nothing is read."""
+        return TYPES[self.layout[0][1]] if self.layout else torch.float32
+
+    @property
+    def held_params(self) -> HeldParams | None:
+        """The weights, if they are elsewhere: in another process or on a device."""
+        return held_params(self.tensors) if self.tensors is not None else None
+
+    @property
     def flat_params(self) -> FlatParams | None:
         """The weights in one tensor, if they are."""
         return flat_params(self.tensors) if self.tensors is not None else None
@@ -106,6 +117,9 @@ class Store:
     def _adopted(self, tensors: Mapping[str, Tensor]) -> Weights:
         if isinstance(tensors, Weights) and tensors.store is self:
             return tensors
+        if (held := held_params(tensors)) is not None:  # a checkpoint will need them, but perhaps not in every round
+            named = tuple((name, str(dtype).removeprefix("torch."), shape) for name, dtype, shape in held.form.tensors)
+            return Weights(self, self.layouts.setdefault(named, named), held, None)
         flat = flat_params(tensors)
         if flat is not None:
             dtype = str(flat.layout.dtype).removeprefix("torch.")
@@ -237,7 +251,7 @@ def _mapped(value: Any, change: Any, seen: dict[int, Any]) -> Any:
     if id(value) in seen:
         return seen[id(value)][1]
     if isinstance(value, Mapping):
-        if isinstance(value, FlatParams) or (value and all(isinstance(item, Tensor) for item in value.values())):
+        if isinstance(value, FlatParams | HeldParams) or (value and all(isinstance(item, Tensor) for item in value.values())):
             new: Any = change(value)
         else:
             items = {key: _mapped(item, change, seen) for key, item in value.items()}

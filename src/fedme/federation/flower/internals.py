@@ -149,8 +149,8 @@ def registered_node(database: Path, key: bytes) -> int | None:
     pem = public_key(key).public_bytes(*encoding)
     with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
         query = "SELECT node_id FROM node WHERE public_key = ? AND status != 'unregistered'"
-        found = connection.execute(query, (pem,)).fetchone()
-    return None if found is None else int(found[0]) % 2**64  # SQLite's integers have a sign
+        row = connection.execute(query, (pem,)).fetchone()
+    return None if row is None else int(row[0]) % 2**64  # SQLite's integers have a sign
 
 
 def push_error() -> type[Exception]:

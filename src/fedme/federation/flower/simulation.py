@@ -6,16 +6,13 @@ process. Each process loads the data of the experiment once.
 
 import functools
 import logging
-import os
-import shlex
-import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import flwr.simulation
-import ray
 import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -26,6 +23,7 @@ from fedme.core.model import Arch, Model
 from fedme.core.operations import Computation
 from fedme.core.typed import TypedError
 from fedme.execution.lockstep import T, Timed
+from fedme.execution.ray.cluster import joined
 from fedme.federation.client_work import Evaluation, Finetune, ModelScore
 from fedme.federation.flower import EngineError
 from fedme.federation.flower.flower_apps import client_app
@@ -144,10 +142,13 @@ def run(
     workers: int,
     threads: int,
     address: str | None = None,
+    modules: Sequence[Path] = (),
+    gpus: int = 0,
 ) -> None:
     """Call `work` with an engine on Flower: on the Ray cluster at `address`, else on `workers` processes of this machine.
 
-    `on_reply` is called at every reply, `on_poll` while waiting for one; it may raise to stop the run.
+    Other machines get the source files of `modules`; a process takes so many `gpus`. `on_reply` is called at every reply,
+    `on_poll` while waiting for one; it may raise to stop the run.
     """
     ended = threading.Event()
     app = ServerApp()
@@ -167,22 +168,13 @@ def run(
         work(FlowerSimulation(actor, requests, on_reply))
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    # "local" starts new Ray processes even if a cluster is already running on this machine.
-    where: dict[str, Any] = {"address": address} if address else {"address": "local", "num_cpus": workers}
-    options = {**where, "log_to_driver": False, "logging_level": logging.ERROR}
-    if not address and (interpreter := shlex.quote(sys.executable)) != sys.executable:
-        # Ray gives the path of the interpreter to a shell, which would divide it at a space. Flower uses a Ray that is there.
-        environment = {"py_executable": interpreter, "env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}
-        ray.init(**options, include_dashboard=False, runtime_env=environment)
     try:
-        flwr.simulation.run_simulation(
-            app,
-            client_app({name: functools.partial(handle, name, open_actor) for name in ("train", "evaluate")}),
-            len(actor.engine.clients),
-            backend_config={
-                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-                "init_args": options,
-            },
-        )
+        with joined(address, workers, modules, torch.cuda.device_count() if gpus else 0):  # Flower uses a Ray that is there
+            flwr.simulation.run_simulation(
+                app,
+                client_app({name: functools.partial(handle, name, open_actor) for name in ("train", "evaluate")}),
+                len(actor.engine.clients),
+                backend_config={"client_resources": {"num_cpus": 1, "num_gpus": gpus}, "init_args": {}},
+            )
     finally:
         ended.set()

@@ -1,0 +1,71 @@
+"""Start a private Ray on this machine, or join the cluster at an address, for as long as a run takes."""
+
+import contextlib
+import logging
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from fedme.execution.ray import EngineError
+
+
+@contextlib.contextmanager
+def joined(address: str | None, processes: int, modules: Sequence[Path] = (), gpus: int = 0) -> Iterator[None]:
+    """Ray while the block runs: the cluster at `address`, else `processes` new processes of this machine, which end with it.
+
+    Other machines get the source files of `modules`. All processes get the directory of data sets, FEDME_DATA. A Ray that this
+    program has started itself is used as it is.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    environment: dict[str, Any] = {"env_vars": {}}
+    if folder := os.environ.get("FEDME_DATA"):
+        environment["env_vars"]["FEDME_DATA"] = str(Path(folder).expanduser().absolute())
+    if address:
+        where: dict[str, Any] = {"address": address}
+        environment["py_modules"] = [str(module) for module in modules]
+    else:
+        # "local" starts new Ray processes even if a cluster is already running on this machine.
+        where = {"address": "local", "num_cpus": processes, "include_dashboard": False}
+        where |= {"num_gpus": gpus} if gpus else {}
+        environment["env_vars"]["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        if (interpreter := shlex.quote(sys.executable)) != sys.executable:
+            # Ray gives the path of the interpreter to a shell, which would divide it at a space.
+            environment["py_executable"] = interpreter
+    with _own_signals():
+        try:
+            ray.init(**where, runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # Ray raises many kinds
+            place = f"the Ray cluster at '{address}' cannot be joined" if address else "Ray cannot be started"
+            raise EngineError(f"{place}: {str(error).strip()}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handlers of signals: Ray sets its own for SIGTERM, which would end a run without saving it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def places(needs: Mapping[str, float]) -> int:
+    """How many processes with these needs ("CPU", "GPU") fit on the nodes of the cluster."""
+    free = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return sum(min(int(node.get(name, 0.0) / needed) for name, needed in needs.items()) for node in free)

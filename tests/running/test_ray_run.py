@@ -1,0 +1,319 @@
+"""Runs with their operations on Ray: the bits of one process, counted messages, and processes that die."""
+
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedme import Client, FedMe
+from fedme.config.experiment import ConfigError, load
+from fedme.config.identity import user_files
+from fedme.datasets.data_errors import DataError
+from fedme.execution import ray as fedme_ray
+from fedme.results import records
+from fedme.running import ray_run, run
+from fedme.running.progress import Display
+from fedme.running.round_loop import Interrupted
+
+fedme_ray.keep_ray_private()
+
+from fedme.execution.ray import EngineError, actor as ray_actor, executor as ray_executor  # noqa: E402
+from fedme_test_ray import in_this_process  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+
+CONFIG = """
+rounds = 3
+[method]
+name = "fedme"
+[data]
+name = "digits"
+limit = 400
+unlabeled = 40
+[partition]
+name = "dirichlet"
+clients = 8
+alpha_label = 1.0
+[models]
+pool = ["mlr", "dnn-16", "cnn-small"]
+[train]
+epochs = 1
+momentum = 0.9
+[finetune]
+epochs = 1
+"""
+METHODS = {
+    "fedme": ["method.clusters=2"],
+    "fml": ["method=fml", "models.shared=dnn-8", "checkpoint_every=2"],
+    "fedavg": ["method=fedavg", "models.shared=dnn-8", "train.cohort=5"],
+    "fedmd": ["method=fedmd", "data.public=20", "method.public_epochs=1", "data.unlabeled=0"],
+    "centralized": ["method=centralized", "models.shared=dnn-8"],
+    "private": ["method=fml", "models.shared=dnn-8", "privacy.epsilon=5"],
+    "batch-norm": ["method=fedavg", "models.shared=fedme_test_user_networks:Normed"],
+    "stacked": ["method=fedavg", "models.shared=dnn-8", "engine.path=stacked"],
+    "eager": ["method=fedme", "engine.path=workers"],
+}
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    return in_this_process(monkeypatch)
+
+
+@pytest.fixture
+def executors(monkeypatch):
+    """The executors of the runs of a test."""
+    made = []
+    begin = ray_executor.RayExecutor.__init__
+
+    def noted(self, *arguments):
+        begin(self, *arguments)
+        made.append(self)
+
+    monkeypatch.setattr(ray_executor.RayExecutor, "__init__", noted)
+    return made
+
+
+def play(folder: Path, *words: str) -> Path:
+    (folder.parent / "experiment.toml").write_text(CONFIG)
+    experiment, _ = load(folder.parent / "experiment.toml", [f"output={folder}", *words])
+    run.start(experiment, Display(Console(quiet=True), quiet=True))
+    return folder
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.glob("clients/*/*.safetensors"))}
+    assert len(files) >= 16
+    return files
+
+
+def numbers(folder: Path) -> list[dict[str, object]]:
+    return [{key: value for key, value in row.items() if not key.endswith("seconds")} for row in records.read(folder)]
+
+
+def same(here: Path, there: Path) -> None:
+    assert weights(there) == weights(here)
+    assert numbers(there) == numbers(here)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_bits_of_one_process(method, processes, tmp_path):
+    words = METHODS[method]
+    here = play(tmp_path / "here", *words)
+    there = play(tmp_path / "there", *words, "engine.name=ray", "engine.workers=2")
+    same(here, there)
+    ways = [{line.split(" (")[0] for line in (folder / "engine.log").read_text().splitlines()} for folder in (here, there)]
+    said = {line for line in ways[1] if line.startswith("on Ray: ")}
+    assert len(said) == 1
+    if method != "eager":  # worker processes are named
+        assert ways[1] - said == ways[0]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_any_number_of_processes_gives_the_same_bits(workers, processes, tmp_path):
+    same(play(tmp_path / "here"), play(tmp_path / "there", "engine.name=ray", f"engine.workers={workers}"))
+
+
+def test_a_process_that_dies_costs_only_its_operations(processes, tmp_path, monkeypatch, executors):
+    """Every third message kills its process, after the work was done or before."""
+    sent = Counter()
+    begin = ray_executor.RayExecutor._send
+
+    def killing(self, *arguments):
+        pending = begin(self, *arguments)
+        sent["steps"] += 1
+        if sent["steps"] % 3 == 0 and sent["killed"] < 3:
+            sent["killed"] += 1
+            processes.kill(next(iter(pending.values()))[0].handle)
+        return pending
+
+    here = play(tmp_path / "here")
+    monkeypatch.setattr(ray_executor.RayExecutor, "_send", killing)
+    same(here, play(tmp_path / "there", "engine.name=ray", "engine.workers=2"))
+    assert sent["killed"] == 3
+
+
+def test_weights_that_died_with_their_process_are_computed_again(processes, tmp_path, monkeypatch, executors):
+    """The process dies after it has answered and before anybody has read what it trained."""
+    killed = Counter()
+    begin = ray_executor.RayExecutor._values
+
+    def killing(self, answer, actor, *arguments):
+        values = begin(self, answer, actor, *arguments)
+        if answer.packages and killed["times"] < 2:
+            killed["times"] += 1
+            processes.kill(actor.handle)
+        return values
+
+    here = play(tmp_path / "here")
+    monkeypatch.setattr(ray_executor.RayExecutor, "_values", killing)
+    same(here, play(tmp_path / "there", "engine.name=ray", "engine.workers=2"))
+    assert killed["times"] == 2
+
+
+def test_operations_that_kill_every_process_are_named(processes, tmp_path):
+    words = ["method=local", "models.pool=['fedme_test_ray_networks:Deadly']", "engine.path=reference"]
+    with pytest.raises(EngineError) as failed:
+        play(tmp_path / "there", *words, "engine.name=ray", "engine.workers=2", "partition.clients=2")
+    assert "died, 4 times: train on the training samples of client" in str(failed.value)
+
+
+def test_what_a_network_raises_ends_the_run_in_one_line(processes, tmp_path):
+    words = ["method=local", "models.pool=['fedme_test_ray_networks:Refusing']", "engine.path=reference"]
+    with pytest.raises(EngineError, match="^ValueError: not today$"):
+        play(tmp_path / "there", *words, "engine.name=ray", "engine.workers=2")
+
+
+@pytest.mark.parametrize("method", ["fedme", "fedavg", "fml"])
+def test_calls_and_bytes(method, processes, tmp_path, executors):
+    """At most four messages per process and round. What travels is what the method sends, and little more: everything counts.
+
+    The states of clients, which FML has, go to the checkpoint: they come once, after the last round.
+    """
+    rounds, workers, sizes = (
+        4,
+        2,
+        ["data.limit=1000", "partition.clients=40", "models.pool=['dnn-64','dnn-96','dnn-128','mlr']"],
+    )
+    words = [*sizes, f"rounds={rounds}", f"checkpoint_every={rounds}", f"evaluate_every={rounds}", "finetune.epochs=0"]
+    shared = ["models.shared=dnn-64"] if method != "fedme" else []
+    chosen = [*METHODS[method], *words, *shared, *(["train.cohort=40"] if method == "fedavg" else [])]
+    folder = play(tmp_path / "there", *chosen, "engine.name=ray", f"engine.workers={workers}")
+    (execute,) = executors
+    assert execute.traffic.calls == len(processes.sent)
+    assert execute.traffic.calls <= 4 * workers * rounds
+    rows = list(records.read(folder))
+    down, up = (sum(row[name] for row in rows) for name in ("bytes_down", "bytes_up"))
+    states = sum(path.stat().st_size for path in folder.glob("weights/*.bin")) if method == "fml" else 0
+    assert sum(processes.sent) + execute.traffic.bytes_sent <= 1.1 * down + states
+    assert sum(processes.answered) + sum(processes.gets) <= 1.1 * (up + states)
+
+
+NETWORK = """
+import math
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 12), nn.Tanh(), nn.Linear(12, classes))
+
+    def forward(self, x):
+        return self.net(x)
+"""
+METHOD = """
+from dataclasses import dataclass
+from fedme.core.method import Report
+from fedme.core.operations import train
+from fedme.methods.fedavg import FedAvg
+from fedme.methods.shared_model import TrainedCopy
+
+@dataclass(frozen=True)
+class Doubled:
+    factor: float = 2.0
+
+    def __call__(self, logits, y):
+        from torch.nn.functional import cross_entropy
+        return {role: self.factor * cross_entropy(z, y, reduction="none") for role, z in logits.items()}
+
+@dataclass(frozen=True)
+class Twice(FedAvg):
+    def client_round(self, state, down, data, when, key):
+        optimizer, schedule = self.train.local_optimizer(Doubled(), when), self.train.batch_schedule(when)
+        trained = yield from train({"global": down.model}, optimizer, data.train, schedule, key.at("train"))
+        return state, TrainedCopy(trained.models["global"], len(data.train)), Report(trained.losses)
+"""
+
+
+def test_real_processes(tmp_path, monkeypatch):
+    """A private Ray on loopback starts and ends with the run; network and method are the user's."""
+    (tmp_path / "experiment.toml").write_text(CONFIG)
+    (tmp_path / "my_network.py").write_text(NETWORK)
+    (tmp_path / "my_method.py").write_text(METHOD)
+    words = ["method=my_method:Twice", "models.shared=my_network:Net"]
+    command = [
+        sys.executable,
+        "-m",
+        "fedme",
+        "run",
+        "experiment.toml",
+        "engine=ray",
+        "engine.workers=2",
+        "output=there",
+        *words,
+    ]
+    with (tmp_path / "output").open("w") as output:
+        there = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=output)
+    try:
+        assert there.wait(600) == 0, (tmp_path / "output").read_text()
+    finally:
+        there.kill()
+        there.wait()
+    monkeypatch.syspath_prepend(tmp_path)
+    same(play(tmp_path / "here", *words), tmp_path / "there")
+    assert (tmp_path / "there" / "engine.log").read_text().startswith("on Ray: ")
+
+
+def test_modules_of_ones_own_are_found(tmp_path, monkeypatch):
+    """Those that the configuration names, and those that were loaded from beside them; nothing that is installed."""
+    (tmp_path / "own_nets").mkdir()
+    (tmp_path / "own_nets" / "__init__.py").write_text("import beside\nfrom torch import nn\nclass Net(nn.Linear): pass\n")
+    (tmp_path / "beside.py").write_text("")
+    (tmp_path / "unused.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = {"method": {"name": "fedavg"}, "models": {"pool": ["own_nets:Net", "mlr"], "shared": "torch.nn:Linear"}}
+    assert user_files(config) == [tmp_path / "beside.py", tmp_path / "own_nets"]
+    assert user_files({"method": {"name": "fedavg"}, "models": {"pool": ["mlr"]}}) == []
+
+
+def test_nodes_that_differ_are_refused(processes, tmp_path, monkeypatch):
+    real = ray_actor.Identity.of.__func__
+
+    def other(cls, splits):
+        mine = real(cls, splits)
+        return mine if processes.current is None else replace(mine, torch="1.0", samples="others")
+
+    monkeypatch.setattr(ray_actor.Identity, "of", classmethod(other))
+    with pytest.raises(EngineError, match="must have what this machine has: torch is 1.0, expected .*; other samples"):
+        play(tmp_path / "there", "engine.name=ray", "engine.workers=2")
+
+
+def test_a_node_without_the_data_says_so(processes, tmp_path, monkeypatch):
+    def failing(config):
+        raise DataError("/data/mnist: no such folder")
+
+    monkeypatch.setattr(ray_run, "open_data", failing)
+    with pytest.raises(EngineError, match="cannot open the data: .*DataError: /data/mnist: no such folder"):
+        play(tmp_path / "there", "engine.name=ray", "engine.workers=2")
+
+
+def test_a_run_stops_and_goes_on(processes, tmp_path, monkeypatch, executors):
+    """Ctrl-C in the middle of a round saves what is finished, also what only the processes have."""
+    words = ["method=fml", "models.shared=dnn-8", "checkpoint_every=3"]
+    here = play(tmp_path / "here", *words)
+    steps = Counter()
+    begin = ray_executor.RayExecutor._send
+
+    def stopping(self, *arguments):
+        steps["sent"] += 1
+        if steps["sent"] == 4:
+            raise Interrupted("now")
+        return begin(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ray_executor.RayExecutor, "_send", stopping)
+        with pytest.raises(Interrupted, match="stopped after 1 of 3 rounds"):
+            play(tmp_path / "there", *words, "engine.name=ray", "engine.workers=2")
+    assert run.resume(tmp_path / "there", Display(Console(quiet=True), quiet=True))
+    same(here, tmp_path / "there")
+
+
+def test_samples_of_a_program_stay_in_it(tmp_path):
+    clients = [Client("a", train=(np.zeros((8, 2)), [0, 1] * 4)), Client("b", train=(np.ones((8, 2)), [0, 1] * 4))]
+    with pytest.raises(ConfigError, match="engine.name: 'ray' needs data in files"):
+        FedMe(rounds=1, engine={"name": "ray"}).fit(clients, output=tmp_path / "run")
