@@ -147,9 +147,9 @@ def test_the_report_shows_what_counts(trained, tmp_path):
     worst = mine["clients"][values.index(max(values) if kind == "regression" else min(values))]
     assert f"The worst clients are {worst} (" in told
     assert "Compared with the best that each client could train alone: " in told
-    judged = dict(zip(mine["clients"], mine["joining"]["clients"], strict=True))
-    assert {client: line["words"] for client, line in judged.items()} == {
-        v.client: v.words() for v in result.verdicts(quiet=True)
+    judged = next(comparison for comparison in mine["gain"]["compared"] if comparison["key"] == "verdict")
+    assert {line["client"]: (line["label"], line["value"], line["alone"]) for line in judged["clients"]} == {
+        v.client: (v.label, v.value, v.local) for v in result.verdicts(quiet=True)
     }
     assert story["summary"]["table"]["header"][3] == f"test {title}"
     assert sum(map(sum, mine["labels"]["counts"])) > 0

@@ -116,7 +116,7 @@ def test_resume_gives_more_rounds(fedme, trained):
     for words, message in [
         (["rounds=2"], "can only become more"),
         (["rounds=many"], "rounds: must be an integer, got 'many'"),
-        (["train.lr=1"], "'train.lr=1'"),
+        (["train.lr=1"], "train.lr: cannot change when"),
         (["rounds=5", "--rounds", 6], "given twice"),
     ]:
         code, _, err = fedme("resume", trained, *words)

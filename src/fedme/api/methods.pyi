@@ -12,6 +12,7 @@ class ExperimentSettings(typing.TypedDict, total=False):
     rounds: int
     evaluate_every: int
     checkpoint_every: int
+    save: typing.Literal['all', 'none']
     log: typing.Union[typing.Literal['tensorboard', 'mlflow'], tuple[typing.Literal['tensorboard', 'mlflow'], ...]]
     data: collections.abc.Mapping[str, typing.Any]
     partition: collections.abc.Mapping[str, typing.Any]
@@ -52,6 +53,7 @@ class FedAvg(Learner):
         self,
         *,
         weighting: typing.Literal['samples', 'uniform'] = ...,
+        shared: str | tuple[str, ...] = ...,
         **experiment: typing.Unpack[ExperimentSettings],
     ) -> None: ...
 
@@ -62,6 +64,7 @@ class FedProx(Learner):
         self,
         *,
         weighting: typing.Literal['samples', 'uniform'] = ...,
+        shared: str | tuple[str, ...] = ...,
         mu: float = ...,
         **experiment: typing.Unpack[ExperimentSettings],
     ) -> None: ...
@@ -268,7 +271,7 @@ class FML(Learner):
         alpha: float | tuple[float, float] = ...,
         beta: float | tuple[float, float] = ...,
         schedule: typing.Literal['linear', 'step'] = ...,
-        shared: str = ...,
+        shared: str | tuple[str, ...] = ...,
         loss: typing.Literal['convex', 'sum'] = ...,
         weighting: typing.Literal['uniform', 'samples'] = ...,
         optimizer_state: typing.Literal['keep', 'reset'] = ...,
@@ -289,6 +292,7 @@ class PFML(Learner):
         l2: float = ...,
         aux: typing.Literal['persistent', 'anchored', 'reset'] = ...,
         train_all: bool = ...,
+        shared: str | tuple[str, ...] = ...,
         **experiment: typing.Unpack[ExperimentSettings],
     ) -> None: ...
 
@@ -306,5 +310,6 @@ class FedMe(Learner):
         adopt: str | collections.abc.Callable[[fedme.methods.fedme.adoption.Candidate], float] = ...,
         adopt_by: collections.abc.Mapping[str, str | collections.abc.Callable[[fedme.methods.fedme.adoption.Candidate], float]] = ...,
         order: typing.Literal['simultaneous', 'alternating'] = ...,
+        shared: str | tuple[str, ...] = ...,
         **experiment: typing.Unpack[ExperimentSettings],
     ) -> None: ...

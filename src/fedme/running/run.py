@@ -154,7 +154,7 @@ def _require_same_results(folder: Path, before: Mapping[str, Any], after: Mappin
     """Refuse to continue a run with settings that change its results."""
     allowed = [f"engine.{key}" for key in MACHINE]
     if others := [name for name in changed_keys(before, after) if name not in allowed]:
-        listed = ", ".join(allowed[:-1]) + f" and {allowed[-1]}"
+        listed = ", ".join(["rounds", *allowed[:-1]]) + f" and {allowed[-1]}"
         raise ConfigError(f"{', '.join(others)}: cannot change when {folder} is continued, only {listed} can; start a new run")
 
 
