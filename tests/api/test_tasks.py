@@ -147,7 +147,9 @@ def test_the_report_shows_what_counts(trained, tmp_path):
     worst = mine["clients"][values.index(max(values) if kind == "regression" else min(values))]
     assert f"The worst clients are {worst} (" in told
     assert "Compared with the best that each client could train alone: " in told
-    judged = next(comparison for comparison in mine["gain"]["compared"] if comparison["key"] == "verdict")
+    judged = next(
+        comparison for comparison in story["families"][mine["family"]]["gain"]["compared"] if comparison["key"] == "verdict"
+    )
     assert {line["client"]: (line["label"], line["value"], line["alone"]) for line in judged["clients"]} == {
         v.client: (v.label, v.value, v.local) for v in result.verdicts(quiet=True)
     }
