@@ -13,7 +13,7 @@ import json
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class Entry:
 
     method: str
     models: str
-    pool: tuple[Any, ...]
+    pool: tuple[Any, ...] = field(hash=False)  # architectures may be tables
 
     @property
     def name(self) -> str:

@@ -526,7 +526,7 @@ def test_validation_chooses_rate_and_stage():
 def test_methods_are_compared_on_tables_that_can_be_continued(tmp_path, monkeypatch, capsys):
     found, digits = module("method_table"), {"name": "digits", "limit": 400, "val": 0.2, "unlabeled": 40, "public": 40}
     common = {"data": digits, "partition": {"name": "dirichlet", "clients": 3, "alpha_label": 1.0, "seed": 0}}
-    entries = tuple(found.Entry(name, "dnn-8", ("dnn-8",)) for name in ("local", "fedavg", "fedproto"))
+    entries = tuple(found.Entry(name, "dnn-8", ({"name": "dnn-8"},)) for name in ("local", "fedavg", "fedproto"))
     monkeypatch.setattr(found, "WORKS", {"mnist": lambda folder, quick: found.Work("mnist", common, entries, 2)})
     monkeypatch.setattr(sys, "argv", ["method_table.py", "mnist", "--output", str(tmp_path)])
     monkeypatch.setattr(found, "RATES", (0.1,))
