@@ -153,7 +153,7 @@ def test_the_report_shows_what_counts(trained, tmp_path):
     assert {line["client"]: (line["label"], line["value"], line["alone"]) for line in judged["clients"]} == {
         v.client: (v.label, v.value, v.local) for v in result.verdicts(quiet=True)
     }
-    assert story["summary"]["table"]["header"][3] == f"test {title}"
+    assert f"test {title}" in story["summary"]["table"]["header"]
     assert sum(map(sum, mine["labels"]["counts"])) > 0
     result.report(tmp_path / "r.html")
 
