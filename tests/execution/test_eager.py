@@ -173,7 +173,7 @@ def training(archs, optimizer, samples=21, source=IMAGES, dtype=torch.float64, o
 
 def agree(engine, op):
     assert engine.supports(op) == ""
-    before = {role: {n: v.clone() for n, v in (m.params | m.buffers).items()} for role, m in op.models.items()}
+    before = {role: {n: v.clone() for n, v in ({**m.params, **m.buffers}).items()} for role, m in op.models.items()}
     want, (got,) = reference.train(op), engine.run([op], lambda: None)
     assert list(got.models) == list(want.models)
     for role, model in want.models.items():

@@ -83,7 +83,8 @@ def test_statistics_of_a_client_are_in_its_own_models_only(name):
     for evaluation in evaluations.values():
         assert evaluation.models.keys() - {"global"} == {"personal", "finetuned"}
         marked = {role for role, model in evaluation.models.items() if has_mark(model)}
-        assert marked == {"personal", "finetuned"}  # the server's model stays as it was sent
+        # The server's model stays as it was sent; HeteroFL's has no statistics, so every client estimates them for its slice.
+        assert marked == {"personal", "finetuned"} | ({"global"} if name == "heterofl" else set())
     assert len(engine.messages) >= 2
     assert not has_mark([*engine.messages, *deliveries.values(), server])
     assert not has_mark(list(engine.states.values()))

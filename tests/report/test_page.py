@@ -267,6 +267,7 @@ def test_verdicts_of_two_and_of_a_thousand_clients(browser, tmp_path, count):
     assert "lost (1)" in chart.text_content()
     assert page.locator(".counts").text_content() == f"1 gained1 lost{count - 2:,} not clear"
     page.locator("#gain summary").click()
+    page.locator("#gain tbody tr").nth(count - 1).wait_for()  # it is drawn when it is opened
     assert page.locator("#gain tbody tr").count() == count
     assert "do not join" in page.locator("#gain tbody tr").nth(0).text_content()  # the largest loss first
     point(page, "#gain .hover", 0.5, 0.1 if count == 2 else 0.28)

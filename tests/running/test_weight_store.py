@@ -1,6 +1,7 @@
 """Weights at rest: a budget of memory, files that are written once, and nothing believed that is read."""
 
 import pickle
+from collections.abc import Generator
 
 import pytest
 import torch
@@ -112,6 +113,15 @@ def test_every_type_and_shape_comes_back(tmp_path_factory, data):
     store.close()
 
 
+class Models:
+    """The types of a method whose clients keep a model."""
+
+    exchanged = ()
+
+    def init_server(self) -> None: ...
+    def client_round(self, state: Model, down: Model) -> Generator[None, None, tuple[Model, Model, None]]: ...
+
+
 def files(store):
     return {path.name: path.stat().st_mtime_ns for path in store.folder.iterdir()}
 
@@ -138,10 +148,6 @@ def test_a_checkpoint_writes_only_what_is_new(tmp_path):
     found = load(tmp_path, {})
     assert found.header.round == 2
 
-    class Models:
-        def init_server(self) -> None: ...
-        def client_round(self, state: Model) -> None: ...
-
     back = states(tmp_path, again, found, Models(), archs).clients
     assert held(again) == 0  # nothing is read before it is wanted
     assert all(same(back[c], clients[c]) for c in clients)
@@ -163,10 +169,6 @@ def test_damage_is_noticed_and_named(tmp_path):
     with pytest.raises(RunError, match="cannot be read"):
         kept.params.loaded()
     found = load(tmp_path, {})
-
-    class Models:
-        def init_server(self) -> None: ...
-        def client_round(self, state: Model) -> None: ...
 
     with pytest.raises(RunError, match="is too short.*delete it to start again"):
         states(tmp_path, store, found, Models(), {DENSE.name: DENSE})

@@ -18,7 +18,7 @@ from fedme.running.run import LABELS
 
 ScoreKey = tuple[str, str, str]  # model, stage, split
 PERSONAL: ScoreKey = ("personal", "round", "test")
-MOST_SHOWN = 300  # clients that a page shows one by one
+MOST_SHOWN = 1000  # clients that a page shows one by one
 Table = Mapping[int, Mapping[ClientId, Any]]  # by round and client
 
 
