@@ -49,7 +49,7 @@ def file(runs, tmp_path_factory):
     return target
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # tests of other files start browsers of their own, and a process can have only one at a time
 def browser():
     with chromium.launch() as browser:
         yield browser
