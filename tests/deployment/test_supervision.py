@@ -15,7 +15,7 @@ import httpx
 import pytest
 from cryptography import x509
 
-from fedme.core.atomic_files import locked
+from fedme.core.atomic_files import RunError, locked
 from fedme.deployment import attempts, operator, resumption, server_clock, status, status_page, submitted_runs
 from fedme.deployment.operator_folder import Federation
 from fedme.deployment.resumption import Resumer
@@ -157,6 +157,38 @@ def test_an_attempt_that_flower_has_forgotten_is_repeated(run, resumer, monkeypa
     assert resumer.started == []  # no answer; it will start
     resumer()
     assert resumer.started == ["experiment"]
+
+
+def test_an_attempt_that_is_being_started_is_left_alone(run, resumer, monkeypatch):
+    # The server took a `submit` that waited for Flower's answer for a forgotten attempt, and started a second one.
+    monkeypatch.setattr(operator, "runs_of_flower", lambda federation: {})
+    with attempts.starting(run):
+        attempts.begin(run, 0)
+        resumer()
+    assert resumer.started == []
+    resumer()  # whoever started it is gone
+    assert resumer.started == ["experiment"]
+
+
+def test_only_one_process_starts_an_attempt(deployment, run):
+    with attempts.starting(run), pytest.raises(RunError, match="in use by process"):
+        operator.start_attempt(Federation.read(deployment.federation), run)
+    assert attempts.attempt(run) is None
+
+
+def test_the_end_of_an_earlier_attempt_says_nothing_about_the_next(deployment, run, monkeypatch):
+    from fedme.deployment import server_app
+    from fedme.deployment.operator_folder import FOLDER
+
+    def overtaken(*_):
+        attempts.begin(run, 0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv(FOLDER, str(deployment.federation))
+    monkeypatch.setattr(server_app, "run", overtaken)
+    with pytest.raises(KeyboardInterrupt):
+        server_app.main(None, {"run": "experiment"})
+    assert attempts.failure(run) is None
 
 
 def test_a_site_that_was_away_at_the_end_is_served_when_it_is_back(deployment, run, resumer, monkeypatch):

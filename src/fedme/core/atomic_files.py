@@ -8,9 +8,10 @@ import hashlib
 import json
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -256,3 +257,19 @@ def locked(folder: Path) -> Iterator[None]:
             yield
         finally:
             _held_locks.discard(handle)
+
+
+@contextmanager
+def locked_patiently(folder: Path, seconds: float) -> Iterator[None]:
+    """As `locked`, with retries: who asks whether a directory is locked also takes the lock for a moment."""
+    deadline = time.monotonic() + seconds
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked(folder))
+                break
+            except InUse:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+        yield

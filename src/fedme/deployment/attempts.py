@@ -5,15 +5,18 @@ are in the run's folder, so that they survive all of that.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from fedme.core.atomic_files import write_json
+from fedme.core.atomic_files import is_locked, locked_patiently, write_json
 from fedme.core.foreign_text import one_line
 from fedme.core.typed import build
 
 ATTEMPT, STARTED, FAILURE = "attempt.json", "started.json", "failure.json"
+STARTING = "starting"  # a folder that is locked while somebody asks Flower to start the server app
 MAX_FRUITLESS = 3  # attempts in a row that failed with an error of their own before a further round was done
 
 
@@ -50,6 +53,19 @@ def attempt(folder: Path) -> Attempt | None:
     return build(Attempt, json.loads(path.read_text())) if path.exists() else None
 
 
+@contextmanager
+def starting(folder: Path) -> Iterator[None]:
+    """Let no other process start an attempt meanwhile: Flower takes some seconds to answer."""
+    (folder / STARTING).mkdir(exist_ok=True)
+    with locked_patiently(folder / STARTING, seconds=1):
+        yield
+
+
+def being_started(folder: Path) -> bool:
+    """Whether somebody is starting an attempt."""
+    return (folder / STARTING).exists() and is_locked(folder / STARTING)
+
+
 def begin(folder: Path, rounds: int) -> Attempt:
     """Record that Flower is asked to start the server app."""
     before, failed = attempt(folder), failure(folder)
@@ -67,12 +83,19 @@ def accept(folder: Path, made: Attempt, flower_run: str) -> None:
     write_json(folder / ATTEMPT, asdict(replace(made, flower_run=flower_run)))
 
 
-def record_start(folder: Path) -> None:
-    """Record that the server app has begun; called by the server app."""
+def record_start(folder: Path) -> int:
+    """Record that the server app has begun; called by the server app. Returns the number of its attempt."""
     if (last := attempt(folder)) is None:  # Flower was asked by hand
         last = begin(folder, 0)
     (folder / FAILURE).unlink(missing_ok=True)
     write_json(folder / STARTED, {"number": last.number})
+    return last.number
+
+
+def superseded(folder: Path, number: int) -> bool:
+    """Whether a later attempt has begun: how an earlier one ends says nothing about it."""
+    last = attempt(folder)
+    return last is not None and last.number > number
 
 
 def started(folder: Path) -> bool:

@@ -90,6 +90,8 @@ def submit(federation: Federation, what: Experiment | Path, wait: float, log: Ca
     folder = what if isinstance(what, Path) else submitted_runs.same_experiment(federation, what)
     if folder is not None and submitted_runs.running(folder):
         log(f"{folder.name} is running already; following it")
+    elif folder is not None and attempts.being_started(folder):
+        log(f"{folder.name} is being started already; following it")
     elif folder is not None:
         start_attempt(federation, folder)
     elif isinstance(what, Experiment):
@@ -108,22 +110,23 @@ def start_attempt(federation: Federation, folder: Path, patience: float = START_
 
     A server that is still starting is waited for, for `patience` seconds.
     """
-    with locked(folder):  # fails if a server app is at work
-        pass
-    if not patience and not reachable(federation):
-        raise RunError(f"no server at {federation.control} yet")
-    last = attempts.attempt(folder)
-    if last is not None and not (runs_of_flower(federation) or {}).get(last.flower_run, "finished").startswith("finished"):
-        flower(federation, [program("flwr"), "stop", last.flower_run, CONNECTION, "--format", "json"])
-    write_app(federation.server / "app")  # that of the installed version: sites accept no other
-    made = attempts.begin(folder, submitted_runs.rounds_done(folder))
-    deadline = time.monotonic() + patience
-    while "run-id" not in (answer := flower(federation, [*federation.run(folder.name), "--format", "json"])):
-        reason = " ".join(str(answer.get("error-message") or answer.get("error")).split())
-        if "unavailable" not in reason or time.monotonic() > deadline:  # otherwise the server is still starting
-            raise RunError(f"the server at {federation.control} did not accept the run: {reason}")
-        time.sleep(1)
-    attempts.accept(folder, made, str(answer["run-id"]))
+    with attempts.starting(folder):
+        with locked(folder):  # fails if a server app is at work
+            pass
+        if not patience and not reachable(federation):
+            raise RunError(f"no server at {federation.control} yet")
+        last = attempts.attempt(folder)
+        if last is not None and not (runs_of_flower(federation) or {}).get(last.flower_run, "finished").startswith("finished"):
+            flower(federation, [program("flwr"), "stop", last.flower_run, CONNECTION, "--format", "json"])
+        write_app(federation.server / "app")  # that of the installed version: sites accept no other
+        made = attempts.begin(folder, submitted_runs.rounds_done(folder))
+        deadline = time.monotonic() + patience
+        while "run-id" not in (answer := flower(federation, [*federation.run(folder.name), "--format", "json"])):
+            reason = " ".join(str(answer.get("error-message") or answer.get("error")).split())
+            if "unavailable" not in reason or time.monotonic() > deadline:  # otherwise the server is still starting
+                raise RunError(f"the server at {federation.control} did not accept the run: {reason}")
+            time.sleep(1)
+        attempts.accept(folder, made, str(answer["run-id"]))
 
 
 def resume_hint(folder: Path) -> str:

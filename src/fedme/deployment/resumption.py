@@ -30,7 +30,8 @@ class Resumer:
         if now < self.next_look:
             return
         for folder in submitted_runs.all_runs(self.federation):
-            if not submitted_runs.running(folder) and now >= self.not_before.get(folder, 0.0):
+            at_work = submitted_runs.running(folder) or attempts.being_started(folder)
+            if not at_work and now >= self.not_before.get(folder, 0.0):
                 try:
                     self._continue_if_needed(folder)
                 except (RunError, OSError) as error:  # Flower's server is starting, or the disk is full

@@ -3,9 +3,8 @@
 import functools
 import json
 import os
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import httpx
 import torch
 from rich.console import Console
 
-from fedme.core.atomic_files import RunError, locked
+from fedme.core.atomic_files import RunError, locked_patiently
 from fedme.core.data import ClientId
 from fedme.core.key import Key
 from fedme.deployment import attempts, proxy_files, submitted_runs
@@ -34,7 +33,7 @@ from fedme.running.round_loop import RoundLoop
 from fedme.running.weight_store import Store
 
 POLL_INTERVAL = 0.3  # seconds between two polls for replies
-LOCK_ATTEMPTS = 50  # ten per second
+LOCK_PATIENCE = 5.0  # seconds
 
 
 def main(grid: Any, run_config: Mapping[str, Any]) -> None:
@@ -43,8 +42,8 @@ def main(grid: Any, run_config: Mapping[str, Any]) -> None:
     folder = federation.runs / Path(str(run_config["run"])).name
     if not (folder / summary.CONFIG).exists():
         raise RunError(f"{folder}: no run to start here; it needs the experiment as {summary.CONFIG}")
-    with _locked_patiently(folder), (folder / LOG).open("a", encoding="utf-8") as log:
-        attempts.record_start(folder)
+    with locked_patiently(folder, LOCK_PATIENCE), (folder / LOG).open("a", encoding="utf-8") as log:
+        number = attempts.record_start(folder)
         try:
             with Display(Console(file=log, width=160)) as display:
                 run(federation, folder, grid, display)
@@ -52,25 +51,11 @@ def main(grid: Any, run_config: Mapping[str, Any]) -> None:
             ended = not isinstance(error, Exception)  # by a signal, for instance because the superexec has ended
             passes = ended or isinstance(error, (EngineError, OSError, httpx.HTTPError, push_error()))
             reason = "its server app was ended" if ended else str(error) or type(error).__name__
-            if attempts.failure(folder) is None:  # `fedme deploy stop` writes its reason before it stops the run
+            # `fedme deploy stop` writes its reason before it stops the run.
+            if attempts.failure(folder) is None and not attempts.superseded(folder, number):
                 with suppress(OSError):  # the disk may be full
                     attempts.record_failure(folder, reason, "outage" if passes else "error")
             raise
-
-
-@contextmanager
-def _locked_patiently(folder: Path) -> Iterator[None]:
-    """Lock the run's folder. Retries, because checking whether a run is running also takes the lock for a moment."""
-    with ExitStack() as stack:
-        for attempts_left in reversed(range(LOCK_ATTEMPTS)):
-            try:
-                stack.enter_context(locked(folder))
-                break
-            except RunError:
-                if not attempts_left:
-                    raise
-                time.sleep(0.1)
-        yield
 
 
 def run(federation: Federation, folder: Path, grid: Any, display: Display) -> None:
