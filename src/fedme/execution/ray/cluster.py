@@ -33,7 +33,8 @@ def joined(address: str | None, processes: int, modules: Sequence[Path] = (), gp
         environment["env_vars"]["FEDME_DATA"] = str(Path(folder).expanduser().absolute())
     if address:
         where: dict[str, Any] = {"address": address}
-        environment["py_modules"] = [str(module) for module in modules]
+        if modules:  # Ray fails with an empty list
+            environment["py_modules"] = [str(module) for module in modules]
     else:
         # "local" starts new Ray processes even if a cluster is already running on this machine.
         where = {"address": "local", "num_cpus": processes, "include_dashboard": False}
