@@ -15,6 +15,7 @@ from fedme.core.method import Empty, Report, Round
 from fedme.core.operations import Computation, train
 from fedme.core.settings import setting
 from fedme.learning.objectives import CrossEntropy
+from fedme.learning.partial_model import patterns_of
 from fedme.learning.robust_aggregation import OPEN, Defence
 from fedme.learning.training_settings import Training
 from fedme.methods.shared_model import SharedModel, SharedModelMethod, TrainedCopy, averaged, sample_counts
@@ -41,7 +42,7 @@ class FedAvg(SharedModelMethod[Empty, SharedModel, TrainedCopy]):
 
     @property
     def exchanged(self) -> tuple[str, ...]:
-        return (self.shared,) if isinstance(self.shared, str) and self.shared else tuple(self.shared)
+        return patterns_of(self.shared) if self.shared else ()
 
     def client_round(
         self, state: Empty, down: SharedModel, data: ClientData, when: Round, key: Key

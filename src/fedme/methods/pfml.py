@@ -23,6 +23,7 @@ from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, immediately, train
 from fedme.core.settings import setting
 from fedme.learning.optimizers import MutualMoreau
+from fedme.learning.partial_model import patterns_of
 from fedme.learning.robust_aggregation import OPEN, Defence
 from fedme.learning.training_settings import Training, require
 from fedme.methods.shared_model import SharedModel, TrainAllMethod, TrainRequest, averaged
@@ -61,7 +62,7 @@ class PFML(TrainAllMethod[State, SharedModel]):
 
     @property
     def exchanged(self) -> tuple[str, ...]:
-        return (self.shared,) if isinstance(self.shared, str) and self.shared else tuple(self.shared)
+        return patterns_of(self.shared) if self.shared else ()
 
     def __post_init__(self) -> None:
         require(self.lam >= 0, "lam", f"must be >= 0, got {self.lam}")

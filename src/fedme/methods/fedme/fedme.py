@@ -23,6 +23,7 @@ from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, evaluate, immediately, in_parallel, train
 from fedme.core.settings import setting
 from fedme.learning.objectives import CrossEntropy, Mutual
+from fedme.learning.partial_model import patterns_of
 from fedme.learning.robust_aggregation import OPEN, Defence
 from fedme.learning.schedules import most, since
 from fedme.learning.training_settings import Training, require
@@ -100,7 +101,7 @@ class FedMe(Method[Server, Empty, Down, Up]):
 
     @property
     def exchanged(self) -> tuple[str, ...]:
-        return (self.shared,) if isinstance(self.shared, str) and self.shared else tuple(self.shared)
+        return patterns_of(self.shared) if self.shared else ()
 
     def kept_model(self, up: Up) -> Model | None:
         return up.guest if up.adopts else up.own
