@@ -85,7 +85,9 @@ def test_every_place_of_a_table_is_filled(result):
     assert len({(cell.row, cell.column) for cell in result.cells}) == len(result.cells)
     for measure in {cell.measure for cell in result.cells}:
         kind, _, rest = measure.partition(" ")
-        assert measure in [*ACCURACIES, *SAMPLES] or (kind in ("chosen", "seconds", "loss", "client", "clients") and rest)
+        assert measure in [*ACCURACIES, *SAMPLES] or (
+            kind in ("chosen", "seconds", "loss", "client", "clients", "trained", "best") and rest
+        )
 
 
 @pytest.mark.parametrize("scale", ["full", "small", "smoke"])
@@ -101,7 +103,7 @@ def test_alone_means_every_client_in_every_round(scale):
     for run in every_run():
         config = experiment(run, scale, seed=0)
         if config["method"]["name"] == "local":
-            clients = config["data"].get("users") or config["partition"]["clients"]
+            clients = config["data"].get("users") or config["partition"].get("clients") or len(config["data"]["sets"])
             assert config["train"].get("cohort", clients) >= clients, run
 
 
@@ -148,7 +150,7 @@ def test_claims_name_results_and_measures():
             run, _, measure = side.partition(" ")
             catalogue.words_of(run)
             kind = measure.partition(" ")[0]
-            assert measure.removesuffix(" settled") in ACCURACIES or kind in ("client", "clients", "seconds"), side
+            assert measure.removesuffix(" settled") in ACCURACIES or kind in ("client", "clients", "seconds", "trained"), side
 
 
 def test_costs_are_words():

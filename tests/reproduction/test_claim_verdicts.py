@@ -5,7 +5,7 @@ import pytest
 from fedme.reproduction import comparison_tables
 from fedme.reproduction.catalogue import Claim, Column, Result, Row
 from fedme.reproduction.claim_verdicts import of_cell, of_claim
-from fedme.reproduction.findings import Findings, error, value
+from fedme.reproduction.findings import Findings, error, points, value
 from fedme.reproduction.measured import Curve, Measured
 
 RESULT = Result(
@@ -191,6 +191,20 @@ def test_settled_is_the_mean_of_the_last_evaluations():
     wide = Result("x", "x", "x", columns=RESULT.columns, rows=RESULT.rows[:1], settled=True)
     sheet = comparison_tables.sheet(wide, findings(a=[swinging]))
     assert (sheet.header[-1], sheet.rows[0][-1]) == ("mean of the last 5 evaluations %", "64.00")
+
+
+def test_the_best_round_of_a_client_is_a_line():
+    alone = Measured({}, {"client 0": Curve((0, 1, 2), (0.4, 0.6, 0.5), (), 10, 10)})
+    assert list(points(alone, "best client 0")) == [(0, 60.0), (1, 60.0), (2, 60.0)]
+    assert value(alone, "best client 0") == 60
+    assert list(points(alone, "best client 1")) == []
+
+
+def test_what_clients_have_trained_is_a_measure_of_its_own():
+    both = {"own trained val": Curve((4,), (0.7,), (0.6,)), "personal round val": Curve((4,), (0.5,), (0.4,))}
+    assert value(Measured({}, both), "trained own") == pytest.approx(70)
+    assert value(Measured({}, both), "own val") == pytest.approx(50)
+    assert value(Measured({}, both), "trained guest") is None
 
 
 def test_slower():

@@ -200,7 +200,7 @@ def test_the_page_and_its_archive(fedme, tmp_path, smoke, monkeypatch):
     assert code == 0
     folder = tmp_path / "docs" / "reproduction"
     pages = {path: path.read_text() for path in (target, *folder.glob("*.md"))}
-    assert sorted(path.stem for path in pages) == sorted(["reproduction", *catalogue.PAPERS])
+    assert sorted(path.stem for path in pages) == sorted(["plan", "reproduction", *catalogue.PAPERS])
     assert all(f"(reproduction/{paper}.md)" in pages[target] for paper in catalogue.PAPERS)
     assert "## Table 3" in pages[folder / "pfml.md"]
     assert "```\nfedme reproduce pfml-table3 --scale smoke --seeds 1\n```" in pages[folder / "pfml.md"]

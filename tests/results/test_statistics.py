@@ -17,10 +17,13 @@ from fedme.results.statistics import (
     holm,
     mean_gain,
     paired,
+    pairs_needed,
+    power,
     proportion,
     refits,
     rmse_gain,
     same_samples,
+    share_gain,
 )
 from fedme.results.summary import spread
 
@@ -209,13 +212,18 @@ def simulated(kind, samples, draw):
         return accuracy_gain(ours > easy, theirs > easy)
     if kind == "rmse":
         return rmse_gain(ours**2, theirs**2)
+    if kind == "labels":  # five per sample
+        hard = draw.normal(size=(samples, 5))
+        easy = draw.uniform(-1.5, 0.5)
+        right, other = (hard + draw.normal(size=hard.shape) > easy for _ in range(2))
+        return share_gain(right.mean(1), other.mean(1))
     labels = draw.permutation(np.arange(samples) % 2)
     ours, theirs = ours + labels, theirs + labels
     return auroc_gain(np.stack((-ours, ours), 1), np.stack((-theirs, theirs), 1), labels)
 
 
 @pytest.mark.parametrize("samples", [20, 50, 200])
-@pytest.mark.parametrize("kind", ["accuracy", "rmse", "auroc"])
+@pytest.mark.parametrize("kind", ["accuracy", "rmse", "auroc", "labels"])
 def test_sites_without_a_difference_are_told_so(kind, samples):
     """2,000 federations without any difference: at most 6 % of the sites get another verdict than "cannot tell"."""
     draw = np.random.default_rng(samples)
@@ -223,6 +231,28 @@ def test_sites_without_a_difference_are_told_so(kind, samples):
     told = [simulated(kind, samples, draw).direction for _ in range(2000 * sites)]
     assert np.mean(np.array(told) != 0) <= 0.06
     assert np.mean(np.array(told) != 0) >= 0.02  # a test that never finds anything is of no use
+
+
+@pytest.mark.parametrize("samples", [2, 3, 4, 6])
+@pytest.mark.parametrize("kind", ["accuracy", "rmse", "labels"])
+def test_sites_with_a_few_test_samples_get_few_verdicts_by_chance(kind, samples):
+    draw = np.random.default_rng(samples)
+    told = [simulated(kind, samples, draw).direction != 0 for _ in range(6000)]
+    assert np.mean(told) <= 0.06
+
+
+def test_equal_differences_of_a_few_samples_are_not_certain():
+    two, many = (share_gain(np.full(n, 0.75), np.full(n, 0.5)) for n in (2, 200))
+    assert two.gain == many.gain == 0.25
+    assert (two.direction, many.direction) == (0, 1)
+    assert share_gain(np.full(2, 0.5), np.full(2, 0.75)).high == pytest.approx(-two.low)
+    none = share_gain(np.full(3, 0.5), np.full(3, 0.5))
+    assert (none.gain, none.p) == (0.0, 1.0)
+    assert not none.within(0.05)  # three equal samples do not exclude a difference
+    assert share_gain(np.full(2000, 0.5), np.full(2000, 0.5)).within(0.05)
+    draw = np.random.default_rng(3)
+    share, other = draw.random(30), draw.random(30)
+    assert share_gain(share, other) == mean_gain(share, other)
 
 
 def test_bootstrap_covers_the_mean_over_clients_and_seeds():
@@ -289,3 +319,17 @@ def test_auroc_without_variance_has_no_interval():
     gain = auroc_gain(1 - perfect, noisy, y)
     assert gain is not None
     assert -1.0 <= gain.low <= gain.gain <= gain.high <= 1.0
+
+
+def test_power_and_needed_pairs_agree_with_statsmodels():
+    solver = pytest.importorskip("statsmodels.stats.power").TTestPower()
+    for difference, std, pairs in ((1.0, 2.0, 10), (0.5, 0.3, 5), (2.0, 4.0, 30)):
+        two_sided = solver.power(difference / std, pairs, 0.05, alternative="two-sided")
+        assert power(difference, std, pairs) + power(-difference, std, pairs) == pytest.approx(two_sided, abs=1e-6)
+    needed = pairs_needed(1.0, 2.0)
+    assert power(1.0, 2.0, needed) >= 0.8 > power(1.0, 2.0, needed - 1)
+    assert needed == math.ceil(solver.solve_power(0.5, power=0.8, alpha=0.05))
+    assert pairs_needed(1.0, 2.0, level=0.999) > needed
+    assert pairs_needed(0.001, 10.0, most=100) is None
+    assert power(1.0, 1.0, 1) == 0
+    assert (power(1.0, 0.0, 5), power(-1.0, 0.0, 5)) == (1, 0)

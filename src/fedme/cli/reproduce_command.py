@@ -26,8 +26,19 @@ from fedme.cli.app import (
 )
 from fedme.config.experiment import ConfigError
 from fedme.core.processors import processors
-from fedme.reproduction import catalogue, comparison_tables, figures, findings, measured, planned_runs, results_page
+from fedme.reproduction import (
+    catalogue,
+    claim_verdicts,
+    comparison_tables,
+    figures,
+    findings,
+    measured,
+    planned_runs,
+    power_plan,
+    results_page,
+)
 from fedme.reproduction.catalogue import Cell, Result, Scale
+from fedme.reproduction.claim_verdicts import Verdict
 from fedme.results.tables import Format, render
 from fedme.running.progress import Display
 from fedme.running.ray_jobs import on_ray
@@ -40,14 +51,16 @@ def reproduce(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="NAME", help="Results such as pfml-table1, or all.", autocompletion=lambda: [*catalogue.results(), "all"]
+            metavar="NAME...", help="Results such as pfml-table1, or all.", autocompletion=lambda: [*catalogue.results(), "all"]
         ),
     ] = None,
     show_list: Annotated[
         bool, typer.Option("--list", help="List every table and figure with its cost, or the runs of those that are named.")
     ] = False,
     scale: Annotated[Scale, typer.Option(help="The paper's settings, smaller ones, or a smoke test.")] = "small",
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 1,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Number of seeds: 0, 1, ...; 1 by default, with --claim the planned number.")
+    ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="ROW/COLUMN", help="Only these cells (of a figure: CURVE/PANEL); either part may be empty."),
@@ -58,6 +71,14 @@ def reproduce(
     shard: ShardOption = None,
     ray: OnRay = None,
     no_wait: NoWait = False,
+    claim: Annotated[
+        int | None,
+        typer.Option(metavar="NUMBER", min=1, help="The planned runs of a claim, by its number on the page of verdicts."),
+    ] = None,
+    plan: Annotated[
+        float | None,
+        typer.Option(metavar="HOURS", min=0, help="Print the runs that decide most claims per hour, and their estimated time."),
+    ] = None,
     write_page: Annotated[
         Path | None, typer.Option("--page", help="Write a page with all finished results, and its files beside it.")
     ] = None,
@@ -66,24 +87,32 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Run the experiments of the papers' tables and figures, and print our numbers beside theirs."""
-    if show_list and not names:
+    if show_list and not names and claim is None:
         return _list(style, as_json)
+    if plan is not None:
+        return _plan(plan, root, write_page, jobs, style, as_json)
     if write_page is not None:
         return _page(write_page, root, quiet)
     wanted = catalogue.find(names or [])
-    if not wanted:
+    if not wanted and claim is None:
         raise ConfigError("no result named; `fedme reproduce --list` lists them, and `all` runs everything")
     folders = planned_runs.RunFolders(root, scale)
     chosen = {result.name: _chosen(result, only) for result in wanted}
+    runs, count = _runs(wanted, chosen), seeds or 1
+    if claim is not None:
+        row = _planned_claim(claim, scale)
+        runs, count = list(dict.fromkeys([*runs, *row.runs])), seeds or row.seeds
     failed: Sequence[str] = ()
     share = parse_shard(shard)
     if show_list:
-        plans = planned_runs.planned(_runs(wanted, chosen), folders, range(seeds), 1)
-        return print_plans(plans, share, style, as_json)
+        return print_plans(planned_runs.planned(runs, folders, range(count), 1), share, style, as_json)
     if not no_runs:
         with Display(err, quiet) as display:
             batch = Batch(display, 1, measured.take, not no_wait, on_ray(ray) if ray is not None else None)
-            failed = _run(_runs(wanted, chosen), folders, range(seeds), jobs, share, batch)
+            failed = _run(runs, folders, range(count), jobs, share, batch)
+    if claim is not None and not wanted:
+        _print_claim(claim, folders, as_json)
+        return _report_errors(failed)
     finished = findings.gather(folders)
     sheets = [comparison_tables.sheet(result, finished, chosen[result.name]) for result in wanted]
     for sheet in sheets:
@@ -96,11 +125,63 @@ def reproduce(
         print(json.dumps([_plain(sheet) for sheet in sheets], indent=2))
     if not figures.possible() and any(sheet.result.panels or sheet.result.plot for sheet in sheets):
         print_note(figures.MISSING)
-    for line in failed:
-        err.print(f"not run: {line}", markup=False, highlight=False, soft_wrap=True)
-    if failed:
-        raise typer.Exit(1)
+    _report_errors(failed)
     next_step("`--scale full` runs the papers' settings, `--seeds 3` adds intervals, `--page FILE` writes a page")
+
+
+def _report_errors(errors: Sequence[str]) -> None:
+    for line in errors:
+        err.print(f"not run: {line}", markup=False, highlight=False, soft_wrap=True)
+    if errors:
+        raise typer.Exit(1)
+
+
+def _planned_claim(number: int, scale: Scale) -> power_plan.Row:
+    if (row := power_plan.of_claim(number, scale)) is None:
+        planned = sorted({known[0] for known in power_plan.numbered().values() if power_plan.of_claim(known[0], scale)})
+        raise ConfigError(
+            f"--claim {number}: nothing is planned for it at scale {scale}, but for {', '.join(map(str, planned))}"
+        )
+    return row
+
+
+def _print_claim(number: int, folders: planned_runs.RunFolders, as_json: bool) -> None:
+    claim = next(claim for n, claim in power_plan.numbered().values() if n == number)
+    verdict = claim_verdicts.of_claim(claim, findings.gather(folders, list(claim.runs)))
+    if as_json:
+        print(json.dumps(_plain_verdict(verdict), indent=2))
+    else:
+        lines = comparison_tables.claim_lines(verdict).replace("`", "").replace("**", "")
+        out.print(lines, end="", markup=False, highlight=False)
+
+
+def _plan(hours: float, root: Path, page: Path | None, jobs: int | None, style: Format, as_json: bool) -> None:
+    """Print the steps of the plan; runs that are archived beside a page count as finished."""
+    cores = jobs or processors()
+    finished = {
+        scale: findings.gather(
+            planned_runs.RunFolders(root, scale), archive=page.with_suffix("") / f"{scale}.jsonl" if page else None
+        )
+        for scale in results_page.SCALES
+    }
+    header = ("claim", "scale", "seeds", "runs", "hours", "chance to decide", "needed for the margin", "command")
+    rows, total = [], 0.0
+    for step in power_plan.order(finished, hours, cores):
+        total += step.minutes / cores / 60
+        needed = step.row.needed()
+        rows.append(
+            (
+                str(step.number),
+                step.row.scale,
+                str(step.row.seeds),
+                str(len(step.missing)),
+                f"{total:.1f}",
+                f"{step.chance:.2f}",
+                f"{needed} seeds" if needed else "",
+                step.command,
+            )
+        )
+    print_table(f"what decides most per hour, with {cores} processors (hours add up)", header, rows, style, as_json)
 
 
 def _chosen(result: Result, only: Sequence[str] | None) -> list[Cell] | None:
@@ -176,11 +257,12 @@ def _print(sheet: comparison_tables.Sheet, style: Format, files: Sequence[Path])
 
 def _plain(sheet: comparison_tables.Sheet) -> dict[str, object]:
     rows = [dict(zip(sheet.header, row, strict=True)) for row in sheet.rows]
-    verdicts = [
-        {"claim": verdict.claim.text, "says": verdict.says, "comparisons": [asdict(c) for c in verdict.comparisons]}
-        for verdict in sheet.verdicts
-    ]
+    verdicts = [_plain_verdict(verdict) for verdict in sheet.verdicts]
     return {"name": sheet.result.name, "scale": sheet.scale, "rows": rows, "notes": list(sheet.notes), "claims": verdicts}
+
+
+def _plain_verdict(verdict: Verdict) -> dict[str, object]:
+    return {"claim": verdict.claim.text, "says": verdict.says, "comparisons": [asdict(c) for c in verdict.comparisons]}
 
 
 def _list(style: Format, as_json: bool) -> None:

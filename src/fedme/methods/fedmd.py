@@ -4,11 +4,14 @@ Li and Wang 2019, Algorithm 1; in the first version of FedMe. Each client first 
 A round has two exchanges: clients send their logits for some public samples, the server averages them; clients then fit
 their logits to the average ("digest") and train on their own data ("revisit").
 
-Deviations: digest and revisit use the optimizer of the experiment (`train.optimizer`), where the paper has Adam; "to
-convergence" on the public data is `public_epochs`. Only the clients of the round's cohort contribute to the average and
-receive it.
+Deviations: digest and revisit use the optimizer of the experiment (`train.optimizer`), where the paper has Adam. The paper
+trains on the public data "to convergence" without saying what that is: here until the loss on the client's validation part has
+not become smaller for `patience` epochs, at most `public_epochs`; a client without a validation part takes all of them. On its
+own data a client trains `private_epochs`, and again in every round. Only the clients of the round's cohort contribute to the
+average and receive it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -20,7 +23,7 @@ from fedme.core.data import ClientData, ClientId, Split
 from fedme.core.key import Key
 from fedme.core.method import Method, Plan, PlannedTraining, Report, Round, Task, TaskError
 from fedme.core.model import Model
-from fedme.core.operations import Computation, Models, immediately, predict, train
+from fedme.core.operations import Computation, Models, OptState, evaluate, immediately, predict, train
 from fedme.core.settings import setting
 from fedme.learning.objectives import CrossEntropy, Imitate
 from fedme.learning.robust_aggregation import OPEN, Defence
@@ -62,7 +65,10 @@ class FedMD(Method[Server, State, Down, Up]):
 
     train: Training = field(default_factory=Training)
     public_samples: int = setting(5000, "public samples per round; all if there are fewer")
-    public_epochs: int = setting(20, "epochs on the public data before the first round")
+    public_epochs: int = setting(100, "largest number of epochs on the public data before the first round")
+    patience: int | None = setting(
+        5, "epochs on the public data without a smaller validation loss before a client goes on; none: all `public_epochs`"
+    )
     private_epochs: int = setting(2, "epochs on the client's data before the first round")
     digest_epochs: int = setting(1, "epochs of fitting the averaged logits in every round")
     digest_batch: int = setting(256, "batch size of fitting the averaged logits")
@@ -72,6 +78,7 @@ class FedMD(Method[Server, State, Down, Up]):
     paper = 'D. Li and J. Wang, "FedMD: Heterogenous Federated Learning via Model Distillation", 2019, arXiv:1910.03581'
     phases = ("outputs", "digest")
     own_architectures = True
+    not_by_name = "no weights travel"
     uses_shared_model = False
     hides_samples = True
     needs = "labelled public samples"
@@ -82,6 +89,7 @@ class FedMD(Method[Server, State, Down, Up]):
     def __post_init__(self) -> None:
         for name in ("public_samples", "public_epochs", "private_epochs", "digest_epochs", "digest_batch"):
             require(getattr(self, name) >= 1, name, f"must be >= 1, got {getattr(self, name)}")
+        require(self.patience is None or self.patience >= 1, "patience", f"must be >= 1, got {self.patience}")
 
     def check(self, task: Task) -> None:
         super().check(task)
@@ -98,14 +106,30 @@ class FedMD(Method[Server, State, Down, Up]):
         return Server()
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
-        model = task.first_model(me, key)
         optimizer = self.train.local_optimizer(CrossEntropy(), Round(0, 1))
-        for part, epochs in (("public", self.public_epochs), ("private", self.private_epochs)):
-            split = _public(data) if part == "public" else data.train
-            local = self.train.whole_epochs(epochs)
-            trained = yield from train({"own": model}, optimizer, split, local, key.at(part, me))
-            model = trained.models["own"]
-        return State(model)
+        own: Models = {"own": task.first_model(me, key)}
+        if self.patience is None or not len(data.val):
+            local = self.train.whole_epochs(self.public_epochs)
+            own = (yield from train(own, optimizer, _public(data), local, key.at("public", me))).models
+        else:
+            own = yield from self._until_converged(own, self.patience, data, key.at("public", me))
+        private = self.train.whole_epochs(self.private_epochs)
+        own = (yield from train(own, optimizer, data.train, private, key.at("private", me))).models
+        return State(own["own"])
+
+    def _until_converged(self, own: Models, patience: int, data: ClientData, key: Key) -> Computation[Models]:
+        """Train on the public data until the validation loss has not become smaller for `patience` epochs."""
+        optimizer, epoch = self.train.local_optimizer(CrossEntropy(), Round(0, 1)), self.train.whole_epochs(1)
+        opt: OptState = {}
+        best, waited = math.inf, 0
+        for number in range(self.public_epochs):
+            trained = yield from train(own, optimizer, _public(data), epoch, key.at(number), opt)
+            own, opt = trained.models, trained.opt
+            loss = (yield from evaluate(own["own"], data.val)).loss
+            best, waited = (loss, 0) if loss < best else (best, waited + 1)
+            if waited == patience:
+                break
+        return own
 
     def dispatch(self, task: Task, server: Server, plan: Plan, when: Round, key: Key) -> Computation[dict[ClientId, Down]]:
         order = torch.randperm(task.public, generator=key.at("public").torch())  # the same in both exchanges
@@ -140,6 +164,9 @@ class FedMD(Method[Server, State, Down, Up]):
 
     def models(self, state: State, delivery: Down, data: ClientData, when: Round, key: Key) -> Computation[Models]:
         return immediately({"personal": state.model})
+
+    def disclosures(self) -> list[str]:
+        return [] if self.patience is None else ["when a client stops on the public data (decided on its validation samples)"]
 
     def planned_trainings(self, samples: int) -> list[PlannedTraining]:
         first = PlannedTraining(self.train.whole_epochs(self.private_epochs), samples, when="start")

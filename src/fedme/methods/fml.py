@@ -1,14 +1,18 @@
 """FML: a shared "meme" model and a private model learn from each other at every client; only the meme travels.
 
-Shen et al., "Federated Mutual Learning", Algorithm 1 and Eq. 5, 6: L_local = alpha CE + (1 - alpha) KL(meme || local),
-L_meme = beta CE + (1 - beta) KL(local || meme). The server merges the memes with equal weights.
+Shen et al., "Federated mutual learning: a collaborative machine learning method for heterogeneous data, models, and
+objectives" (FITEE 2023), section 4.2: Algorithm 1 and Eq. 5, 6: L_local = alpha CE + (1 - alpha) KL(meme || local),
+L_meme = beta CE + (1 - beta) KL(local || meme). The server merges the memes with equal weights, and clients do not tell their
+numbers of samples (section 6, point 3).
 
 With `shared` only the weights whose names start so travel ("features." of a convolutional network); the rest of the meme is
-the client's adaptor, kept between rounds, so that clients with different numbers of classes learn together (section 4.3).
+the client's adaptor, kept between rounds, so that clients with different numbers of classes learn together (section 5.3,
+point 3).
 
 Deviations: clients fork the newest global model every round (line 8 of Algorithm 1 says generation 0); alpha and beta are
-0.5, the default of the authors' code, as the paper gives none; schedules follow the text of section 6.2 (linear, or `step`
-at thirds of the rounds). FedMe's comparison runs it otherwise: loss = "sum", weighting = "samples", optimizer_state = "reset".
+0.5, the default of the authors' code, as the paper gives none; schedules follow the text of section 6, point 2 (linear, or
+`step` at thirds of the rounds). FedMe's comparison runs it otherwise: loss = "sum", weighting = "samples", optimizer_state =
+"reset"; its notebook also trains both models for one more round before it tests them, which is not done here.
 """
 
 from collections.abc import Iterator
@@ -26,6 +30,7 @@ from fedme.learning.partial_model import Part, cut, fork, require_same_part, res
 from fedme.learning.robust_aggregation import OPEN, Defence
 from fedme.learning.schedules import ramp
 from fedme.learning.training_settings import Training, require
+from fedme.methods.shared_model import told_samples
 from fedme.methods.shared_part import PartAveraging, Up
 
 
@@ -109,12 +114,12 @@ class FML(PartAveraging[State]):
             data.train,
             self.train.batch_schedule(when),
             key.at("train"),
-            state.opt,
+            state.opt if self.optimizer_state == "keep" else None,
         )
-        opt = {"own": trained.opt["own"]} if self.optimizer_state == "keep" and "own" in trained.opt else {}
+        opt = {role: kept for role, kept in trained.opt.items() if role == "own"}
         own, meme = trained.models["own"], trained.models["global"]
         after = State(own, opt, state.meme, rest(meme, self.shared))
-        return after, Up(cut(meme, self.shared), len(data.train)), Report(trained.losses)
+        return after, Up(cut(meme, self.shared), told_samples(self.weighting, data)), Report(trained.losses)
 
     def models(self, state: State, delivery: Part, data: ClientData, when: Round, key: Key) -> Computation[Models]:
         return immediately({"personal": state.own, "global": fork(state.meme, state.adaptor, delivery)})

@@ -1,15 +1,16 @@
 """PFML: a local model near the global one and an auxiliary model near its past learn from each other.
 
-"Regularized Mutual Learning for Personalized Federated Learning" (PFML), Algorithm 1, Eq. 4 to 11. Only the local model
-travels; the personal model is theta, the last inner copy of the auxiliary model, which may have an architecture of its own.
+Yang, Tian and Zhang, "Regularized Mutual Learning for Personalized Federated Learning" (ACML 2021), sections 4.2 and 4.3:
+Eq. 4 to 11, Algorithm 1. Only the local model travels; the personal model is theta, the last inner copy of the auxiliary
+model, which may have an architecture of its own.
 
 Deviations: the sign of Eq. 8 is printed wrong: the gradient of lam/2 |m_prev - m|^2 is lam (m - m_prev). The auxiliary model
 persists between rounds (Eq. 6) where Algorithm 1 resets it: ``aux = "reset"`` is Algorithm 1 as printed, "anchored" starts
 from the global model but is pulled to the last auxiliary model. At a client's first participation the papers give no auxiliary
 model: it is the received global model, or a fresh random one if the client has its own architecture. All clients train, the
 cohort's models are averaged (`train_all`), as in the code base the paper builds on. The inner rate is `train.lr` unless
-`inner_lr` is given; `l2` is 0 unless given (the paper's logistic regression has some, without saying how much). Momentum,
-weight decay and clipping of [train] are not used.
+`inner_lr` is given; `l2` is 0 unless given: the paper (section 5.1) calls its logistic regression l2-regularised without saying
+how much; pFedMe's 1e-3 is in the presets. Momentum, weight decay and clipping of [train] are not used.
 """
 
 from collections.abc import Mapping
@@ -22,8 +23,8 @@ from fedme.core.method import PlannedTraining, Report, Round, Task, TaskError
 from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, immediately, train
 from fedme.core.settings import setting
+from fedme.learning.exchanged_part import SHARED
 from fedme.learning.optimizers import MutualMoreau
-from fedme.learning.partial_model import patterns_of
 from fedme.learning.robust_aggregation import OPEN, Defence
 from fedme.learning.training_settings import Training, require
 from fedme.methods.shared_model import SharedModel, TrainAllMethod, TrainRequest, averaged
@@ -46,23 +47,20 @@ class PFML(TrainAllMethod[State, SharedModel]):
     inner_steps: int = setting(3, "K")
     inner_lr: float | None = setting(None, "train.lr by default")
     beta: float = setting(1.0, "the server's step towards the mean")
-    l2: float = setting(0.0, "the l2 regularisation of the paper's logistic regression")
+    l2: float | tuple[float, float] = setting(
+        0.0, "l2 regularisation; a pair: of the local, of the auxiliary model (the paper regularises logistic regression only)"
+    )
     aux: Literal["persistent", "anchored", "reset"] = setting("persistent", "what the auxiliary model starts from in a round")
     train_all: bool = setting(True, "clients outside the cohort train too, without sending anything")
-    shared: str | tuple[str, ...] = setting(
-        (), 'patterns of weights that travel, such as ["*.lora_A", "head."]; all by default'
-    )
+    shared: str | tuple[str, ...] = setting((), SHARED)
     defence: Defence = OPEN
 
-    paper = 'R. Yang, J. Tian and Y. Zhang, "Regularized Mutual Learning for Personalized Federated Learning"'
+    paper = 'R. Yang, J. Tian and Y. Zhang, "Regularized Mutual Learning for Personalized Federated Learning", ACML 2021'
     hides_samples = True
+    not_by_name = ""
     own_architectures = True
     own_step = True
     unused_settings = ("train.momentum", "train.nesterov", "train.weight_decay", "train.clip", "defence.guest")
-
-    @property
-    def exchanged(self) -> tuple[str, ...]:
-        return patterns_of(self.shared) if self.shared else ()
 
     def __post_init__(self) -> None:
         require(self.lam >= 0, "lam", f"must be >= 0, got {self.lam}")
@@ -91,9 +89,10 @@ class PFML(TrainAllMethod[State, SharedModel]):
         anchor = down.model if self.aux == "reset" else last
         start = last if self.aux == "persistent" else down.model
         lr = self.train.lr_at(when)
+        l2, aux_l2 = self.l2 if isinstance(self.l2, tuple) else (self.l2, None)
         trained = yield from train(
             {"aux": start, "local": down.model, "theta": start},
-            MutualMoreau(lr, self.inner_lr or lr, self.lam, self.inner_steps, self.l2),
+            MutualMoreau(lr, self.inner_lr or lr, self.lam, self.inner_steps, l2, aux_l2=aux_l2),
             data.train,
             self.train.batch_schedule(when),
             key.at("train"),

@@ -138,8 +138,8 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class KnownIssue:
-    """An observation about the papers' own numbers."""
+class Remark:
+    """A sentence about a paper: a setting that it leaves open or that we chose otherwise, or what its own numbers show."""
 
     text: str
     source: str
@@ -173,14 +173,17 @@ class Family:
         return {"full": self.full, "small": self.small, "smoke": self.smoke}[scale]
 
 
-def _read(name: str) -> dict[str, Any]:
+def read_data(name: str) -> dict[str, Any]:
+    """A data file of the catalogue."""
     return tomllib.loads((DATA / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 @functools.cache
 def results() -> Mapping[str, Result]:
     """Every table and figure, by name."""
-    tables = [build(Result, table | {"paper": paper}, f"{paper}.toml") for paper in PAPERS for table in _read(paper)["result"]]
+    tables = [
+        build(Result, table | {"paper": paper}, f"{paper}.toml") for paper in PAPERS for table in read_data(paper)["result"]
+    ]
     return {result.name: result for result in tables}
 
 
@@ -190,7 +193,7 @@ def claims() -> tuple[Claim, ...]:
     return tuple(
         build(Claim, _with_pairs(table) | {"paper": paper}, f"{paper}.toml")
         for paper in PAPERS
-        for table in _read(paper)["claim"]
+        for table in read_data(paper)["claim"]
     )
 
 
@@ -204,17 +207,27 @@ def _with_pairs(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @functools.cache
-def known_issues() -> tuple[KnownIssue, ...]:
+def settings() -> tuple[Remark, ...]:
+    """The settings that need a word: what a paper leaves open, what its authors' code does, what is ours."""
+    return _remarks("setting")
+
+
+@functools.cache
+def known_issues() -> tuple[Remark, ...]:
     """The observations about the papers' own numbers."""
+    return _remarks("known")
+
+
+def _remarks(kind: str) -> tuple[Remark, ...]:
     return tuple(
-        build(KnownIssue, table | {"paper": paper}, f"{paper}.toml") for paper in PAPERS for table in _read(paper)["known"]
+        build(Remark, table | {"paper": paper}, f"{paper}.toml") for paper in PAPERS for table in read_data(paper)[kind]
     )
 
 
 @functools.cache
 def families() -> Mapping[str, Family]:
     """Every family of runs, by name."""
-    return {name: build(Family, table, f"families.toml: {name}") for name, table in _read("families").items()}
+    return {name: build(Family, table, f"families.toml: {name}") for name, table in read_data("families").items()}
 
 
 def family_of(run: str) -> Family:

@@ -2,16 +2,17 @@
 
 A claim is decided by the differences between runs with the same seeds. With three or more seeds, the 95 % confidence
 interval of their mean decides. With fewer, all seeds must agree, by more than the standard error of the test samples explains.
+`corrected` then takes the number of claims into account: what is left has a p value of at most 5 % after Holm's correction.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fedme.reproduction.catalogue import Cell, Claim, Result
 from fedme.reproduction.findings import Findings, error, points
-from fedme.results.statistics import Paired, paired
+from fedme.results.statistics import Paired, compare, holm, paired
 from fedme.results.summary import spread
 
 EQUAL = 0.005  # the largest difference of numbers that are equal in print
@@ -22,6 +23,7 @@ STEADY = 5  # the smallest number of seeds for which deviations are compared
 GOALS = (0.95, 1.0)  # fractions of a run's last value that the other must reach sooner; a noisy curve may pass one by chance
 FRACTION = 0.1  # of the rounds, by which one run must be sooner
 FACTOR = 1.2  # by which seconds must differ
+ALPHA = 0.05  # the largest p value of a verdict, after correction for the number of claims
 
 Decision = Literal["yes", "no", "open", "not run"]
 
@@ -35,6 +37,7 @@ class Comparison:
     numbers: str
     seeds: int
     decision: Decision
+    p: float | None = None  # of the decision, two-sided; None without a test
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,44 @@ class Verdict:
     claim: Claim
     says: str  # holds, does not hold, not decided at this scale, not run
     comparisons: tuple[Comparison, ...]
+
+    @property
+    def p(self) -> float | None:
+        """The p value of "holds" or "does not hold"; None without a verdict, or where too few seeds allow no test.
+
+        A claim holds if all comparisons do, so the largest p value counts; it does not hold if any of them does not, so the
+        smallest counts, times their number. For "most", Bonferroni's correction in both directions.
+        """
+        wanted = "yes" if self.says.startswith("holds") else "no" if self.says.startswith("does not hold") else ""
+        made = [comparison for comparison in self.comparisons if comparison.decision != "not run"]
+        p_values = [comparison.p for comparison in made if comparison.decision == wanted]
+        if not p_values or None in p_values:
+            return None
+        known = sorted(p for p in p_values if p is not None)
+        if self.claim.need == "most":  # as many as a majority needs, each after correction for all of them
+            return min(1.0, len(made) * known[min(len(known), len(self.comparisons) // 2 + 1) - 1])
+        return known[-1] if wanted == "yes" else min(1.0, len(made) * known[0])
+
+
+def corrected(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """The verdicts of all claims on one scale after Holm's correction for their number."""
+    tested = [verdict for verdict in verdicts if verdict.p is not None]
+    after = dict(zip(map(id, tested), holm([verdict.p or 0.0 for verdict in tested]), strict=True))
+    return [_corrected(verdict, after.get(id(verdict))) for verdict in verdicts]
+
+
+def _corrected(verdict: Verdict, p: float | None) -> Verdict:
+    if not verdict.says.startswith(("holds", "does not hold")):
+        return verdict
+    if p is None:
+        return replace(verdict, says=f"{verdict.says}, so far: too few seeds for a test")
+    if p > ALPHA:
+        return replace(verdict, says=f"not decided at this scale (p = {p:.2f} for all claims)")
+    return replace(verdict, says=f"{verdict.says} (p {_p_text(p)})")
+
+
+def _p_text(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"= {p:.3f}"
 
 
 def of_cell(cell: Cell, result: Result, findings: Findings) -> str:
@@ -120,6 +161,18 @@ class _Pair:
         signs = {value > 0 for value in differences}
         return "open" if not all(sure) or len(signs) > 1 else "yes" if signs == {True} else "no"
 
+    @property
+    def p(self) -> float | None:
+        """The two-sided p value of no difference; None with fewer seeds."""
+        return self.test.p if self.test.count >= SEEDS else None
+
+    def p_within(self, least: float, most: float, inside: bool) -> float | None:
+        """The p value of the mean lying between two bounds, or outside; twice the one-sided one, as intervals have 95 %."""
+        if self.test.count < SEEDS:
+            return None
+        ends = (least, most) if inside else (most if self.test.mean > most else least,)
+        return max(compare([value - end for value in self.test.differences]).p for end in ends if math.isfinite(end))
+
 
 def _pair(left: str, right: str, findings: Findings) -> _Pair | None:
     sides = _values(left, findings), _values(right, findings)
@@ -148,7 +201,7 @@ def _greater(claim: Claim, left: str, right: str, findings: Findings) -> Compari
     pair = _pair(left, right, findings)
     if pair is None:
         return Comparison(left, right, "", 0, "not run")
-    return Comparison(left, right, pair.numbers, pair.test.count, pair.greater)
+    return Comparison(left, right, pair.numbers, pair.test.count, pair.greater, pair.p)
 
 
 def _within(claim: Claim, left: str, right: str, findings: Findings) -> Comparison:
@@ -167,7 +220,8 @@ def _within(claim: Claim, left: str, right: str, findings: Findings) -> Comparis
         margin = max(MARGIN, *pair.chance)
         above = all(value > most + margin for value in test.differences)
         outside = above or all(value < least - margin for value in test.differences)
-    return Comparison(left, right, pair.numbers, test.count, "yes" if inside else "no" if outside else "open")
+    p = pair.p_within(least, most, inside) if inside or outside else None
+    return Comparison(left, right, pair.numbers, test.count, "yes" if inside else "no" if outside else "open", p)
 
 
 def _sooner(claim: Claim, left: str, right: str, findings: Findings) -> Comparison:
@@ -194,7 +248,8 @@ def _sooner(claim: Claim, left: str, right: str, findings: Findings) -> Comparis
         decision = "yes"
     elif all(gain <= -FRACTION * total for gain in gains):
         decision = "no"
-    return Comparison(left, right, "; ".join(texts), seeds, decision)
+    p = 2.0 ** (1 - seeds) if seeds >= SEEDS and decision != "open" else None  # the sign test: all seeds agree
+    return Comparison(left, right, "; ".join(texts), seeds, decision, p)
 
 
 def _slower(claim: Claim, left: str, right: str, findings: Findings) -> Comparison:
@@ -217,8 +272,8 @@ def _among(claim: Claim, findings: Findings) -> Comparison:
     if not spreads:
         return Comparison(left, ", ".join(others), "", 0, "not run")
     judge = _between if claim.kind == "between" else _steady
-    numbers, decision = judge(left, others, spreads, shared)
-    return Comparison(left, ", ".join(others), numbers, len(_values(left, shared)), decision)
+    numbers, decision, p = judge(left, others, spreads, shared)
+    return Comparison(left, ", ".join(others), numbers, len(_values(left, shared)), decision, p)
 
 
 def _shared(sides: Sequence[str], findings: Findings) -> Findings:
@@ -231,18 +286,26 @@ def _shared(sides: Sequence[str], findings: Findings) -> Findings:
 Spreads = Mapping[str, tuple[float, float | None]]
 
 
-def _between(left: str, others: Sequence[str], spreads: Spreads, findings: Findings) -> tuple[str, Decision]:
+Judged = tuple[str, Decision, float | None]
+
+
+def _between(left: str, others: Sequence[str], spreads: Spreads, findings: Findings) -> Judged:
     worst, best = (pick(others, key=lambda side: spreads[side][0]) for pick in (min, max))
     numbers = f"{spreads[left][0]:.2f}, the others {spreads[worst][0]:.2f} to {spreads[best][0]:.2f}"
-    sides = [pair.greater for pair in (_pair(left, worst, findings), _pair(best, left, findings)) if pair]
-    return numbers, "no" if "no" in sides else "open" if "open" in sides else "yes"
+    pairs = [pair for pair in (_pair(left, worst, findings), _pair(best, left, findings)) if pair]
+    sides = [pair.greater for pair in pairs]
+    if "no" in sides:
+        against = [pair.p for pair in pairs if pair.greater == "no"]
+        return numbers, "no", None if None in against else min(1.0, len(others) * min(p for p in against if p is not None))
+    tested = [pair.p for pair in pairs if pair.p is not None]
+    return numbers, "open" if "open" in sides else "yes", max(tested) if len(tested) == len(pairs) else None
 
 
-def _steady(left: str, others: Sequence[str], spreads: Spreads, findings: Findings) -> tuple[str, Decision]:
+def _steady(left: str, others: Sequence[str], spreads: Spreads, findings: Findings) -> Judged:
     deviation, deviations = spreads[left][1], [std for side in others if (std := spreads[side][1]) is not None]
     if deviation is None:
-        return "one seed has no deviation", "open"
+        return "one seed has no deviation", "open", None
     numbers = f"{deviation:.2f}, the others {', '.join(f'{std:.2f}' for std in deviations)}"
     if len(_values(left, findings)) < STEADY:
-        return numbers, "open"
-    return numbers, "yes" if sum(std < deviation for std in deviations) <= 1 else "no"
+        return numbers, "open", None
+    return numbers, "yes" if sum(std < deviation for std in deviations) <= 1 else "no", None

@@ -1,10 +1,11 @@
 """The measurements of all runs of a scale, by run and seed, and the numbers for the tables.
 
 A measure is one of: "GM", "PM" (accuracy of the global and the personal models, pooled over test samples), "own" (of the
-personal models, mean over clients), "tuned" (the same after fine-tuning), "own val" (on validation data), "client 0",
-"clients 0,1" (of single clients), "GM settled" (mean of the last evaluations instead of the last one), "loss ROLE" (training
-loss), "chosen 1" (number of clients that begin with an architecture), "seconds client", "seconds server" (per round), "train
-total", "test max" ... (samples of clients).
+personal models, mean over clients), "tuned" (the same after fine-tuning), "own val" (on validation data), "trained ROLE" (of
+what clients have trained, before the server aggregates, on validation data, mean over the round's clients), "client 0",
+"clients 0,1" (of single clients), "best client 0" (its highest value in any round, as a line), "GM settled" (mean of the last
+evaluations instead of the last one), "loss ROLE" (training loss), "chosen 1" (number of clients that begin with an
+architecture), "seconds client", "seconds server" (per round), "train total", "test max" ... (samples of clients).
 """
 
 import json
@@ -77,8 +78,11 @@ def value(run: Measured, measure: str, pick: Pick = "last", other: bool = False)
 def points(run: Measured, measure: str, other: bool = False) -> Iterator[tuple[int, float]]:
     """A measure over the evaluated rounds; accuracies in %."""
     first, _, rest = measure.partition(" ")
-    if measure in ACCURACIES:
-        name, mean = ACCURACIES[measure]
+    if first == "best":
+        line = list(points(run, rest, other))
+        yield from ((t, max(number for _, number in line)) for t, _ in line)
+    elif measure in ACCURACIES or first == "trained":
+        name, mean = ACCURACIES[measure] if first != "trained" else (f"{rest} trained val", "mean")
         curve = run.curves.get(name, Curve((), ()))
         values = curve.mean if (mean == "mean") != other else curve.pooled
         yield from zip(curve.rounds, (100 * number for number in values), strict=True)

@@ -1,6 +1,6 @@
 """The measurements of a run for tables and archives: curves, chosen architectures, seconds, numbers of samples.
 
-`take` reads the directory of a finished run once and writes `measurements.json` there.
+`take` reads the directory of a finished run once and writes `run-measurements.json` there.
 """
 
 import json
@@ -19,7 +19,7 @@ from fedme.core.typed import build
 from fedme.results import records, summary
 from fedme.running import assembly
 
-NAME = "measurements.json"  # rename it whenever its content changes, so that files of earlier versions are not read
+NAME = "run-measurements.json"  # rename it whenever its content changes, so that files of earlier versions are not read
 FEW = 5  # up to this many clients, every client has a curve
 DIGITS = 6
 
@@ -37,7 +37,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class Measured:
-    """One run. Curves of accuracy are named "model stage split", of loss "loss role", of a client "client 0"."""
+    """One run. Curves of accuracy are named "model stage split", of loss "loss role", of a client "client 0".
+
+    Before aggregation ("own trained val") the model is a role in training.
+    """
 
     config: Mapping[str, Any]  # every default filled in
     curves: Mapping[str, Curve] = field(default_factory=dict)
@@ -58,9 +61,10 @@ def take(folder: Path) -> None:
         server[row["round"]] = row["server_seconds"]
         if row["stage"] == "training" and row["model"]:
             losses[f"loss {row['model']}", row["round"]].append(_number(row["loss"]))
-        elif row["stage"] in ("round", "finetuned"):
+        elif row["stage"] in ("trained", "round", "finetuned"):
             accuracy[f"{row['model']} {row['stage']} {row['split']}", row["round"]].append(row)
-    evaluated = {t for _, t in accuracy}
+    evaluated = {t for name, t in accuracy if " trained " not in name}
+    accuracy = {place: rows for place, rows in accuracy.items() if place[1] in evaluated}  # methods may score every round
     curves = {name: _accuracies(by_round) for name, by_round in _by_name(accuracy).items()}
     curves |= {
         name: Curve(tuple(rounds), tuple(_rounded(statistics.fmean(by_round[t])) for t in rounds))

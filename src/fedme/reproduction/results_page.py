@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedme.core.atomic_files import write_text
-from fedme.reproduction import catalogue, claim_verdicts, comparison_tables, figures, findings
-from fedme.reproduction.catalogue import PAPERS, Claim, Scale
+from fedme.reproduction import catalogue, claim_verdicts, comparison_tables, figures, findings, power_plan
+from fedme.reproduction.catalogue import PAPERS, Claim, Remark, Scale
 from fedme.reproduction.claim_verdicts import Verdict
 from fedme.reproduction.comparison_tables import Sheet
 from fedme.reproduction.findings import Findings
@@ -49,9 +49,11 @@ def write(path: Path, root: Path) -> list[Path]:
         sections[result.paper] += [_section(shown, folder)] if shown else []
     judged = _judged(by_scale)
     for paper in PAPERS:
-        pages = [_title(paper, path), *sections[paper], _comparisons(judged[paper]), _known_issues(paper)]
+        pages = [_title(paper, path), *sections[paper], _comparisons(judged[paper]), _settings(paper), _known_issues(paper)]
         write_text(folder / f"{paper}.md", "\n".join(part for part in pages if part))
         written.append(folder / f"{paper}.md")
+    write_text(folder / "plan.md", _plan(path))
+    written.append(folder / "plan.md")
     write_text(path, "\n".join([HEAD.read_text(encoding="utf-8"), _claims(judged, folder), _missing(missing)]))
     return [*written, path]
 
@@ -95,8 +97,12 @@ def _judged(by_scale: Mapping[Scale, Findings]) -> dict[str, list[Judged]]:
     """Every claim with its number and its verdict per scale, by paper."""
     claims = [claim for claim in catalogue.claims() if claim.kind != "slower"]
     judged: dict[str, list[Judged]] = {paper: [] for paper in PAPERS}
+    by_claim = {
+        scale: claim_verdicts.corrected([claim_verdicts.of_claim(claim, by_scale[scale]) for claim in claims])
+        for scale in SCALES
+    }
     for number, claim in enumerate(claims, 1):
-        verdicts = {scale: claim_verdicts.of_claim(claim, by_scale[scale]) for scale in SCALES}
+        verdicts = {scale: by_claim[scale][number - 1] for scale in SCALES}
         judged[claim.paper].append((number, claim, verdicts))
     return judged
 
@@ -122,9 +128,41 @@ def _comparisons(claims: Sequence[Judged]) -> str:
     return "\n".join(["## Comparisons behind the verdicts\n", *details]) if details else ""
 
 
+def _settings(paper: str) -> str:
+    return _remarks("Settings that need a word", catalogue.settings(), paper)
+
+
 def _known_issues(paper: str) -> str:
-    lines = [f"* {issue.text} ({issue.source})\n" for issue in catalogue.known_issues() if issue.paper == paper]
-    return "## What the paper's own numbers show\n\n" + "".join(lines) if lines else ""
+    return _remarks("What the paper's own numbers show", catalogue.known_issues(), paper)
+
+
+def _remarks(title: str, remarks: Sequence[Remark], paper: str) -> str:
+    lines = [f"* {remark.text} ({remark.source})\n" for remark in remarks if remark.paper == paper]
+    return f"## {title}\n\n" + "".join(lines) if lines else ""
+
+
+def _plan(path: Path) -> str:
+    """The committed plan as a table."""
+    known = power_plan.numbered()
+    header = ("", "claim", "scale", "comparisons", "margin", "std", "seeds", "for the margin", "processor hours")
+    rows = []
+    for row in power_plan.rows():
+        needed, std = row.needed(), max(seen.std for seen in row.comparisons)
+        cells = (row.scale, str(len(row.comparisons)), f"{row.margin:g}", f"{std:g}", str(row.seeds))
+        rows.append((str(known[row.claim][0]), row.claim, *cells, str(needed or ""), f"{row.minutes / 60:.1f}"))
+    lines = [
+        "# The plan of the runs\n",
+        f"Made before the runs behind the [verdicts](../{path.name}): how many seeds every claim gets, at which scale, and "
+        "about how long they take on one processor. **std** is the largest deviation of the claim's differences over "
+        "seeds that was seen before, in points (assumed, where fewer than two seeds were finished). **for the margin** is "
+        "the number of seeds that finds a difference of the margin in 80 % of all cases, without a correction for the "
+        "number of claims: where it is far above **seeds**, only larger differences can be found. Runs that several "
+        "claims share are counted for each of them. After this plan only seeds are added, up to the planned number; no "
+        "setting is chosen by a verdict.\n",
+        "```\nfedme reproduce --plan 8 --page docs/reproduction.md\nfedme reproduce --claim 9 --scale small\n```\n",
+        text(header, rows, "markdown"),
+    ]
+    return "\n".join(lines)
 
 
 def _missing(names: Sequence[str]) -> str:

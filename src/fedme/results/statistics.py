@@ -2,13 +2,15 @@
 
 * `compare`, `paired`: mean difference, its 95 % confidence interval and p value (Student's t).
 * `equivalent`: whether a difference is smaller than a margin (two one-sided tests, Schuirmann 1987).
+* `pairs_needed`, `power`: how many pairs a comparison needs, and the chance that it decides.
 * `holm`: p values corrected for several tests (Holm 1979).
 * `bootstrap`: the mean over clients and seeds, with an interval that takes both into account.
 * `refits`: the mean over repeated random splits or folds of the same samples (Nadeau and Bengio 2003); `same_samples`: over
   repeated trainings that were tested on the same samples.
 * `proportion`: the interval of an accuracy (Wilson 1927).
-* `accuracy_gain`, `auroc_gain`, `mean_gain`, `rmse_gain`: two models on the same samples. For accuracy, the score interval of
-  Tango 1998, which excludes 0 exactly if McNemar's test rejects; for AUROC, the variance of DeLong et al. 1988.
+* `accuracy_gain`, `auroc_gain`, `mean_gain`, `share_gain`, `rmse_gain`: two models on the same samples. For accuracy, the
+  score interval of Tango 1998, which excludes 0 exactly if McNemar's test rejects; for AUROC, the variance of DeLong et al.
+  1988.
 
 `tests/results/test_statistics.py` compares them with scipy and statsmodels, and measures their errors by simulation.
 """
@@ -16,7 +18,7 @@
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -81,6 +83,32 @@ def equivalent(differences: Sequence[float], margin: float) -> float:
     if error == 0:
         return float(abs(mean) >= margin)
     return float(t.sf((margin - abs(mean)) / error, freedom))  # of the two tests, the one towards the mean is the larger
+
+
+def power(difference: float, std: float, pairs: int, level: float = LEVEL) -> float:
+    """The chance that the two-sided t test of so many differences finds a mean of `difference` above 0.
+
+    The chance of the other direction is `power(-difference, ...)`, that of lying below a bound b `power(b - difference, ...)`.
+    """
+    from scipy.stats import nct, t
+
+    if pairs < 2:
+        return 0.0
+    if std <= 0:
+        return float(difference > 0)
+    bound = t.ppf((1 + level) / 2, pairs - 1)
+    return float(nct.sf(bound, pairs - 1, difference / std * math.sqrt(pairs)))
+
+
+def pairs_needed(difference: float, std: float, level: float = LEVEL, most: int = 10_000) -> int | None:
+    """The number of pairs with which a difference of this size is found in 80 % of all cases; None if `most` are too few."""
+    low, high = 1, most
+    if power(difference, std, high, level) < POWER:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if power(difference, std, middle, level) >= POWER else (middle, high)
+    return high
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -208,6 +236,21 @@ def mean_gain(score: Array, other: Array) -> Gain:
     error = float(differences.std(ddof=1)) / math.sqrt(samples)
     reach = _quantile(samples - 1) * error
     return Gain(samples, mean, mean - reach, mean + reach, _p(mean, error, samples - 1), _needed(differences))
+
+
+def share_gain(share: Array, other: Array) -> Gain:
+    """The gain in a share per sample, between 0 and 1: of right labels (Student's t).
+
+    If the differences of all samples are equal, their variance is 0, and Student's t would be sure after two samples. Then the
+    interval is that of an accuracy with as many wins, in units of the difference.
+    """
+    gain = mean_gain(share, other)
+    if gain.samples < 2 or gain.high - gain.low > ROUNDING:
+        return gain
+    wins, losses = (gain.samples if gain.gain * sign > 0 else 0 for sign in (1, -1))
+    low, high, p = _mcnemar(wins, losses, gain.samples)
+    unit = abs(gain.gain) or 1.0
+    return replace(gain, low=unit * low, high=unit * high, p=p)
 
 
 def rmse_gain(squares: Array, other: Array) -> Gain:

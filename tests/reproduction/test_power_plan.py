@@ -1,0 +1,143 @@
+"""The plan of the runs that decide the claims."""
+
+import json
+
+import pytest
+
+from fedme.reproduction import catalogue, power_plan
+from fedme.reproduction.claim_verdicts import Comparison, Verdict, corrected, of_claim
+from fedme.reproduction.findings import Findings
+from fedme.reproduction.measured import Curve, Measured
+from fedme.reproduction.power_plan import PlannedComparison, Row
+
+NOTHING = {"full": Findings("full", {}), "small": Findings("small", {})}
+
+
+def test_every_claim_is_planned_with_its_own_comparisons():
+    known = power_plan.numbered()
+    rows = power_plan.rows()
+    assert {row.claim for row in rows} == set(known)
+    for row in rows:
+        claim = known[row.claim][1]
+        assert {(seen.left, seen.right) for seen in row.comparisons} <= set(claim.pairs)
+        assert row.seeds >= 5
+        assert row.minutes > 0
+    for text, (_, claim) in known.items():
+        planned = {(seen.left, seen.right) for row in rows if row.claim == text for seen in row.comparisons}
+        assert planned == {pair for pair in claim.pairs if "cifar100" not in pair[0]}
+
+
+def test_steps_come_in_the_order_of_what_they_decide_and_fit_the_hours():
+    steps = power_plan.order(NOTHING, 6, 2)
+    assert sum(step.minutes for step in steps) <= 6 * 2 * 60
+    known, level = power_plan.numbered(), 1 - 0.05 / len(power_plan.rows())
+    rates = [row.chance(known[row.claim][1], level) / (row.minutes / 60) for row in power_plan.rows()]
+    assert steps[0].per_hour == pytest.approx(max(rates))
+    assert len({(step.number, step.row.scale) for step in steps}) == len(steps)
+    runs = [(step.row.scale, *missing) for step in steps for missing in step.missing]
+    assert len(runs) == len(set(runs))  # shared runs are made once
+    assert power_plan.order(NOTHING, 0, 2) == []
+    more = power_plan.order(NOTHING, 60, 2)
+    assert len(more) > len(steps)
+
+
+def test_finished_runs_are_not_planned_again():
+    first = power_plan.order(NOTHING, 2, 2)[0]
+    made = {run: {seed: Measured({}) for seed in range(first.row.seeds)} for run in first.row.runs}
+    after = power_plan.order(NOTHING | {first.row.scale: Findings(first.row.scale, made)}, 2, 2)
+    assert (first.number, first.row.scale) not in {(step.number, step.row.scale) for step in after}
+
+
+def row(mean, std, seeds=5, count=1):
+    return Row(
+        "x",
+        "small",
+        seeds,
+        1.0,
+        tuple(PlannedComparison(f"femnist/a{i} own", "femnist/b own", mean, std, 3) for i in range(count)),
+    )
+
+
+def claim(kind, **more):
+    return catalogue.Claim("x", "somewhere", ("made-up",), kind, pairs=(("femnist/a own", "femnist/b own"),), **more)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mean", "std", "low", "high"),
+    [
+        ("greater", 5.0, 0.5, 0.99, 1.0),
+        ("greater", -5.0, 0.5, 0.99, 1.0),  # decided too: it does not hold
+        ("greater", 0.0, 1.0, 0.04, 0.06),  # only by mistake
+        ("greater", 1.0, 5.0, 0.0, 0.15),
+        ("close", 0.0, 0.1, 0.99, 1.0),
+        ("close", 0.0, 5.0, 0.0, 0.1),
+        ("no better", -3.0, 0.5, 0.99, 1.0),
+        ("no better", 5.0, 0.5, 0.99, 1.0),
+        ("between", 0.0, 1.0, 0.5, 0.5),
+    ],
+)
+def test_the_chance_to_decide(kind, mean, std, low, high):
+    chance = row(mean, std).chance(claim(kind, tolerance=0.0 if kind == "greater" else 1.0))
+    assert low <= chance <= high
+
+
+def test_more_seeds_and_fewer_comparisons_decide_more():
+    assert row(1.0, 1.0, seeds=20).chance(claim("greater")) > row(1.0, 1.0).chance(claim("greater"))
+    assert row(1.0, 1.0, count=3).chance(claim("greater")) < row(1.0, 1.0).chance(claim("greater"))
+    assert row(1.0, 1.0).needed() == 10
+
+
+def verdict(says, *p_values, need="all"):
+    decision = "yes" if says == "holds" else "no"
+    return Verdict(claim("greater", need=need), says, tuple(Comparison("a", "b", "", 5, decision, p) for p in p_values))
+
+
+def test_verdicts_are_corrected_for_the_number_of_claims():
+    weak, strong = verdict("holds", 0.001, 0.03), verdict("does not hold", 0.002, 0.9)
+    assert weak.p == 0.03  # all must hold
+    assert strong.p == 0.004  # one of two is enough not to
+    few, undecided = verdict("holds", None), verdict("not decided at this scale", None)
+    says = [v.says for v in corrected([weak, strong, few, undecided])]
+    assert says == ["holds (p = 0.030)", "does not hold (p = 0.008)", "holds, so far: too few seeds for a test", undecided.says]
+    says = [v.says for v in corrected([weak, weak, strong])]
+    assert says[:2] == ["not decided at this scale (p = 0.06 for all claims)"] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "left"),
+    [
+        ("greater", (60, 61, 62.5)),
+        ("close", (60.1, 60.2, 60.1)),
+        ("close", (65.1, 65.2, 65.1)),
+        ("no better", (50, 51, 52)),
+    ],
+)
+def test_p_values_go_with_the_interval(kind, left):
+    """A verdict at 95 % has a p value of at most 5 %."""
+
+    def made(values):
+        return {i: Measured({}, {"personal round test": Curve((0,), (v / 100,), (v / 100,))}) for i, v in enumerate(values)}
+
+    found = Findings("full", {"femnist/a": made(left), "femnist/b": made((60, 60, 60) if kind != "greater" else (59, 60, 61))})
+    judged = of_claim(claim(kind, tolerance=0.0 if kind == "greater" else 0.5), found)
+    assert judged.comparisons[0].decision != "open"
+    assert 0 < judged.p <= 0.05
+
+
+def test_the_command_prints_the_plan(fedme, tmp_path):
+    code, out, _ = fedme("reproduce", "--plan", "3", "--jobs", "2", "--runs", tmp_path, "--json")
+    rows = json.loads(out)
+    assert code == 0
+    assert rows
+    assert float(rows[-1]["hours"]) <= 3
+    assert rows[0]["command"] == f"fedme reproduce --claim {rows[0]['claim']} --scale {rows[0]['scale']}"
+
+
+def test_the_runs_of_a_claim_are_listed_and_unknown_claims_refused(fedme, tmp_path):
+    code, out, _ = fedme("reproduce", "--claim", "9", "--list", "--runs", tmp_path, "--json")
+    assert code == 0
+    listed = json.loads(out)
+    assert len(listed) == 2 * power_plan.of_claim(9, "small").seeds
+    code, _, err = fedme("reproduce", "--claim", "99", "--runs", tmp_path)
+    assert code == 2
+    assert "nothing is planned for it at scale small" in err.replace("\n", " ")
