@@ -1,10 +1,11 @@
 """How cost grows with the number of clients: time and memory of a round, from 10 clients to 10,000.
 
-    python benchmarks/scale.py [--clients 10 100 ...] [--methods fedavg fedme] [--cohorts all 100] [--rounds 3] [--out DIR]
+    python benchmarks/scale.py [--clients 10 100 ...] [--methods fedavg fedme] [--cohorts all 100] [--rounds 3] [--docs]
 
 Made-up data: 60 features, 20 training samples a client, a network 60-20-10, batches of 10. With the cohort `all`, everybody
 trains in every round; with 100, a hundred clients do, however many there are. Every point is a process of its own, so that
-peak memory means something. Writes scale.json and, if matplotlib is there (extra `bench`), scale.png.
+peak memory means something. Writes scale.json and, if matplotlib is there (extra `bench`), scale.png; prints the table of
+docs/performance.md and, with `--docs`, puts table and picture there.
 """
 
 import argparse
@@ -98,6 +99,33 @@ def plot(points: list[dict[str, Any]], path: Path) -> bool:
     return True
 
 
+SHOWN = (10, 100, 1000, 10000)  # clients, in the table of the documentation
+NAMES = {"fedavg": "FedAvg", "fedme": "FedMe"}
+TABLE = "| method | clients per round | 10 clients"
+
+
+def table(points: list[dict[str, Any]]) -> str:
+    """The table of docs/performance.md."""
+    lines = [f"{TABLE} | 100 | 1,000 | 10,000 |", "|---|---|---:|---:|---:|---:|"]
+    found = {(point["method"], point["cohort"], point["clients"]): point for point in points}
+    for method, cohort in dict.fromkeys((point["method"], point["cohort"]) for point in points):
+        mine = [found.get((method, cohort, clients)) for clients in SHOWN]
+        cells = [f"{point['seconds']:.2g} s, {point['peak_mb']:.0f} MB" if point else "" for point in mine]
+        lines.append(f"| {NAMES.get(method, method)} | {cohort or 'all'} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def put_into_docs(points: list[dict[str, Any]], docs: Path) -> None:
+    """Replace the table and the picture of the documentation."""
+    page = docs / "performance.md"
+    before, begin, rest = page.read_text(encoding="utf-8").partition(TABLE)
+    if not begin:
+        sys.exit(f"{page}: has no table that begins with '{TABLE}'")
+    _, end, after = rest.partition("\n\n")
+    page.write_text(before + table(points) + end + after, encoding="utf-8")
+    plot(points, docs / "pictures" / "growth.png")
+
+
 def main() -> None:
     """Measure all points, print a table, write JSON and a picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -106,6 +134,7 @@ def main() -> None:
     parser.add_argument("--cohorts", nargs="+", default=["all", "100"], help="`all`, or a number of clients a round")
     parser.add_argument("--rounds", type=int, default=3, help="timed, after one that is not")
     parser.add_argument("--out", type=Path, default=sides.HERE / "results")
+    parser.add_argument("--docs", action="store_true", help="put the table and the picture into the documentation")
     asked = parser.parse_args()
     cohorts = [None if cohort == "all" else int(cohort) for cohort in asked.cohorts]
     points = []
@@ -132,6 +161,12 @@ def main() -> None:
     (asked.out / "scale.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if not plot(points, asked.out / "scale.png"):
         print("no scale.png: matplotlib is missing (pip install 'fedme[bench]')", file=sys.stderr)
+    print(table(points))
+    many = {point["clients"]: point["seconds"] for point in points if point["method"] == "fedme" and point["cohort"] is None}
+    if {1000, 10000} <= many.keys():
+        print(f"fedme, all: 10,000 clients take {many[10000] / many[1000]:.2f} times as long as 1,000 (at most 10.5)")
+    if asked.docs:
+        put_into_docs(points, sides.HERE.parent / "docs")
 
 
 if __name__ == "__main__":

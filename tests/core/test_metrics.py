@@ -11,7 +11,7 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, f1_score, log_loss, roc_auc_score
 from torch import Tensor
 
-from fedme.core.metrics import Metrics, measure
+from fedme.core.metrics import MEASURES, Metrics, measure
 
 
 def draw(seed: int, samples: int, classes: int, held: int, repeated: bool = False) -> tuple[Tensor, Tensor]:
@@ -136,6 +136,16 @@ def test_a_label_with_no_probability_at_all_costs_infinitely_much() -> None:
     assert result.correct == 1
     assert result.auroc is not None
     assert result.ece is not None
+
+
+def test_values_beyond_all_bounds_are_short() -> None:
+    rmse = MEASURES["regression"][0]
+    assert [rmse.text(value) for value in (49780301.0, 2.4146866e38, -1.5e75, math.inf)] == [
+        "49780301",
+        "2.41e+38",
+        "-1.50e+75",
+        "inf",
+    ]
 
 
 def test_logits_of_a_network_can_be_handed_in_as_they_are() -> None:

@@ -229,7 +229,10 @@ def test_the_helpers_hand_over_one_operation_and_return_its_result():
         (evaluate(model, data), Evaluate(model, data)),
         (evaluate(model, data, timed=True), Evaluate(model, data, True)),
         (predict(model, data), Predict(model, data)),
-        (train({"own": model}, optimizer, data, local, Key(2)), Train({"own": model}, optimizer, data, local, Key(2), {}, {})),
+        (
+            train({"own": model}, optimizer, data, local, Key(2)),
+            Train({"own": model}, optimizer, data, local, Key(2), {}, {}, keep_opt=False),
+        ),
         (
             train({"own": model}, optimizer, data, local, Key(2), {"own": {"w": torch.ones(1)}}, {"own": model}),
             Train({"own": model}, optimizer, data, local, Key(2), {"own": {"w": torch.ones(1)}}, {"own": model}),

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from fedme.core.data import ClientData
 from fedme.core.key import Key
-from fedme.core.method import Empty, Report, Round
+from fedme.core.method import Empty, Method, Report, Round, TaskError
 from fedme.core.metrics import Metrics
 from fedme.core.model import Model
 from fedme.core.operations import Computation, Score
@@ -19,7 +19,7 @@ from fedme.federation.client_work import ModelScore
 from fedme.federation.in_process import InProcessEngine
 from fedme.federation.malicious_clients import SPOILING, Attack, MaliciousClients
 from fedme.federation.offences import FOR_GOOD, OffenceRecord, quarantined, record_offences
-from fedme.federation.reply_validation import bounded, check_reply, check_report, check_scores, check_sent
+from fedme.federation.reply_validation import MessageTypes, bounded, check_reply, check_report, check_scores, check_sent
 from fedme.federation.round import NoReply, Reply, run_round
 from fedme.learning.partial_model import Part
 from fedme.learning.robust_aggregation import Defence
@@ -218,6 +218,23 @@ def test_a_method_of_ones_own_is_examined_by_its_types():
     ]:
         with pytest.raises(TypedError, match=re.escape(words)):
             check_reply(method, setting, down, up, WHEN, None)
+
+
+class Unannotated(fedavg.FedAvg):
+    def client_round(self, state, down, data, when, key):
+        return super().client_round(state, down, data, when, key)
+
+
+class Bare(Method):
+    def client_round(self, state, down, data, when, key):
+        raise NotImplementedError
+
+
+def test_a_function_without_annotations_has_those_of_the_one_that_it_overrides():
+    assert MessageTypes.of(Unannotated(TRAIN)) == MessageTypes.of(fedavg.FedAvg(TRAIN))
+    Bare.__abstractmethods__ = frozenset()
+    with pytest.raises(TaskError, match="method 'Bare': client_round says no type of state or down or return"):
+        MessageTypes.of(Bare())
 
 
 def test_reports_and_scores_must_be_possible():

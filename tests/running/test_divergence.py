@@ -62,6 +62,26 @@ def test_a_regression_that_diverges(capsys, tmp_path):
     assert any("its training diverged in" in line and "lower train.lr" in line for line in lines)
 
 
+def test_a_training_that_diverged_for_a_while():
+    """Its results may be good: the client has adopted another model since."""
+    counts = {
+        "a": {"rounds": 1, "first": 3, "last": 3, "loss": "149"},
+        "b": {"rounds": 2, "first": 8, "last": 9, "loss": "9e+9"},
+    }
+    first, second = summary.trouble({"rounds": 10, "diverging": counts})
+    assert first == (
+        "client a: its training diverged in 1 round, first in round 3 (loss 149); but not after round 3; "
+        "it may do better if you lower train.lr or set train.clip"
+    )
+    assert second.endswith(
+        "diverged in 2 rounds, first in round 8 (loss 9e+9); its results say nothing: lower train.lr or set train.clip"
+    )
+    incidents = summary.Incidents()
+    for t in (2, 5):
+        incidents.add({"client": "a", "round": t, "notes": {"diverging": "9"}})
+    assert incidents.diverging["a"] == {"rounds": 2, "first": 2, "last": 5, "loss": "9"}
+
+
 def test_a_regression_that_learns_is_left_in_peace(capsys, tmp_path):
     clients = [fedme.Client(f"site-{i}", train=samples(60, i), model="dnn-16") for i in range(2)]
     fedme.FedMe(rounds=3, train={"lr": 0.05}).fit(clients, output=tmp_path / "run")

@@ -1,23 +1,24 @@
 """Methods that exchange only the weights whose names are given, also between different networks."""
 
 import dataclasses
-import json
 
 import pytest
 import torch
 
 import fedme
 from fedme.artifacts.saved_models import load_model
+from fedme.config.experiment import ConfigError, parse
 from fedme.core.key import Key
 from fedme.core.method import TaskError
 from fedme.core.model import Arch, Model
 from fedme.methods import METHODS
 from fedme.results import records, summary
-from fedme.running import checkpoint, run
+from fedme.running import run
 from fedme_test_adapters import CLASSES, Adapted, bert
-from fedme_test_runs import Killed, Watching, difference
+from fedme_test_runs import CutAfterOneRound, Killed, Watching, difference, rounds_saved
 
 SHARED = ["adapter.*", "head."]
+BY_NAME = [name for name, method in METHODS.items() if not method.not_by_name]
 
 
 def clients(depths=(1, 1, 1, 1), frozen=True, network=None):
@@ -39,7 +40,16 @@ def scores(folder):
     return [(r["client"], r["split"], r["accuracy"], r["loss"]) for r in records.read(folder) if r["stage"] == "round"]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedme", "pfml"])
+def test_which_methods_send_weights_by_name():
+    whole = {"fedavg", "fedprox", "fedme", "pfml", "ditto", "mapper", "hypcluster", "pfedme", "apfl", "fedamp"}
+    assert set(BY_NAME) == whole
+    for name in METHODS.keys() - whole:
+        assert METHODS[name].not_by_name
+    with pytest.raises(ConfigError, match="method.shared: .* 'scaffold': the control variates"):
+        parse({"method": {"name": "scaffold", "shared": ["head."]}})
+
+
+@pytest.mark.parametrize("method", BY_NAME)
 def test_with_a_frozen_body_it_is_the_same_as_sending_everything(method, tmp_path):
     learner(method).fit(clients(), output=tmp_path / "all", quiet=True)
     learner(method, shared=SHARED).fit(clients(), output=tmp_path / "part", quiet=True)
@@ -48,7 +58,7 @@ def test_with_a_frozen_body_it_is_the_same_as_sending_everything(method, tmp_pat
     assert [row[2:] for row in part] == [pytest.approx(row[2:], rel=1e-4) for row in whole]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedme", "fml", "pfml"])
+@pytest.mark.parametrize("method", ["fml", *BY_NAME])
 def test_only_the_named_weights_travel(method, tmp_path):
     folder = tmp_path / "run"
     learner(method, shared=["head."]).fit(clients(frozen=False), output=folder, quiet=True)
@@ -58,7 +68,7 @@ def test_only_the_named_weights_travel(method, tmp_path):
         assert head <= row["bytes_down"] <= 2 * (head + 200)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedme"])
+@pytest.mark.parametrize("method", [name for name in BY_NAME if name != "pfml"])
 def test_networks_may_differ_in_the_rest(method, tmp_path):
     learner(method, shared=SHARED).fit(clients((1, 2, 3, 2), frozen=False), output=tmp_path / "run", quiet=True)
     first, second = (load_model(tmp_path / "run" / "clients" / f"site-{n}", "model", imports=True) for n in (0, 1))
@@ -69,21 +79,16 @@ def test_networks_may_differ_in_the_rest(method, tmp_path):
         assert torch.equal(first.get_parameter("head.weight"), second.get_parameter("head.weight"))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedme", "pfml"])
+@pytest.mark.parametrize("method", BY_NAME)
 def test_what_a_client_keeps_is_in_the_checkpoint(method, tmp_path):
     def made(folder):
         experiment = learner(method, shared=["head."]).experiment(clients(frozen=False))
         return dataclasses.replace(experiment, settings=dataclasses.replace(experiment.settings, output=str(folder)))
 
-    class CutAfterOneRound(Watching):
-        def advance(self, info=None):  # on a slow machine also called within a round
-            if info is not None:
-                raise Killed
-
     whole = run.start(made(tmp_path / "whole"), Watching())
     with pytest.raises(Killed):
-        run.start(made(tmp_path / "cut"), CutAfterOneRound())
-    assert json.loads((tmp_path / "cut" / checkpoint.NAME).read_text())["header"]["round"] == 1
+        run.start(made(tmp_path / "cut"), CutAfterOneRound(tmp_path / "cut"))
+    assert rounds_saved(tmp_path / "cut") == 1
     run.resume(tmp_path / "cut", Watching(), made(tmp_path / "cut"))
     assert difference(whole, tmp_path / "cut") == ""
 

@@ -16,15 +16,10 @@ from fedme.methods import METHODS
 from fedme.results import records, summary
 from fedme.running import checkpoint, run
 from fedme_test_adapters import CLASSES, LENGTH, VOCABULARY, Adapted, bert, gpt
-from fedme_test_runs import Killed, Watching, difference
+from fedme_test_runs import CutAfterOneRound, Killed, Watching, difference, rounds_saved
 
 OTHERS = {"centralized": "sends samples", "local": "sends nothing", "fd": "sends outputs", "fedmd": "sends outputs"}
 OTHERS |= {"fedproto": "sends features", "heterofl": "its networks are slices, with slices of frozen weights"}
-
-
-class CutAfterOneRound(Watching):
-    def advance(self, info=None):
-        raise Killed
 
 
 def made(folder, method):
@@ -115,8 +110,8 @@ def _saved(path):
 def test_a_resumed_run_has_them_too(method, tmp_path):
     whole = run.start(made(tmp_path / "whole", method), Watching())
     with pytest.raises(Killed):
-        run.start(made(tmp_path / "cut", method), CutAfterOneRound())
-    assert json.loads((tmp_path / "cut" / checkpoint.NAME).read_text())["header"]["round"] == 1
+        run.start(made(tmp_path / "cut", method), CutAfterOneRound(tmp_path / "cut"))
+    assert rounds_saved(tmp_path / "cut") == 1
     run.resume(tmp_path / "cut", Watching(), made(tmp_path / "cut", method))
     assert difference(whole, tmp_path / "cut") == ""
     text = (whole / checkpoint.NAME).read_text()

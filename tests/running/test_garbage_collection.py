@@ -1,12 +1,16 @@
 """Objects that exist before the rounds are left out of garbage collections, and only until the last round."""
 
 import gc
+import math
+import time
 import weakref
 
 import pytest
 
+from fedme.running import assembly, garbage_collection
 from fedme.running.garbage_collection import existing_objects_left_out
 from fedme.running.round_loop import RoundLoop
+from fedme_test_runs import do
 
 
 class Node:
@@ -60,3 +64,30 @@ def test_rounds_are_played_like_that():
         Stopped().run(None, {})
     assert seen[0] > 0
     assert gc.get_freeze_count() == 0
+
+
+def test_many_runs_in_one_process_do_not_keep_their_data(tmp_path, monkeypatch):
+    made = []
+    gather = assembly.gather
+
+    def noted(experiment):
+        federation = gather(experiment)
+        made.append(weakref.ref(next(iter(federation.clients.values())).train.source))
+        return federation
+
+    monkeypatch.setattr(assembly, "gather", noted)
+    monkeypatch.setattr(garbage_collection, "SHARE", math.inf)
+    monkeypatch.setattr(garbage_collection, "_next_collection", 0.0)
+    for number in range(3):
+        do(tmp_path / str(number), "method.name=fedavg", "rounds=1", f"seed={number}")
+    assert made[0]() is None
+
+
+def test_collections_between_short_runs_are_rare(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(garbage_collection, "_next_collection", 0.0)
+    monkeypatch.setattr(garbage_collection.gc, "collect", lambda: made.append(1) or time.sleep(0.05))
+    for _ in range(5):
+        with existing_objects_left_out():
+            pass
+    assert len(made) == 1

@@ -82,7 +82,7 @@ clients = 9
 [models]
 shared = "own_network:Net"
 [train]
-epochs = 150
+epochs = 1500
 momentum = 0.9
 lr = 0.01
 """
@@ -153,7 +153,8 @@ def nodes(machines, project, tmp_path):
         folders.append(tempfile.mkdtemp(prefix="r"))  # short, because socket paths must be
         own = f"10.231.0.{number}"
         role = ["--head", f"--port={PORT}", "--include-dashboard=false"] if number == 1 else [f"--address=10.231.0.1:{PORT}"]
-        words = [program, "start", "--block", f"--node-ip-address={own}", "--num-cpus=1", f"--temp-dir={folders[-1]}", *role]
+        words = [program, "start", "--block", f"--node-ip-address={own}", "--num-cpus=1", "--object-store-memory=100000000"]
+        words += [f"--temp-dir={folders[-1]}", *role]
         hidden = 'mount -t tmpfs none "$0" && cd / && exec "$@"'
         command = ["ip", "netns", "exec", machine, "sh", "-c", hidden, str(project), *map(str, words)]
         started.append(start(command, tmp_path / f"node{number}", environment(PYTHONPATH=source)))
@@ -192,7 +193,8 @@ def test_a_machine_is_killed_in_the_middle_of_a_round(nodes, project):
         )
     try:
         wait_for(lambda: any(path.stat().st_size for path in project.glob("there/metrics.jsonl")), "a round", 600)
-        time.sleep(0.5)
+        time.sleep(0.5)  # a round takes seconds
+        assert running.poll() is None
         assert kill(nodes[2]) > 2
         assert running.wait(600) == 0, (project / "output").read_text()
     finally:

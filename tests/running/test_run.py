@@ -160,7 +160,7 @@ def test_killed_twice_and_with_rare_checkpoints(tmp_path):
     assert identical(whole, tmp_path / "cut")
 
 
-def torn_segment(store, sets):
+def torn_segment(store, sets, scratch=False):
     store.folder.mkdir(exist_ok=True)
     (store.folder / ".000003.bin.partial").write_bytes(b"half of a")
     raise Killed
@@ -217,6 +217,15 @@ def test_choosing_architectures_is_not_done_again(tmp_path, monkeypatch):
     monkeypatch.setattr("fedme.running.assembly._by_best_local", None)
     run.resume(tmp_path / "cut", Watching())
     assert identical(whole, tmp_path / "cut")
+
+
+def test_architectures_are_chosen_with_a_rate_of_their_own(tmp_path):
+    words = ["rounds=1", "models.assign=best-local", "models.selection_rounds=2", "train.lr=0.1"]
+    rates = {"default": [], "same": ["models.selection_lr=0.1"], "other": ["models.selection_lr=1.0"]}
+    scores = {
+        name: json.loads((do(tmp_path / name, *words, *more) / "selection.json").read_text()) for name, more in rates.items()
+    }
+    assert scores["same"] == scores["default"] != scores["other"]
 
 
 def test_clients_with_different_tasks_share_a_part(tmp_path):

@@ -215,3 +215,21 @@ def test_every_method_gives_the_same_with_hardly_any_memory(name, tmp_path):
     found = personal(method, server, engine, 2)
     assert all(same(found[client], expected[client]) for client in expected)
     store.close()
+
+
+def test_a_set_may_get_another_place_while_it_is_read(store, monkeypatch):
+    kept = store.keep({str(i): model(i) for i in range(2)})
+    store.settle()
+    weights = max((kept[name].params for name in kept), key=lambda each: each.place.offset)
+    wanted, before = store.read(weights), weights.place
+    store.write([weights])  # as a checkpoint does in another thread
+    after, weights.place = weights.place, before
+    path = store._path
+
+    def moved(segment):
+        weights.place = after
+        return path(segment)
+
+    monkeypatch.setattr(store, "_path", moved)
+    assert (before.segment, before.offset) != (after.segment, after.offset)
+    assert all(torch.equal(value, wanted[name]) for name, value in store.read(weights).items())

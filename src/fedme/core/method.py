@@ -220,10 +220,13 @@ class Method(ABC, Generic[S, C, D, U]):
 
     # What the method says about itself.
 
+    not_by_name: ClassVar[str] = "it chooses itself what travels"  # why weights that travel cannot be named; empty: `shared`
+
     @property
     def exchanged(self) -> tuple[str, ...]:
         """Patterns of the names of weights: only these travel, and the others stay at the clients. Empty: whole models."""
-        return ()
+        shared: str | Sequence[str] = () if self.not_by_name else getattr(self, "shared", ())
+        return ((shared,) if isinstance(shared, str) else tuple(shared)) if shared else ()
 
     paper: ClassVar[str] = ""  # authors, title, venue and arXiv number, for the documentation
     travels: ClassVar[str] = "see its source"  # what clients send, in a few words

@@ -91,7 +91,9 @@ class Measure:
         """The formatted value, without a percent sign."""
         if value is None:
             return "-"
-        return f"{100 * value:.{2 if digits is None else digits}f}" if self.percent else f"{value:.{_digits(value, digits)}f}"
+        if self.percent:
+            return f"{100 * value:.{2 if digits is None else digits}f}"
+        return f"{value:.{_digits(value, digits)}f}" if abs(value) < HUGE else f"{value:.2e}"
 
     def with_title(self, value: float | None, digits: int | None = None) -> str:
         """The formatted value after its title; accuracy is shown without a title."""
@@ -110,6 +112,9 @@ class Measure:
         power = 2 if self.key == "rmse" else 1
         total = sum(row["samples"] for row in counted)
         return float((sum(row[self.key] ** power * row["samples"] for row in counted) / total) ** (1 / power))
+
+
+HUGE = 1e9  # such a value, mostly of a training that diverged, is written with an exponent
 
 
 def _digits(value: float, digits: int | None) -> int:

@@ -23,6 +23,7 @@ from fedme.core.flat_params import flat_params
 from fedme.core.key import Key
 
 Option = int | float | str | bool | tuple[int, ...]
+LARGE_NETWORK = 1 << 24  # weights from which on a network is trained without a copy that is not needed
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # attributes of a module
 
 
@@ -93,7 +94,18 @@ def template(arch: Arch, training: bool, statistics: bool = True) -> nn.Module:
 
 @functools.lru_cache(maxsize=256)
 def _template(arch: Arch, training: bool, statistics: bool) -> nn.Module:
-    return build_template(arch, training, statistics)
+    module = build_template(arch, training, statistics)
+    if sum(p.numel() for p in module.parameters()) >= LARGE_NETWORK and _builds_new_weights(arch):
+        for p in module.parameters():
+            if p.requires_grad:
+                p.data = torch.zeros((), dtype=p.dtype).expand(p.shape)  # takes no memory; models bring their own weights
+    return module
+
+
+@functools.lru_cache(maxsize=256)
+def _builds_new_weights(arch: Arch) -> bool:
+    """Whether every network has weights of its own; a factory may also return a network that exists already."""
+    return not {*arch.build(Key(0)).parameters()} & {*arch.build(Key(0)).parameters()}
 
 
 def build_template(arch: Arch, training: bool, statistics: bool = True) -> nn.Module:

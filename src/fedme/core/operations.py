@@ -235,6 +235,7 @@ class Train:
     frozen: Models = field(default_factory=dict)
     mechanism: GaussianMechanism | None = None
     collect: Collect | None = None
+    keep_opt: bool = True  # whether the result has the optimizer state, which may be larger than the models
 
 
 @dataclass(frozen=True)
@@ -281,11 +282,15 @@ def train(
 ) -> Computation[Trained]:
     """Train `models` on the same batches. A role that is missing in `opt` starts with a new optimizer state.
 
+    The result has the optimizer state at the end if `opt` is given, be it empty; without `opt` nobody asks for it.
+
     An objective with a method `fitted_to`, such as one with class weights, is fitted to the samples first.
     """
     if (fitted_to := getattr(optimizer.objective, "fitted_to", None)) is not None:
         optimizer = replace(optimizer, objective=fitted_to(data))  # type: ignore[type-var]
-    operation = Train(models, optimizer, data, batch_schedule, key, opt or {}, frozen or {}, collect=collect)
+    operation = Train(
+        models, optimizer, data, batch_schedule, key, opt or {}, frozen or {}, collect=collect, keep_opt=opt is not None
+    )
     result: Sequence[Trained] = yield (operation,)
     if not any(isinstance(model.buffers, WithFrozen) for model in models.values()):
         return result[0]

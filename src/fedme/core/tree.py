@@ -80,6 +80,8 @@ def average(trees: Sequence[Params], weights: Sequence[float]) -> Params:
     flats = [flat_params(tree) for tree in trees]
     if flats[0] is not None and all(flat is not None and flat.layout is flats[0].layout for flat in flats):
         return _flat_average(flats, weights)  # type: ignore[arg-type]
+    if any(hasattr(tree, "peek") for tree in trees):
+        return _average_by_name(trees, weights)
     names = [name for name, value in trees[0].items() if value.is_floating_point()]
     total = scale({name: trees[0][name] for name in names}, weights[0])
     for tree, share in zip(trees[1:], weights[1:], strict=True):
@@ -92,6 +94,25 @@ def _flat_average(trees: Sequence[FlatParams], weights: Sequence[float]) -> Flat
     for tree, share in zip(trees[1:], weights[1:], strict=True):
         total.add_(tree.flat, alpha=share)
     return FlatParams(trees[0].layout, total)
+
+
+def _average_by_name(trees: Sequence[Params], weights: Sequence[float]) -> Params:
+    """The same for trees that may be in files: one tensor of each is in memory at a time."""
+    result = {}
+    for name in trees[0]:
+        total = _peek(trees[0], name)
+        if total.is_floating_point():
+            total = total * weights[0]
+            for tree, share in zip(trees[1:], weights[1:], strict=True):
+                total.add_(_peek(tree, name), alpha=share)
+        result[name] = total
+    return result
+
+
+def _peek(params: Params, name: str) -> Tensor:
+    """One tensor, without the others where they are in a file (`running/weight_store.py`)."""
+    peek: Callable[[str], Tensor] = getattr(params, "peek", params.__getitem__)
+    return peek(name)
 
 
 def leaves(value: Any, at: str = "", opaque: tuple[type, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -159,6 +180,7 @@ def nbytes(value: Any) -> int:
     if isinstance(value, bytes):
         return len(value)
     if isinstance(value, Mapping):
+        value = value.sketch() if hasattr(value, "sketch") else value  # of weights that may be in a file
         flat = flat_params(value)
         return flat.layout.nbytes if flat is not None else sum(nbytes(k) + nbytes(v) for k, v in value.items())
     if isinstance(value, Sequence | Set):

@@ -138,13 +138,14 @@ struct Network {
         : values(network.value_count), output(network.output), outputs(network.classes), classes(outputs), mix(real(network.mix)),
           label_weight(real(network.label_weight)), peer_weight(real(network.peer_weight)), steps(network.steps),
           value_specs(network.values), node_specs(network.nodes), batch(batch) {
+        for (int64_t i = 0; i < network.parameter_count; i++) specs.push_back(network.bases.of(network.parameters[i]));
+        if (trains) find_gradients(network);
         for (int64_t i = 0; i < network.value_count; i++) {
             const ValueSpec &spec = network.values[i];
-            values[i].size = spec.size, values[i].sums = spec.sums, values[i].needs_gradient = trains && spec.gradient;
+            values[i].size = spec.size, values[i].sums = spec.sums;
             if (i) values[i].data.resize(batch * spec.size);
             if (values[i].needs_gradient) values[i].gradient.resize(batch * spec.size);
         }
-        for (int64_t i = 0; i < network.parameter_count; i++) specs.push_back(network.bases.of(network.parameters[i]));
         for (int64_t i = 0; i < network.node_count; i++) {
             const NodeSpec &spec = network.nodes[i];
             const int64_t first = spec.inputs[0] < 0 ? 0 : spec.inputs[0];
@@ -155,6 +156,18 @@ struct Network {
         }
         p.resize(batch * classes), log_p.resize(batch * classes);
         if (trains) find_shared();
+    }
+
+    // A value needs a gradient if trained weights are before it: none does in a part whose weights are frozen.
+    void find_gradients(const NetworkSpec &network) {
+        for (int64_t i = 0; i < network.node_count; i++) {
+            const NodeSpec &spec = network.nodes[i];
+            bool needed = false;
+            for (const int64_t input : spec.inputs) needed = needed || (input >= 0 && values[input].needs_gradient);
+            for (const int64_t parameter : spec.parameters) needed = needed || (parameter >= 0 && specs[parameter].trained > 0);
+            values[spec.output].needs_gradient = needed && network.values[spec.output].gradient;
+        }
+        values[output].needs_gradient = true;  // the loss writes it
     }
 
     // Whether this network with other weights is the one that is wanted.

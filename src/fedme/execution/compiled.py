@@ -218,6 +218,8 @@ def training_obstacle(op: Train) -> str:
             return "a mixture with a proximal term, a shifted gradient or another loss"
     elif type(optimizer) not in (Moreau, MutualMoreau):
         return f"unsupported optimizer {type(optimizer).__name__}"
+    elif type(optimizer) is MutualMoreau and optimizer.aux_l2 not in (None, optimizer.l2):
+        return "another l2 for the auxiliary model"
     return loss_obstacle(op)
 
 

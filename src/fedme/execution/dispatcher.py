@@ -18,13 +18,14 @@ from fedme.execution.eager import Eager
 from fedme.execution.input_tables import InputTables
 from fedme.execution.private_batches import PrivateBatches
 from fedme.execution.reference import Reference
-from fedme.execution.routing import Backend, Route, Tick, effort, effort_alone, no_tick, pieces, run_timed
+from fedme.execution.routing import Backend, Route, Tick, effort, effort_alone, is_large, no_tick, pieces, run_timed
 from fedme.execution.stacked import Stacked, StackedByVmap
 from fedme.execution.worker_processes import Workers
 
 EnginePath = Literal["auto", "reference", "compiled", "stacked", "workers"]
 LARGE = 2e8  # effort from which on a stack is divided among workers
 WORTHWHILE = 5e7  # effort of operations that run alone from which on they go to workers: a message costs about 0.3 ms
+TOO_LARGE = "a network of so many weights does not fit the cache, and runs by itself to save memory"
 PIECES = 4  # messages per worker: fewer cost less, more are divided more evenly
 
 
@@ -133,8 +134,9 @@ class Dispatcher:
         if isinstance(op, EstimateStatistics):
             return Route(self.reference, None, "only the reference backend estimates running statistics")
         reasons: dict[str, list[str]] = {}
+        too_large = self.path == "auto" and self.device_weights is None and is_large(op)
         for backend in self.backends:
-            reason = backend.supports(op)
+            reason = TOO_LARGE if too_large and isinstance(backend, Compiled | Stacked) else backend.supports(op)
             if not reason:
                 break
             reasons.setdefault(reason, []).append(backend.name)
@@ -155,6 +157,8 @@ class Dispatcher:
             op, backend = operations[members[0]], routes[members[0]].backend
             if self.workers is None or isinstance(backend, Compiled):  # compiled code has threads instead
                 here.append(members)
+            elif is_large(op):
+                here.append(members)  # a worker would need copies of the weights
             elif isinstance(op, Evaluate) and op.timed:
                 here.append(members)  # the time of inference is measured while nothing else is computed
             elif backend in (self.eager, self.private, self.reference):

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedme.core import tree
 from fedme.core.data import Inputs
 from fedme.core.dropout import KeyedDropout, at_draw, kept
-from fedme.core.model import Arch, Model, build_template, output_of, template
+from fedme.core.model import LARGE_NETWORK, Arch, Model, build_template, output_of, template
 from fedme.core.operations import Op, Role, Train, Trained
 from fedme.core.tree import Params
 from fedme.execution.input_tables import InputTables
@@ -106,8 +106,12 @@ class Eager:
                         grads = network.take_gradients()
                         if role in turn:
                             network.step(grads)
+                        del grads  # before the next backward pass makes new ones
         opt = {role: network.opt_state() for role, network in networks.items()} if rule.momentum else {}
-        return Trained({role: network.model() for role, network in networks.items()}, opt, _mean_losses(seen), collector.seen)
+        models = {role: network.model() for role, network in networks.items()}
+        for network in networks.values():
+            network.release()
+        return Trained(models, opt, _mean_losses(seen), collector.seen)
 
     def _network(self, op: Train, role: Role) -> "TrainedModule":
         """The module of a role with its weights; roles of one architecture have modules of their own."""
@@ -309,6 +313,15 @@ class TrainedModule:
         """The trained model."""
         params = {name: p.detach().contiguous() for name, p in zip(self.given.params, self.trained, strict=True)}
         return Model(self.arch, params, {name: self._buffer(name).detach() for name in self.given.buffers})
+
+    def release(self) -> None:
+        """Forget the weights of a large network, which others may want to have in a file; `load` brings new ones."""
+        if self.arch.parameters < LARGE_NETWORK:
+            return
+        self.momenta, self.anchor = [], None
+        self.given = Model(self.arch, {}, {})
+        for p in self.parameters.values():
+            p.data = torch.zeros((), dtype=p.dtype).expand(p.shape)
 
     def _buffer(self, name: str) -> Tensor:
         if name not in self.buffers:

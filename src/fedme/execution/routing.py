@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from fedme.core.model import Model
+from fedme.core.model import LARGE_NETWORK, Model
 from fedme.core.operations import Op, Train
 
 STEP = 3e6  # effort that takes as long as the fixed cost of a step by autograd, about 0.15 ms
@@ -51,6 +51,11 @@ def models_of(op: Op) -> list[Model]:
     return list(op.models.values()) if isinstance(op, Train) else [op.model]
 
 
+def is_large(op: Op) -> bool:
+    """Whether an operation has a network so large that copies of its weights matter more than anything else."""
+    return any(model.arch.parameters >= LARGE_NETWORK for model in models_of(op))
+
+
 def effort(op: Op) -> float:
     """An estimate of how long an operation takes: samples times passes times parameters."""
     if not isinstance(op, Train):
@@ -86,7 +91,10 @@ def run_timed(backend: Backend, ops: Sequence[Op], tick: Tick = no_tick) -> list
     if len(ops) > 1 and backend.group(ops[0]) is None:
         return [timed for op in ops for timed in run_timed(backend, [op], tick)]
     start = time.perf_counter()
-    values = backend.run(ops, tick)
+    values = [
+        replace(value, opt={}) if isinstance(op, Train) and not op.keep_opt else value
+        for op, value in zip(ops, backend.run(ops, tick), strict=True)
+    ]
     seconds = time.perf_counter() - start
     efforts = [effort(op) for op in ops]
     total = sum(efforts)

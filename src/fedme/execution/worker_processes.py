@@ -1,11 +1,13 @@
 """Worker processes of one thread each: they run operations of the reference backend and parts of large stacks.
 
 Workers are forked, so they have the data without a copy. Weights and row numbers travel through shared memory. The longest work
-goes first. A worker that dies is replaced and its work is done again, with the same result.
+goes first. A worker gets its next work before its results are read: they are in one of two memories that it writes in turns. A
+worker that dies is replaced and its work is done again, with the same result.
 """
 
 import contextlib
 import ctypes
+import itertools
 import multiprocessing as mp
 import os
 import signal
@@ -37,8 +39,9 @@ class Worker:
     def __init__(self, backends: Sequence[Backend], shared: SharedObjects, memory: int) -> None:
         context = mp.get_context("fork")
         self.line, worker_end = context.Pipe()
-        self.there, self.back = SharedMemory(memory), SharedMemory(memory)
-        arguments = (worker_end, self.there, self.back, backends, shared, os.getpid())
+        self.there, backs = SharedMemory(memory), (SharedMemory(memory), SharedMemory(memory))
+        self.backs = itertools.cycle(backs)
+        arguments = (worker_end, self.there, backs, backends, shared, os.getpid())
         self.process = context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         worker_end.close()
@@ -54,7 +57,7 @@ class Worker:
 def _serve(
     line: Connection,
     there: SharedMemory,
-    back: SharedMemory,
+    backs: Sequence[SharedMemory],
     backends: Sequence[Backend],
     shared: SharedObjects,
     parent: int,
@@ -64,7 +67,7 @@ def _serve(
     torch.set_num_threads(1)
     _keep_freed_memory()
     threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
-    while True:
+    for back in itertools.cycle(backs):
         try:
             number, message = line.recv()
         except EOFError:
@@ -137,7 +140,9 @@ class Workers:
                         continue
                     if failure:
                         raise WorkerError(failure)
-                    unpacked = self.shared.unpack(values, worker.back, copy=True)
+                    back = next(worker.backs)
+                    self._assign(work, waiting)
+                    unpacked = self.shared.unpack(values, back, copy=True)
                     results[task] = list(zip(unpacked, seconds, strict=True))
                     for _ in seconds:
                         self.tick()

@@ -15,6 +15,7 @@ from fedme.core.operations import Computation, Role, T, in_parallel, predict, tr
 from fedme.learning.exchanged_part import ExchangedPart, exchanged_part
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.own_statistics import with_better_statistics, with_own_statistics
+from fedme.learning.trained_scores import with_trained_scores
 from fedme.learning.training_settings import Training
 
 AnyMethod = Method[Any, Any, Any, Any]
@@ -67,10 +68,12 @@ def participate(
     when: Round,
     root: Key,
     update_bn: bool = True,
+    score_trained: bool = False,
 ) -> Computation[tuple[Any, Any, Report]]:
     """One exchange of a round at one client. The state is created at its first participation.
 
     With `update_bn`, the method compares models with running statistics of the client's samples (`learning/own_statistics.py`).
+    With `score_trained`, the report has validation scores of the trained models (`learning/trained_scores.py`).
     """
     part = exchanged_part(method, task)
     if state is None:
@@ -79,6 +82,8 @@ def participate(
     if part is not None:
         state, down = kept.state, part.completed(down, kept)
     round_of_client = method.client_round(state, down, data, when, root.at("round", when.t, "client", data.id))
+    if score_trained:
+        round_of_client = with_trained_scores(round_of_client, data)
     state, up, report = yield from _of_method(round_of_client, data, update_bn)
     if part is not None:
         own = method.kept_model(up) if up is not None else None

@@ -22,7 +22,8 @@ class InProcessEngine:
     """Runs clients' work in this process.
 
     `policies` makes their trainings private. With `update_bn`, unless their trainings are private, clients use and compare
-    models with running statistics of their own samples (`learning/own_statistics.py`).
+    models with running statistics of their own samples (`learning/own_statistics.py`). Every `score_trained_every` rounds, and
+    in the last one, they report validation scores of the models that they have trained.
     """
 
     def __init__(
@@ -35,9 +36,11 @@ class InProcessEngine:
         policies: Policies | None = None,
         states: ClientStates | None = None,
         update_bn: bool = True,
+        score_trained_every: int | None = None,
     ) -> None:
         self.method, self.task, self.root, self.policies = method, task, root, policies
         self.update_bn = update_bn and policies is None  # statistics without noise would be outside epsilon
+        self.score_trained_every = score_trained_every
         self.execute = execute or one_by_one
         self.clients = dict(clients)
         self.states = states if states is not None else ClientStates()
@@ -61,9 +64,19 @@ class InProcessEngine:
 
     def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply]:
         """Let every client do its part of the round, and collect the replies."""
+        every, last = self.score_trained_every, when.t + 1 == when.total
+        scored = every is not None and (last or (when.t + 1) % every == 0)
         work = {
             client: participate(
-                self.method, self.task, self.states.get(client), down, self._data(client), when, self.root, self.update_bn
+                self.method,
+                self.task,
+                self.states.get(client),
+                down,
+                self._data(client),
+                when,
+                self.root,
+                self.update_bn,
+                scored,
             )
             for client, down in downs.items()
         }

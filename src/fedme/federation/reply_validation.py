@@ -17,7 +17,7 @@ from torch import Tensor
 from fedme.core import tree
 from fedme.core.data import ClientId
 from fedme.core.flat_params import flat_params
-from fedme.core.method import Report, Round, Task
+from fedme.core.method import Report, Round, Task, TaskError
 from fedme.core.metrics import Metrics, possible
 from fedme.core.model import Arch, Model, models_in, not_finite
 from fedme.core.operations import Score
@@ -54,10 +54,22 @@ class MessageTypes:
 
 @functools.lru_cache(maxsize=64)
 def _kinds(method: Any) -> MessageTypes:
-    hints = typing.get_type_hints(method.client_round)
+    hints = _annotations(method, "client_round", "state", "down", "return")
     answer = typing.get_args(typing.get_args(hints["return"])[2])[1]
     options = [value for value in typing.get_args(answer) if value is not types.NoneType] or [answer]
-    return MessageTypes(typing.get_type_hints(method.init_server)["return"], hints["state"], hints["down"], options[0])
+    return MessageTypes(_annotations(method, "init_server", "return")["return"], hints["state"], hints["down"], options[0])
+
+
+def _annotations(method: type, function: str, *names: str) -> Mapping[str, Any]:
+    """The annotations of a function of a method; if it has none, those of the function that it overrides."""
+    for owner in method.__mro__:
+        hints = typing.get_type_hints(vars(owner)[function]) if function in vars(owner) else {}
+        if all(name in hints and not isinstance(hints[name], typing.TypeVar) for name in names):
+            return hints
+    raise TaskError(
+        f"method '{method.__name__}': {function} says no type of {' or '.join(names)}, by which what travels and is saved "
+        f"is read; annotate it as in docs/add-a-method.md"
+    )
 
 
 @functools.lru_cache(maxsize=64)

@@ -8,7 +8,7 @@ import functools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -111,6 +111,18 @@ class Engine(Protocol):
         ...
 
 
+class AtRest(Protocol):
+    """Where the weights of a round are while nobody computes with them; for models that do not fit in memory together."""
+
+    def groups(self, downs: Mapping[ClientId, T]) -> Iterator[Mapping[ClientId, T]]:
+        """The messages, those first that are worked on together."""
+        ...
+
+    def keep(self, value: T) -> T:
+        """The same value, with weights that may be in a file until they are read."""
+        ...
+
+
 class EngineWrapper(Engine if TYPE_CHECKING else object):  # type: ignore[misc]
     """An engine that forwards everything to another one. Subclasses change what happens to messages."""
 
@@ -177,10 +189,11 @@ def run_round(
     quorum: Quorum = Quorum(),
     defence: Defence = OPEN,
     offences: Mapping[ClientId, OffenceRecord] | None = None,
+    rest: AtRest | None = None,
 ) -> RoundResult:
     """All exchanges of round `t`. If one of them is below the quorum, the server stays as it was before the round.
 
-    `offences` records the invalid replies of earlier rounds.
+    `offences` records the invalid replies of earlier rounds. With `rest`, messages and replies are handed to it.
     """
     key, before, part = root.at("round", t, "server"), server, exchanged_part(method, task)
     traffic: dict[ClientId, Traffic] = {}
@@ -195,10 +208,11 @@ def run_round(
         plan = method.plan(server, [client for client in task.members if client not in unavailable], when, key)
         planned = engine.run_on_server(method.dispatch(task, server, plan, when, key)).value if plan.train else {}
         planned = part.stripped(planned) if part is not None else planned
+        planned = rest.keep(planned) if rest is not None else planned
         downs = {client: down for client, down in planned.items() if client not in refused}
         seconds += time.perf_counter() - began
         examine = functools.partial(_examined, method, task, engine.samples, defence, when)
-        answers, short = _collect_replies(engine, downs, when, plan, quorum, traffic, examine)
+        answers, short = _collect_replies(engine, downs, when, plan, quorum, traffic, examine, rest)
         refused |= {client: answer.reason for client, answer in answers.items() if isinstance(answer, RejectedReply)}
         if short:
             _discount(traffic, short)
@@ -290,6 +304,7 @@ def _collect_replies(
     quorum: Quorum,
     traffic: dict[ClientId, Traffic],
     examine: Callable[[ClientId, Any, Reply | NoReply], Reply | NoReply],
+    rest: AtRest | None = None,
 ) -> tuple[dict[ClientId, Reply | NoReply], str]:
     """The replies of an exchange, and a description of what is missing to the quorum."""
     answers: dict[ClientId, Reply | NoReply] = {}
@@ -298,8 +313,11 @@ def _collect_replies(
         missing = {client: down for client, down in downs.items() if not isinstance(answers.get(client), Reply | RejectedReply)}
         for client, down in missing.items() if asked else ():  # the first time is counted below
             traffic.setdefault(client, Traffic()).bytes_down += nbytes(down)
-        replies = engine.exchange(missing, when)
-        answers |= {client: examine(client, down, replies[client]) for client, down in missing.items() if client in replies}
+        for group in rest.groups(missing) if rest is not None else [missing]:
+            replies = engine.exchange(group, when)
+            came_now = {client: examine(client, group[client], replies[client]) for client in group if client in replies}
+            answers |= rest.keep(came_now) if rest is not None else came_now
+            del replies, came_now  # the weights of the last group need not wait for the next
         came, asked = sum(isinstance(answers.get(client), Reply) for client in plan.count), asked + 1
     for client, down in downs.items():
         traffic.setdefault(client, Traffic()).add(down, answers.get(client))

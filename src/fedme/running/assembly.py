@@ -23,6 +23,7 @@ from fedme.execution.device import chosen, missing
 from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.lockstep import Executor, run_in_lockstep
 from fedme.execution.reference import one_by_one
+from fedme.federation.reply_validation import MessageTypes
 from fedme.learning.architecture_selection import Choice, best_local
 from fedme.learning.exchanged_part import exchanged_part, require_equal_parts
 from fedme.learning.own_statistics import with_own_statistics
@@ -129,6 +130,7 @@ def prepare(
             specs |= {client: pool[name] for client, name in _assigned(models.assign, list(pool), others).items()}
         chosen |= {client: fitted(spec, federation.classes[client]) for client, spec in specs.items()}
     experiment.method.check(task_of(chosen))  # before anything is trained
+    MessageTypes.of(experiment.method)  # a method of the user's may not declare them
     require_equal_parts(experiment.method, task_of(chosen))
     if (part := exchanged_part(experiment.method, task_of(chosen))) is not None:
         archs[part.arch.name] = part.arch
@@ -276,6 +278,7 @@ def _by_best_local(
 ) -> tuple[dict[ClientId, Arch], dict[ClientId, dict[str, float]]]:
     settings = experiment.settings
     rounds = settings.models.selection_rounds or settings.rounds
+    training = replace(settings.train, lr=settings.models.selection_lr or settings.train.lr)
     if empty := [client for client, data in federation.clients.items() if not len(data.val)]:
         raise ConfigError(
             f"models.assign: 'best-local' compares on validation data, but client {empty[0]} has none; set data.val above 0"
@@ -291,7 +294,7 @@ def _by_best_local(
         return fitting
 
     def choice(client: ClientId, data: ClientData) -> Computation[Choice]:
-        work = best_local(candidates(client), data, settings.train, rounds, key.at(client), dtype)
+        work = best_local(candidates(client), data, training, rounds, key.at(client), dtype)
         return with_own_statistics(work, data) if settings.models.update_bn else work
 
     work = {client: choice(client, data) for client, data in federation.clients.items()}

@@ -102,8 +102,8 @@ def save(folder: Path, store: Store, checkpoint: Checkpoint, config: Mapping[str
     }
     if unknown := [arch for arch in archs if checkpoint.archs.get(arch.name) != arch]:
         raise TaskError(_unknown(unknown[0], checkpoint, config["method"]["name"]))
-    new = [weights for weights in sets.values() if weights.place is None]
-    store.write(new + store.scattered(sets.values()))
+    new = [weights for weights in sets.values() if weights.place is None or weights.scratch]
+    store.write(new + [weights for weights in store.scattered(sets.values()) if not weights.scratch])
     layouts = {layout: number for number, layout in enumerate(dict.fromkeys(weights.layout for weights in sets.values()))}
 
     def plain(weights: Weights) -> dict[str, Any]:

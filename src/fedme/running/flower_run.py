@@ -57,5 +57,8 @@ def _open_actor(config: str, assigned: str) -> Any:
 def _actor(experiment: Experiment, prepared: assembly.Prepared) -> Any:
     clients, key, update_bn = prepared.federation.clients, Key(experiment.settings.seed), experiment.settings.models.update_bn
     policy, execute = policies(experiment), assembly.executor(process_settings(experiment))
-    engine = InProcessEngine(experiment.method, prepared.task, clients, key, execute, policy, update_bn=update_bn)
+    every = experiment.settings.evaluate_every if experiment.settings.evaluate_trained else None
+    engine = InProcessEngine(
+        experiment.method, prepared.task, clients, key, execute, policy, update_bn=update_bn, score_trained_every=every
+    )
     return flower.load_module(SIMULATION).ActorContext(engine, prepared.archs)

@@ -20,7 +20,7 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Round, Task
 from fedme.core.metrics import MEASURES, Measure
-from fedme.core.model import Model
+from fedme.core.model import LARGE_NETWORK, Model
 from fedme.federation.client_work import GLOBAL, AnyMethod, Evaluation, Finetune, ModelScore
 from fedme.federation.malicious_clients import MaliciousClients
 from fedme.federation.offences import OffenceRecord
@@ -34,6 +34,7 @@ from fedme.running.alarm import NOTE, alarm
 from fedme.running.best_round import BEST, BestRound, better, with_best_round
 from fedme.running.divergence import DivergenceWatch
 from fedme.running.garbage_collection import existing_objects_left_out
+from fedme.running.large_models import LargeModels
 from fedme.running.observers import Observers
 from fedme.running.progress import Display
 from fedme.running.weight_store import Store
@@ -120,7 +121,10 @@ class RoundLoop:
         attack, malicious = settings.attack, self.malicious
         engine = MaliciousClients(self.engine, self.method, attack, malicious) if malicious else self.engine
         quorum, defence = replace(settings.faults.needs, least=defence_of(self.method).fewest), settings.defence
-        result = run_round(self.method, task, engine, server, t, settings.rounds, self.root, quorum, defence, self.offences)
+        rest = self._at_rest(task)
+        result = run_round(
+            self.method, task, engine, server, t, settings.rounds, self.root, quorum, defence, self.offences, rest
+        )
         self.offences = result.offences
         traffic = dict(result.traffic)
         for client in malicious:  # also if it did not take part in this round
@@ -166,6 +170,14 @@ class RoundLoop:
         book.write(rows)
         self.logs.write(t, rows)
         return server
+
+    def _at_rest(self, task: Task) -> LargeModels | None:
+        """What keeps to the memory budget also within a round, if there are large networks and all their clients are here."""
+        settings = self.experiment.settings
+        if settings.engine.name != "inprocess" or settings.faults.simulates or self.malicious or not self.clients:
+            return None
+        large = frozenset(member.id for member in task.members.values() if member.arch.parameters >= LARGE_NETWORK)
+        return LargeModels(self.store, large, self.engine.states) if large else None
 
     def _note_small_bound(self, t: int, traffic: Mapping[ClientId, Traffic]) -> None:
         """Say once if `defence.norm` has changed most replies of a round: it is meant for a few."""

@@ -284,7 +284,14 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment, conf
         else:
             policies = privacy_budget.policies(experiment, secret)
             engine = InProcessEngine(
-                method, prepared.task, federation.clients, root, execute, policies, update_bn=settings.models.update_bn
+                method,
+                prepared.task,
+                federation.clients,
+                root,
+                execute,
+                policies,
+                update_bn=settings.models.update_bn,
+                score_trained_every=settings.evaluate_every if settings.evaluate_trained else None,
             )
             if settings.engine.name == "ray":
                 display.note("starting Ray ...")

@@ -98,7 +98,10 @@ def points(
     return result
 
 
-def scores(points: Sequence[Point], model: Literal["personal", "global"] = "personal") -> list[Scored]:
+Decisive = Literal["personal", "global", "finetuned"]  # the models whose validation results decide
+
+
+def scores(points: Sequence[Point], model: Decisive = "personal") -> list[Scored]:
     """The client mean of the last round in every finished run; the best of the complete points by validation is marked."""
     scored = [_scored(point, model) for point in points]
     validated = [score for score in scored if score.complete and score.validation]
@@ -106,7 +109,8 @@ def scores(points: Sequence[Point], model: Literal["personal", "global"] = "pers
     return [replace(score, best=score is best) for score in scored]
 
 
-def _scored(point: Point, model: str) -> Scored:
+def _scored(point: Point, model: Decisive) -> Scored:
+    role, stage = ("personal", "finetuned") if model == "finetuned" else (model, "round")
     means: dict[str, list[float]] = {"val": [], "test": []}
     measure = MEASURES["classification"][0]
     finished = [run for run in point.runs if (run.folder / summary.NAME).exists()]
@@ -114,7 +118,7 @@ def _scored(point: Point, model: str) -> Scored:
         result = summary.read(run.folder)
         measure = summary.measures_of(result)[0]
         for split, values in means.items():
-            wanted = {"model": model, "stage": "round", "split": split, "selection": "last round"}
+            wanted = {"model": role, "stage": stage, "split": split, "selection": "last round"}
             lines = [line[measure.key] for line in result["results"] if wanted.items() <= line.items()]
             values += [line["client_mean"] for line in lines if line["client_mean"] is not None]
     return Scored(point, tuple(means["val"]), tuple(means["test"]), measure=measure, complete=len(finished) == len(point.runs))

@@ -5,6 +5,7 @@ checkpoint writes only new sets. Sets are written one after another into a segme
 less than half of a segment is still needed, the rest is copied to the next segment and the file is deleted.
 """
 
+import contextlib
 import dataclasses
 import math
 import operator
@@ -15,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ T = TypeVar("T")
 Layout = tuple[tuple[str, str, tuple[int, ...]], ...]  # the name, type and shape of every tensor of a set
 
 FOLDER = "weights"
+CHUNK = 1 << 24  # bytes that are read at once to check them
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _FLOATS + _INTEGERS}
@@ -50,6 +52,8 @@ class Weights(Mapping[str, Tensor]):
     def __init__(self, store: "Store", layout: Layout, tensors: Mapping[str, Tensor] | None, place: Place | None) -> None:
         self.store, self.layout, self.tensors, self.place = store, layout, tensors, place
         self.used = store.time
+        self.checked: Place | None = None  # where the file was found undamaged
+        self.scratch = False  # whether the file may be lost in a power cut
         self.nbytes = sum(TYPES[dtype].itemsize * math.prod(shape) for _, dtype, shape in layout)
         store.known.add(self)
 
@@ -91,6 +95,10 @@ class Weights(Mapping[str, Tensor]):
         if self.tensors is None:
             self.tensors = self.store.read(self)
         return self.tensors
+
+    def peek(self, name: str) -> Tensor:
+        """One of the tensors; if the set is in a file, the others stay there."""
+        return self.tensors[name] if self.tensors is not None else self.store.read_one(self, name)
 
     def sketch(self) -> dict[str, Tensor]:
         """Meta tensors of the same types and shapes; nothing is read."""
@@ -139,10 +147,13 @@ class Store:
             raise RunError(f"{self._path(place.segment)}: is too short")
         return weights
 
-    def settle(self) -> None:
-        """Evict the least recently used weights until the others fit the budget; new ones are written first."""
+    def settle(self, limit: int | None = None, scratch: bool = False) -> None:
+        """Evict the least recently used weights until the others fit the budget, or `limit`; new ones are written first.
+
+        With `scratch`, to files that nobody waits for to be on disk; a checkpoint writes what it needs of them again.
+        """
         loaded = [weights for weights in self.known if weights.tensors is not None]
-        excess = sum(weights.nbytes for weights in loaded) - self.budget
+        excess = sum(weights.nbytes for weights in loaded) - (self.budget if limit is None else limit)
         evicted = []
         for weights in sorted(loaded, key=lambda weights: weights.used) if excess > 0 else []:
             if excess <= 0:
@@ -151,7 +162,7 @@ class Store:
             excess -= weights.nbytes
         if evicted:
             self.wait()
-        self.write([weights for weights in evicted if weights.place is None])
+        self.write([weights for weights in evicted if weights.place is None], scratch)
         for weights in evicted:
             weights.tensors = None
         self.time += 1
@@ -171,14 +182,15 @@ class Store:
         """Finish the work of `later` and end its thread."""
         self.writer.shutdown()
 
-    def write(self, sets: Sequence[Weights]) -> None:
-        """Write sets of weights into a new segment; they are on disk when this returns."""
+    def write(self, sets: Sequence[Weights], scratch: bool = False) -> None:
+        """Write sets of weights into a new segment; unless it is for `scratch`, they are on disk when this returns."""
         if not sets:
             return
         self.folder.mkdir(exist_ok=True)
         number, offset, places = self.next, 0, []
         self.next += 1
-        with replacing(self._path(number)) as temporary, temporary.open("wb") as file:
+        path = self._path(number)
+        with contextlib.nullcontext(path) if scratch else replacing(path) as written, written.open("wb") as file:
             for weights in sets:
                 check = 0
                 tensors = weights.tensors or self.read(weights)
@@ -189,7 +201,7 @@ class Store:
                 places.append(Place(number, offset, check))
                 offset += weights.nbytes
         for weights, place in zip(sets, places, strict=True):
-            weights.place = place
+            weights.place, weights.scratch = place, scratch
 
     def scattered(self, sets: Iterable[Weights]) -> list[Weights]:
         """The sets of a state that lie in segments of which less than half is still needed."""
@@ -215,31 +227,69 @@ class Store:
 
     def read(self, weights: Weights) -> dict[str, Tensor]:
         """The tensors of a set, from its file."""
-        with self.segment_lock:
-            place = weights.place
-            assert place is not None
-            path = self._path(place.segment)
-            try:
-                mapped: Any = np.memmap(path, np.uint8, "r", place.offset, weights.nbytes) if weights.nbytes else b""
-            except (OSError, ValueError) as error:
-                raise RunError(f"{path}: cannot be read: {error}") from error
-            if zlib.crc32(mapped) != place.check:
-                raise RunError(f"{path}: damaged (wrong checksum)")
-            tensors, start = {}, 0
+        with self.segment_lock, self._opened(weights) as (file, place):
+            tensors, check = {}, 0
             for name, dtype, shape in weights.layout:
-                # Freshly allocated, as after training: the last bits of results may depend on the alignment of memory.
-                tensors[name] = torch.empty(shape, dtype=TYPES[dtype])
-                target = _bytes(tensors[name])
-                if len(target):
-                    target[:] = mapped[start : start + len(target)]
-                start += len(target)
+                tensors[name] = _read(file, dtype, shape)
+                check = zlib.crc32(_bytes(tensors[name]), check)
+            self._require_whole(place, check)
             return tensors
+
+    def read_one(self, weights: Weights, wanted: str) -> Tensor:
+        """One tensor of a set, from its file. The whole set is checked when the first of its tensors is read so."""
+        with self.segment_lock, self._opened(weights) as (file, place):
+            if weights.checked != place:
+                check, left = 0, weights.nbytes
+                while left:
+                    data = file.read(min(left, CHUNK))
+                    if not data:
+                        break
+                    check, left = zlib.crc32(data, check), left - len(data)
+                self._require_whole(place, check)
+                weights.checked = place
+            start = place.offset
+            for name, dtype, shape in weights.layout:
+                if name == wanted:
+                    file.seek(start)
+                    return _read(file, dtype, shape)
+                start += TYPES[dtype].itemsize * math.prod(shape)
+        raise KeyError(wanted)
+
+    @contextlib.contextmanager
+    def _opened(self, weights: Weights) -> Iterator[tuple[BinaryIO, Place]]:
+        """The file of a set, at its beginning, and its place: the thread that writes a checkpoint may give it another."""
+        place = weights.place
+        assert place is not None
+        path = self._path(place.segment)
+        try:
+            with path.open("rb", buffering=0) as file:
+                file.seek(place.offset)
+                yield file, place
+        except (OSError, ValueError) as error:
+            raise RunError(f"{path}: cannot be read: {error}") from error
+
+    def _require_whole(self, place: Place, check: int) -> None:
+        if check != place.check:
+            raise RunError(f"{self._path(place.segment)}: damaged (wrong checksum)")
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:06}.bin"
 
     def _segments(self) -> set[int]:
         return {int(path.stem) for path in self.folder.glob("*.bin") if re.fullmatch("[0-9]{6,}", path.stem)}
+
+
+def _read(file: BinaryIO, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    """The next tensor of a file."""
+    # Freshly allocated, as after training: the last bits of results may depend on the alignment of memory.
+    tensor = torch.empty(shape, dtype=TYPES[dtype])
+    target, done = _bytes(tensor), 0
+    while done < len(target):
+        count = file.readinto(target[done:])  # type: ignore[attr-defined]  # at most 2 GB at once
+        if not count:
+            raise OSError("it is too short")
+        done += count
+    return tensor
 
 
 def _mapped(value: Any, change: Any, seen: dict[int, Any]) -> Any:

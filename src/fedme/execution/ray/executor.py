@@ -116,10 +116,10 @@ class RayExecutor:
         return self._run(operations, self.router.units(operations) if separately is None else separately)
 
     def explain(self) -> list[str]:
-        """What was sent, and one line per path that operations took, with the reason."""
+        """What was sent, why there is no compiled code, and one line per path that operations took, with the reason."""
         sent, fetched = (f"{count / 1e6:.1f} MB" for count in (self.traffic.bytes_sent, self.traffic.bytes_fetched))
         first = f"on Ray: {self.traffic.calls} messages, weights of {sent} sent and of {fetched} fetched"
-        return [first, *explanation(self.paths)]
+        return [first, *self.router.explain(), *explanation(self.paths)]
 
     def close(self) -> None:
         """End the actors."""

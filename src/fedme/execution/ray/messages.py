@@ -106,7 +106,7 @@ class OperationPacker:
             return (kind, self._model(op.model), split, *((op.timed,) if isinstance(op, Evaluate) else ()))
         models, frozen = ({role: self._model(m) for role, m in models.items()} for models in (op.models, op.frozen))
         opt = {role: self._weights(state) for role, state in op.opt.items()}
-        shared = tuple(map(self._shared, (op.optimizer, op.batch_schedule, op.mechanism, op.collect)))
+        shared = tuple(map(self._shared, (op.optimizer, op.batch_schedule, op.mechanism, op.collect, op.keep_opt)))
         return kind, models, split, shared, (op.key.seed, op.key.path), opt, frozen
 
     def _model(self, model: Model) -> _Model:
@@ -155,10 +155,10 @@ def unpack_operations(message: Message, splits: Splits, held: Mapping[Number, Pa
         if operation is not Train:
             return operation(model(models), data, *rest)  # type: ignore[no-any-return]
         shared, key, opt, frozen = rest
-        optimizer, schedule, mechanism, collect = (message.common[place] for place in shared)
+        optimizer, schedule, mechanism, collect, keep_opt = (message.common[place] for place in shared)
         states = {role: weights(state) for role, state in opt.items()}
         trained, fixed = ({role: model(packed) for role, packed in roles.items()} for roles in (models, frozen))
-        return Train(trained, optimizer, data, schedule, Key(*key), states, fixed, mechanism, collect)
+        return Train(trained, optimizer, data, schedule, Key(*key), states, fixed, mechanism, collect, keep_opt)
 
     return [unpacked(packed) for packed in message.operations]
 
