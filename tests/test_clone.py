@@ -56,6 +56,8 @@ def copied(folder: Path) -> Path:
 def imported_names():
     for folder in SOURCES:
         for path in (ROOT / folder).rglob("*.py"):
+            if any(part.startswith(".") for part in path.relative_to(ROOT).parts):
+                continue  # environments of benchmarks
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Import):
                     yield from (alias.name.split(".")[0] for alias in node.names)

@@ -57,6 +57,15 @@ def test_a_model_that_diverged_is_never_chosen_and_never_kept():
     assert choose({"model": answers(10, 50), "finetuned": answers(50, 50) * math.nan}, labels).name == "model"
 
 
+@pytest.mark.parametrize("size", [1e20, 1e200, math.nan])
+def test_of_several_models_the_best_is_chosen_however_bad_the_own_one_is(size):
+    y = torch.linspace(-1, 1, 50).double()[:, None]
+    broken = y + size * (1 + y.abs())
+    chosen = choose({"model": broken, "best": y + 20, "local": y + 0.1}, y)
+    assert set(chosen.candidates) == {"best", "local"}
+    assert chosen.name == "local"
+
+
 def samples(count, seed):
     x = torch.randn(count, 3, generator=Key(seed).torch())
     return x, (x[:, 0] + 0.5 * x[:, 1] > 0).long()

@@ -323,6 +323,8 @@ def test_saved_models_are_used_from_the_command_line(fedme, models):
     code, out, _ = fedme("export", models, "-c", "b", "--to", "safetensors")
     assert (code, out.strip()) == (0, "b.safetensors")
     assert Path("b.json").exists()
+    code, out, _ = fedme("export", models, "-c", "b", "-o", "out/c.safetensors")  # the suffix names the format
+    assert (code, out.strip()) == (0, "out/c.safetensors")
     code, out, _ = fedme("join", models, "--data", "new.npz", "--name", "n", "--json")
     assert code == 0
     assert json.loads(out)["started_from"] in ("a", "b")
@@ -334,6 +336,11 @@ def test_what_is_wrong_with_a_model_or_its_samples_is_one_line(fedme, models):
         (("predict", models, "a.npz"), "give the name of a client (--client); there are a, b"),
         (("predict", models, "no.npz", "-c", "a"), "no such file"),
         (("evaluate", models, "new.npz", "-c", "z"), "unknown client 'z'"),
+        (
+            ("export", models, "-c", "a"),
+            "no format is given; pass --to, or an --output with the suffix of a format: onnx (.onnx)",
+        ),
+        (("export", models, "-c", "a", "-o", "a.bin"), "a.bin: no format has this suffix"),
         (("join", models, "--data", "new.npz", "--name", "a"), "already has a client called 'a'"),
         (("join", ".", "--data", "new.npz"), "not a run directory"),
         (("predict", ".", "new.npz", "-c", "a"), "no saved models"),
@@ -397,4 +404,6 @@ def test_details_and_subgroups(fedme):
     assert "Brier score" in out
     own = json.loads(fedme("evaluate", "r", "-c", "a", "--json", "--own")[1])
     assert own["samples"] == 20
-    assert "--by needs DATA" in fedme("evaluate", "r", "-c", "a", "--by", "sex")[2]
+    assert "there is no column 'sex'" in fedme("evaluate", "r", "-c", "a", "--by", "sex")[2]  # its file does not have it
+    err = " ".join(fedme("evaluate", "r/clients/a", "--by", "sex")[2].split())
+    assert "this is no run directory, so it does not say which samples are the test part; give a file" in err

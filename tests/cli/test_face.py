@@ -74,6 +74,7 @@ def test_every_command_has_two_examples_that_are_valid(path, command):
     for line in lines[1:]:
         words = shlex.split(line.split(" > ")[0])
         assert tuple(words[: len(path)]) == path, line
+        assert len(line) < 80, "it would be wrapped"
         command.make_context(path[-1], words[len(path) :])  # raises for options that do not exist
 
 

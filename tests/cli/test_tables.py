@@ -38,7 +38,12 @@ def test_a_table_goes_from_files_to_predictions(run, fedme):
     assert "chol" in out
     assert "2 missing" in out
     columns = json.loads(fedme("data", "show", "sites.toml", "--json")[1])["columns"]
-    assert [(column["name"], column["kind"]) for column in columns] == [("age", "number"), ("chol", "number"), ("sex", "text")]
+    assert [(column["name"], column["kind"]) for column in columns] == [
+        ("age", "number"),
+        ("chol", "number"),
+        ("sex", "text"),
+        ("ill", "text, label"),
+    ]
     assert columns[1]["clients"]["a"]["gaps"] == 2
     assert "a" in fedme("data", "show", "sites.toml", "--column", "chol")[1]
     assert "did you mean 'chol'" in fedme("data", "show", "sites.toml", "--column", "chl")[2]
@@ -113,3 +118,68 @@ def test_subgroups_and_details_are_two_tables(run, fedme):
     code, _, err = fedme("evaluate", run, "b.csv", "--client", "b", "--by", "sex", "--details")
     assert code != 0
     assert "--details and --by are two tables" in err
+
+
+def test_subgroups_of_the_test_part(run, fedme):
+    """By a column that is no input, on the samples that the model was not trained on."""
+    for name in "ab":  # the ward is a number with gaps; persons have two rows
+        lines = Path(f"{name}.csv").read_text().splitlines()
+        extra = [f"{line},{(10, 2, 3.5, '?')[i % 4]},{i // 2}" for i, line in enumerate(lines[1:])]
+        Path(f"{name}.csv").write_text("\n".join([f"{lines[0]},ward,person", *extra]) + "\n")
+    text = Path("sites.toml").read_text().replace('["patient"]', '["patient", "ward"]\ngroup = "person"')
+    Path("sites.toml").write_text(text)
+    assert fedme("run", "sites.toml", "output=wards", "--quiet")[0] == 0
+    for client in "ab":  # the second one has its own names of labels
+        whole = json.loads(fedme("evaluate", "wards", "--client", client, "--json", "--own")[1])
+        code, out, err = fedme("evaluate", "wards", "--client", client, "--by", "ward", "--json", "--own")
+        assert code == 0, err
+        assert "too good" not in err
+        groups = json.loads(out)
+        assert list(groups) == [name for name in ("2", "3.5", "10", "(missing)") if name in groups]
+        assert len(groups) > 2
+        assert sum(group["samples"] for group in groups.values()) == whole["samples"]
+        assert sum(group["accuracy"] * group["samples"] for group in groups.values()) == pytest.approx(
+            whole["accuracy"] * whole["samples"]
+        )
+
+
+def test_subgroups_of_a_test_file(run, fedme):
+    Path("later.csv").write_text("\n".join(Path("b.csv").read_text().splitlines()[:11]) + "\n")
+    text = Path("sites.toml").read_text().replace('data = "b.csv"', 'data = "b.csv"\ntest = "later.csv"')
+    Path("sites.toml").write_text(text)
+    assert fedme("run", "sites.toml", "output=given", "--quiet")[0] == 0
+    own, given = (
+        json.loads(fedme("evaluate", "given", *words, "--client", "b", "--by", "sex", "--json")[1])
+        for words in ([], ["later.csv"])
+    )
+    assert own == given
+    assert sum(group["samples"] for group in own.values()) == 10
+
+
+def test_samples_without_a_label_are_counted_and_shown_by_client(run, fedme):
+    """Whoever has to remove them wants to know how many there are, and where."""
+    for mark in ("", "?", "NA"):
+        lines = Path("a.csv").read_text().splitlines()
+        for row in (3, 7, 9):
+            lines[row] = f"{lines[row].rpartition(',')[0]},{mark}"
+        Path("a.csv").write_text("\n".join(lines) + "\n")
+        code, out, err = fedme("data", "show", "sites.toml")
+        assert code != 0
+        said = " ".join(err.split())
+        assert "sample 2 (counted from 0) has no label (3 of 40 samples have none); label it, remove it" in said
+        (row,) = [line.split() for line in out.splitlines() if "label" in line]
+        assert row[:3] == ["ill", "text,", "label"]
+        assert "3 missing" in " ".join(row)
+
+
+def test_numbers_to_predict_that_are_missing_are_counted(run, fedme):
+    for name in "ab":
+        lines = Path(f"{name}.csv").read_text().splitlines()
+        rows = [f"{line},{i}.5" if name == "b" or i % 10 else f"{line}," for i, line in enumerate(lines[1:])]
+        Path(f"{name}.csv").write_text("\n".join([f"{lines[0]},days", *rows]) + "\n")
+    text = Path("sites.toml").read_text().replace('"ill"', '"days"').replace('rename = { 0 = "no", 1 = "yes" }', "")
+    Path("sites.toml").write_text(text.replace('["patient"]', '["patient", "ill"]'))
+    _, out, err = fedme("data", "show", "sites.toml")
+    assert "label 'days' of sample 0 (counted from 0) is missing, NaN or infinite (4 of 40 samples" in " ".join(err.split())
+    assert "1.5 to 39.5 (20.5), 4 missing" in " ".join(out.split())
+    assert "days" in fedme("data", "show", "sites.toml", "--column", "days")[1]

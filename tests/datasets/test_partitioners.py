@@ -260,6 +260,25 @@ def test_natural_takes_all_or_some_owners():
     assert len(Natural(fraction=1.0)(pool, Key(0))) == 8
 
 
+def test_natural_takes_the_owners_that_are_named():
+    pool = owned([(10, 2), (10, 2), (1, 2), (10, 2)])
+    names = list(pool.owners)
+    for seed in range(3):
+        assert list(Natural(owners=(names[3], names[0]))(pool, Key(seed))) == [names[0], names[3]]
+    with pytest.raises(PartitionError, match="unknown owner 'nobody'"):
+        Natural(owners=("nobody",))(pool, Key(0))
+    with pytest.raises(PartitionError, match=f"'{names[2]}' has fewer than 2 training samples"):
+        Natural(owners=(names[2],))(pool, Key(0))
+    for wrong in (
+        {"owners": ()},
+        {"owners": ("a", "a")},
+        {"owners": ("a",), "clients": 1},
+        {"owners": ("a",), "fraction": 0.5},
+    ):
+        with pytest.raises(PartitionError, match="owners"):
+            Natural(**wrong)
+
+
 def test_natural_leaves_small_owners_out():
     pool = owned([(10, 2), (4, 2), (10, 0), (1, 1)])
     assert list(Natural(min_samples=5)(pool, Key(0))) == ["owner 0"]

@@ -92,6 +92,17 @@ def test_scaling_is_that_of_the_values_that_exist():
     assert scale.std[1] == pytest.approx(np.nanstd(values), rel=1e-5)
 
 
+def test_a_rare_category_is_not_a_large_number():
+    """Divided by its standard deviation, one row in a thousand would be 32, and a step of training with it goes astray."""
+    rare = site(1, 1000).assign(sex=["x"] + ["f", "m"] * 499 + ["f"])
+    made = federation(UserDataset(missing="indicator"), a=with_gaps(rare, "chol", [5]), b=site(2, 100))
+    x = made.dataset.source.inputs(torch.arange(1100))
+    assert set(x[:, 2:].unique().tolist()) == {0.0, 1.0}  # three categories, and the gap
+    assert x[:, :2].abs().max() < 6
+    scale = Preparation.read(made.dataset.schema.preprocessing).scale
+    assert (scale.mean[2:], scale.std[2:]) == ((0.0,) * 4, (1.0,) * 4)
+
+
 def test_gaps_among_categories_are_a_category_and_unknown_ones_are_other():
     a = with_gaps(site(1), "sex", [3])
     made = federation(UserDataset(missing="median"), a=a, b=site(2))

@@ -140,11 +140,18 @@ class HostileSite:
                 self._answer(message, tree)
             self.stopped.wait(0.5)
 
+    def _pulled(self, pull: Any) -> bytes:
+        answer = self.call("pull-object", pull)
+        return message_pb2.PullObjectResponse.FromString(answer.content).object_content if answer.status_code == 200 else b""
+
     def _answer(self, message: Any, tree: Any) -> None:
         contents = {}
         for name in set(tree_ids(tree, 10_000)):
             pull = message_pb2.PullObjectRequest(node=self.node, run_id=message.metadata.run_id, object_id=name)
-            contents[name] = message_pb2.PullObjectResponse.FromString(self.call("pull-object", pull).content).object_content
+            while not (content := self._pulled(pull)):  # the server may not have got it yet
+                if self.stopped.wait(0.2):
+                    return
+            contents[name] = content
         request = inflate_object_from_contents(tree.object_id, contents)
         request.metadata.__dict__["_message_id"] = tree.object_id
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = message.metadata.run_id, 1, self.node.node_id

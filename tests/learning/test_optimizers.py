@@ -65,37 +65,39 @@ def near(m, anchor, lam):
 LAM, L2, INNER_LR, LR = 2.0, 0.1, 0.05, 0.03
 
 
-def pfml_follows_its_objective(inner):
+def pfml_follows_its_objective(inner, aux_l2=None):
     """Whether every inner and outer step is minus the rate times the slope of L + lam/2 |. - anchor|^2 + l2/2 |.|^2."""
     data = batch()
     aux, local, previous, received = model(DENSE, 1), model(LINEAR, 2), model(DENSE, 3), model(LINEAR, 4)
-    optimizer = MutualMoreau(LR, INNER_LR, LAM, inner, L2)
+    optimizer = MutualMoreau(LR, INNER_LR, LAM, inner, L2, aux_l2=aux_l2)
+    own_l2 = {"aux": L2 if aux_l2 is None else aux_l2, "local": L2}
     after, opt = take(optimizer, {"aux": aux, "local": local, "theta": aux}, data, frozen={"aux": previous, "local": received})
     assert opt == {}
     nought = {"aux": at(aux, 0 * vector(aux)), "local": at(local, 0 * vector(local))}
 
-    def descended(m, peer, anchor, rate, zero):
-        g = slope(lambda w: mutual_loss(w, peer, data) + near(w, anchor, LAM) + near(w, zero, L2), m)
+    def descended(m, peer, anchor, rate, role):
+        g = slope(lambda w: mutual_loss(w, peer, data) + near(w, anchor, LAM) + near(w, nought[role], own_l2[role]), m)
         return at(m, vector(m) - rate * g)
 
     theta, what = aux, local
     for _ in range(inner):
         theta, what = (
-            descended(theta, what, previous, INNER_LR, nought["aux"]),
-            descended(what, theta, received, INNER_LR, nought["local"]),
+            descended(theta, what, previous, INNER_LR, "aux"),
+            descended(what, theta, received, INNER_LR, "local"),
         )
     expected = {
         "theta": theta,
-        "aux": descended(aux, local, theta, LR, nought["aux"]),
-        "local": descended(local, aux, what, LR, nought["local"]),
+        "aux": descended(aux, local, theta, LR, "aux"),
+        "local": descended(local, aux, what, LR, "local"),
     }
     assert after.keys() == expected.keys()
     return all(torch.allclose(vector(after[role]), vector(expected[role]), rtol=0, atol=1e-9) for role in expected)
 
 
+@pytest.mark.parametrize("aux_l2", [None, 0.0, 0.4])
 @pytest.mark.parametrize("inner", [1, 2])
-def test_pfml_descends_its_objective_by_finite_differences(inner):
-    assert pfml_follows_its_objective(inner)
+def test_pfml_descends_its_objective_by_finite_differences(inner, aux_l2):
+    assert pfml_follows_its_objective(inner, aux_l2)
 
 
 def test_the_printed_sign_of_equation_8_does_not(monkeypatch):

@@ -43,6 +43,17 @@ def test_fork_puts_together_what_was_kept_and_what_was_received():
     assert all(both.buffers[name] is theirs.buffers[name] for name in mine.buffers)
 
 
+def test_two_patterns_share_the_first_and_the_last_layer():
+    patterns = ("0.", "3.")
+    part, kept = cut(model(), patterns), rest(model(), patterns)
+    assert list(part.params) == ["0.weight", "0.bias", "3.weight", "3.bias"]
+    assert list(kept.params) == ["1.weight", "1.bias"]
+    mine, theirs = model(seed=1), model(seed=2)
+    both = fork(mine.arch, rest(mine, patterns), cut(theirs, patterns))
+    for name in mine.params:
+        assert both.params[name] is (mine if name.startswith("1.") else theirs).params[name]
+
+
 @pytest.mark.parametrize("prefix", ["", "0.", "1.", "3"])
 def test_the_shared_part_and_the_rest_are_the_whole(prefix):
     mine = model()

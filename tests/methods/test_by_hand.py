@@ -14,6 +14,7 @@ from fedme.core.key import Key
 from fedme.core.method import Plan, Round
 from fedme.core.model import Model
 from fedme.learning.training_settings import Training
+from fedme.methods.apfl import APFL
 from fedme.methods.centralized import Centralized
 from fedme.methods.ditto import Ditto
 from fedme.methods.fedamp import FedAMP
@@ -260,6 +261,39 @@ def test_fml_one_step_of_both_models():
     assert np.allclose(server.params["0.bias"].numpy(), merged[:, -1], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("method", [FML, FedAvg, FedProx, APFL, Ditto])
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_numbers_of_samples_are_sent_only_where_they_are_weights(method, weighting):
+    told = []
+
+    class Watched(method):
+        def aggregate(self, server, replies, when, key):
+            told.extend(reply.samples for reply in replies.values())
+            return super().aggregate(server, replies, when, key)
+
+    federate(Watched(train=ONE, weighting=weighting), task((LINEAR,) * 2), clients((7, 12)), rounds=1)
+    assert told == ([7, 12] if weighting == "samples" else [1, 1])
+
+
+def test_fedmd_trains_on_public_data_until_the_validation_loss_stops_falling():
+    data = clients((7, 12), public=8)
+    method = FedMD(ONE, public_epochs=40, patience=2, private_epochs=1, digest_batch=1000)
+    _, engine = federate(method, task((LINEAR,) * 2, public=8), data, rounds=1)
+    px, py = inputs(data["0"].public)
+    models, epochs = {}, {}
+    for c in data:
+        w, losses = start(c), []
+        while len(losses) < 40 and (len(losses) < 3 or min(losses[-2:]) < min(losses[:-2])):
+            w = w - 0.1 * label_gradient(w, px, py)
+            losses.append(mean_loss(w, data[c].val))
+        models[c], epochs[c] = w - 0.1 * label_gradient(w, *inputs(data[c].train)), len(losses)
+    assert min(epochs.values()) < 40  # otherwise it would say nothing about patience
+    consensus = np.mean([px @ w.T for w in models.values()], axis=0)
+    for c, w in models.items():
+        w = w - 0.1 * np.sign(px @ w.T - consensus).T @ px / (8 * CLASSES)
+        assert close(engine.states[c].model, w - 0.1 * label_gradient(w, *inputs(data[c].train)))
+
+
 def test_fml_as_fedme_runs_it_has_twice_the_gradient_and_weighs_by_samples():
     data = clients((7, 12))
     server, engine = federate(FML(ONE, loss="sum", weighting="samples"), task((LINEAR,) * 2), data, rounds=1)
@@ -363,3 +397,8 @@ def test_fedme_clusters_models_by_their_logits_on_unlabeled_data():
     for t in range(5):
         downs = engine.run_on_server(method.dispatch(setting, server, Plan.all(list("0123")), Round(t, 5), Key(t))).value
         assert {c: d.lender for c, d in downs.items()} == {"0": "2", "2": "0", "1": "3", "3": "1"}
+
+
+def test_fedmd_says_that_validation_samples_decide_when_its_first_training_ends():
+    assert "validation samples" in FedMD(ONE).disclosures()[0]
+    assert FedMD(ONE, patience=None).disclosures() == []

@@ -92,3 +92,9 @@ def test_deployment(table, name, tmp_path):
     text = f"rounds = 1\n[method]\nname = '{name}'\n[data]\nname = 'sites'\nshape = [4]\nclasses = ['a', 'b']\n"
     (tmp_path / "experiment.toml").write_text(text + "[models]\npool = ['dnn-8']\nshared = 'dnn-8'\n")
     works(table, "`fedme deploy`", name, lambda: agreed_task(load(tmp_path / "experiment.toml")[0]))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_weights_that_travel_by_name(table, name, tmp_path):
+    words = ["rounds=1", f"method.name={name}", *ONE, "data.unlabeled=0", 'method.shared=["3."]']
+    works(table, "`method.shared`", name, lambda: do(tmp_path / "run", *words))

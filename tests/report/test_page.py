@@ -266,6 +266,9 @@ def test_verdicts_of_two_and_of_a_thousand_clients(browser, tmp_path, count):
     assert "gained (1)" in chart.text_content()
     assert "lost (1)" in chart.text_content()
     assert page.locator(".counts").text_content() == f"1 gained1 lost{count - 2:,} not clear"
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")  # a table of many clients is not printed
+    assert page.locator("#gain details[open]").count() == page.locator("#clients details[open]").count() == (count == 2)
+    page.evaluate("for (const fold of document.querySelectorAll('details')) fold.open = false")
     page.locator("#gain summary").click()
     page.locator("#gain tbody tr").nth(count - 1).wait_for()  # it is drawn when it is opened
     assert page.locator("#gain tbody tr").count() == count

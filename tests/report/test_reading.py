@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import math
 import re
 from pathlib import Path
 
@@ -219,6 +220,28 @@ def test_colours_of_one_meaning_differ_for_everybody_and_no_colour_has_two_meani
     for name in [*palettes[0], *palettes[1]]:  # lines and dots on a card
         bright, dark = sorted((luminance(code[name]), luminance(code["card"])), reverse=True)
         assert (bright + 0.05) / (dark + 0.05) >= 3, name
+
+
+def test_an_axis_has_at_least_three_values(page):
+    draw = np.random.default_rng(0)
+    for low, size, count in zip(draw.normal(0, 50, 200), 10 ** draw.uniform(-3, 3, 200), draw.uniform(1, 12, 200), strict=True):
+        for integers in (False, True):
+            high = low + size
+            values = page.evaluate("([...given]) => ticks(...given)", [low, high, count, integers])
+            assert values == sorted(values)
+            assert all(low - 1e-6 * size <= value <= high + 1e-6 * size for value in values)
+            assert len(values) <= 3 * count + 8
+            if integers:
+                assert all(abs(value - round(value)) < 1e-6 for value in values)
+                assert len(values) >= min(3, math.floor(high) - math.ceil(low) + 1)
+            else:
+                assert len(values) >= 3
+    assert page.evaluate("ticks(-0.37, 0.47, 3)") == pytest.approx([-0.2, 0, 0.2, 0.4])
+    assert page.evaluate("ticks(0, 8, 3.2, true)") == [0, 2, 4, 6, 8]
+
+
+def test_a_number_and_its_unit_stay_on_one_line(page):
+    assert page.evaluate("prose('72.2 % of 3.1 MB in 2 s, `5 %`')[0]") == "72.2\u00a0% of 3.1\u00a0MB in 2\u00a0s, "
 
 
 def test_marks_and_dashes_stand_beside_colours(page):

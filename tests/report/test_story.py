@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import shutil
 import statistics
 from dataclasses import replace
@@ -183,7 +184,7 @@ def test_an_unfinished_run(runs, tmp_path):
     (half / records.NAME).write_text("".join(kept) + '{"round": 2, "cli')
     story = report.story(families([half]))
     assert "Unfinished: seed 0 has completed 2 of 4 rounds." in story["notes"]
-    assert story["families"][0]["next"][0]["command"] == f"fedme resume {half}"
+    assert story["families"][0]["next"][0]["command"] == f"fedme resume {shlex.quote(str(half))}"
     (half / records.NAME).write_text("")
     with pytest.raises(RunError, match="nothing to report"):
         families([half])

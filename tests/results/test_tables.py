@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 from rich.console import Console
 
-from fedme.results.tables import render
+from fedme.results.tables import print_prose, render
 
 HEADER = ["client", "model", "samples", "personal", "chosen", "local", "local model", "gain", "low", "high", "verdict"]
 ROW = ["site-a", "dnn-8", "15", "53.33", "model", "50.00", "people_networks:MyNet(width=64)", "+3.3", "-32", "+33", "better"]
@@ -38,3 +38,14 @@ def test_names_of_a_few_words_are_not_cut(width):
     rows = [[f"before fine-tuning, {split}", *["100.00"] * 6] for split in ("val", "test")]
     text = printed(["model", "samples", "accuracy %", "balanced %", "macro F1", "AUROC", "loss"], rows, width)
     assert text.count("before fine-tuning, test") == text.count("before fine-tuning, val") >= 1
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_sentences_are_wrapped_between_words_in_a_terminal_only(terminal):
+    sentence, command = "client site-a gained " * 10 + "much.", "Next: `fedme show runs/first` " * 5
+    out = io.StringIO()
+    print_prose([sentence, command], Console(file=out, width=40, force_terminal=terminal, color_system=None))
+    lines = out.getvalue().splitlines()
+    assert lines[-1].strip() == command.strip()  # a command is copied whole
+    assert " ".join(line.strip() for line in lines[:-1]) == sentence
+    assert (max(map(len, lines[:-1])) <= 40) == terminal

@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from fedme.core.atomic_files import RunError
 from fedme.core.key import Key
-from fedme.results import verdicts
+from fedme.results import verdicts, views
 from fedme.results.statistics import Gain
 from fedme.results.verdicts import Verdict, gains, over_folds, over_seeds, overall
 
@@ -23,6 +24,15 @@ def verdict(gain, client="a", task="classification", **others):
 BETTER = Gain(50, 0.1, 0.02, 0.18, 0.01, 90)
 WORSE = Gain(50, -0.1, -0.18, -0.02, 0.01, 90)
 UNKNOWN = Gain(50, 0.02, -0.05, 0.09, 0.6, 900)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("model", "personal"), ("best", "best round"), ("finetuned", "fine-tuned"), ("global", "global"), ("x", "x")],
+)
+def test_the_table_says_which_model_it_is(name, text, capsys):
+    views.verdict_table("", [replace(verdict(BETTER), model=name)], "csv", Console())
+    assert f",mlr ({text})," in capsys.readouterr().out
 
 
 def test_words():

@@ -11,6 +11,7 @@ class ExperimentSettings(typing.TypedDict, total=False):
     seed: int
     rounds: int
     evaluate_every: int
+    evaluate_trained: bool
     checkpoint_every: int
     save: typing.Literal['all', 'none']
     log: typing.Union[typing.Literal['tensorboard', 'mlflow'], tuple[typing.Literal['tensorboard', 'mlflow'], ...]]
@@ -87,6 +88,7 @@ class HypCluster(Learner):
         self,
         *,
         clusters: int = ...,
+        shared: str | tuple[str, ...] = ...,
         **experiment: typing.Unpack[ExperimentSettings],
     ) -> None: ...
 
@@ -98,6 +100,7 @@ class Mapper(Learner):
         *,
         lambdas: tuple[float, ...] = ...,
         scale_global: bool = ...,
+        shared: str | tuple[str, ...] = ...,
         **experiment: typing.Unpack[ExperimentSettings],
     ) -> None: ...
 
@@ -110,6 +113,7 @@ class APFL(Learner):
         alpha: float = ...,
         adapt: typing.Literal['step', 'round', 'never'] = ...,
         weighting: typing.Literal['uniform', 'samples'] = ...,
+        shared: str | tuple[str, ...] = ...,
         **experiment: typing.Unpack[ExperimentSettings],
     ) -> None: ...
 
@@ -125,6 +129,7 @@ class PFedMe(Learner):
         beta: float = ...,
         l2: float = ...,
         train_all: bool = ...,
+        shared: str | tuple[str, ...] = ...,
         **experiment: typing.Unpack[ExperimentSettings],
     ) -> None: ...
 
@@ -137,6 +142,7 @@ class Ditto(Learner):
         lam: float = ...,
         personal_epochs: int | None = ...,
         weighting: typing.Literal['uniform', 'samples'] = ...,
+        shared: str | tuple[str, ...] = ...,
         **experiment: typing.Unpack[ExperimentSettings],
     ) -> None: ...
 
@@ -194,6 +200,7 @@ class FedAMP(Learner):
         alpha: float = ...,
         lam: float = ...,
         sigma: float = ...,
+        shared: str | tuple[str, ...] = ...,
         **experiment: typing.Unpack[ExperimentSettings],
     ) -> None: ...
 
@@ -255,6 +262,7 @@ class FedMD(Learner):
         *,
         public_samples: int = ...,
         public_epochs: int = ...,
+        patience: int | None = ...,
         private_epochs: int = ...,
         digest_epochs: int = ...,
         digest_batch: int = ...,
@@ -289,7 +297,7 @@ class PFML(Learner):
         inner_steps: int = ...,
         inner_lr: float | None = ...,
         beta: float = ...,
-        l2: float = ...,
+        l2: float | tuple[float, float] = ...,
         aux: typing.Literal['persistent', 'anchored', 'reset'] = ...,
         train_all: bool = ...,
         shared: str | tuple[str, ...] = ...,

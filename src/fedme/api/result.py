@@ -28,7 +28,7 @@ from fedme.core.metrics import MEASURES, Measure
 from fedme.networks import Entry
 from fedme.results import records, summary, verdicts, views
 from fedme.results.summary import CONFIG
-from fedme.results.tables import Format, render, wide
+from fedme.results.tables import Format, print_prose, render, wide
 from fedme.results.verdicts import MARGIN, Verdict
 from fedme.running import assembly, fold_verdicts, local_baseline
 from fedme.running.progress import Display
@@ -241,8 +241,7 @@ class Result(Mapping[ClientId, Personal]):
         out = wide()
         render(title, header, cells, style, out)
         if style == "table" and not self.experiment.method.isolated:
-            for line in views.verdict_lines(self.verdicts(quiet, folds, margin)):
-                out.print(line, markup=False, highlight=False, soft_wrap=True)
+            print_prose(views.verdict_lines(self.verdicts(quiet, folds, margin)), out)
 
     def join(self, client: Client, epochs: int | None = None, per_cluster: bool = False, compare: bool = True) -> Personal:
         """The model of a client that was not there: what fits its validation part best, then fine-tuned.
@@ -296,8 +295,10 @@ def _tested(folder: Path, measure: Measure) -> dict[ClientId, dict[str, Any]]:
 
 
 def _cell(key: str, value: Any, measure: Measure) -> str:
-    if key in ("client", "model", "samples", "chosen", "local model", "verdict"):
+    if key in ("client", "model", "samples", "local model", "verdict"):
         return str(value)
+    if key == "chosen":
+        return str(verdicts.MODELS.get(value, value))
     if key in ("gain", "low", "high") and value is not None:
         return verdicts.signed(measure, value)
     return measure.text(value)

@@ -23,6 +23,11 @@ Target = Literal["onnx", "torch-export", "safetensors"]
 SUFFIXES: dict[Target, str] = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}
 
 
+def target_of(path: Path) -> Target | None:
+    """The format that the suffix of a file names."""
+    return next((name for name, suffix in SUFFIXES.items() if suffix == path.suffix), None)
+
+
 class Deployed(nn.Module):
     """A network with its preprocessing, from the matrix of a table or a tensor on; it returns a tensor.
 

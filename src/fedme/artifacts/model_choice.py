@@ -56,17 +56,16 @@ def choose(outputs: Mapping[str, Tensor], targets: Tensor | None) -> Choice:
     if targets is None or len(targets) < 2:
         return Choice(OWN, "there are no two validation samples to compare models on", {})
     task = task_type_of(targets)
-    own = scores_per_sample(task, outputs[OWN], targets)
-    candidates = {}
-    for name in TITLES:  # of equal candidates the first one
-        if name in outputs and name != OWN:
-            candidates[name] = _compared(scores_per_sample(task, outputs[name], targets), own)
+    scores = {name: scores_per_sample(task, outputs[name], targets) for name in TITLES if name in outputs}
+    own = scores.pop(OWN)
+    candidates = {name: _compared(of_model, own) for name, of_model in scores.items()}
     better = {name: c for name, c in candidates.items() if c.difference > (1 + ROUNDING) * c.error}
     if not better:
         others = " or ".join(f"the {TITLES[name]}" for name in candidates)
         why = f"{others} is not better by one standard error on the validation part" if others else "there is no other"
         return Choice(OWN, why, candidates)
-    name = max(better, key=lambda name: better[name].difference)
+    # Not by the difference: beside the errors of an own model that diverged, those of all others are rounded off.
+    name = max(better, key=lambda name: float(scores[name].mean()))  # of equal ones the first
     return Choice(name, f"better than the own model on the validation part by {_amount(task, better[name])}", candidates)
 
 

@@ -20,7 +20,7 @@ from fedme.core.typed import nearest
 from fedme.datasets.data_files import Label
 from fedme.datasets.preprocessing import Preparation
 from fedme.datasets.python_objects import read_object
-from fedme.datasets.raw_samples import RawSamples, Table, renamed
+from fedme.datasets.raw_samples import RawSamples, Table, gaps, renamed
 from fedme.datasets.targets import NO_OTHER_CLASSES, Targets
 from fedme.networks import Entry
 from fedme.results.classification_details import Details, details
@@ -28,6 +28,7 @@ from fedme.results.run_directory import similar_run
 
 CHUNK = 1024  # samples at a time
 MOST_GROUPS = 20  # of `evaluate_by`
+MISSING = "(missing)"  # the subgroup of samples with a gap in the column
 
 
 class Personal:
@@ -127,8 +128,7 @@ class Personal:
         columns = given.inputs.columns
         if column not in columns:
             raise RunError(f"{given.where}: there is no column '{column}'{nearest(column, columns)}")
-        values = np.array([str(value) for value in columns[column].tolist()])
-        groups = sorted(set(values.tolist()))
+        values, groups = _subgroups(columns[column])
         if len(groups) > MOST_GROUPS:
             raise RunError(
                 f"column '{column}' has {len(groups)} values; subgroups need at most {MOST_GROUPS}: group the values"
@@ -152,7 +152,8 @@ class Personal:
 
     def _answers(self, data: Any, label: Label) -> tuple[RawSamples, Tensor, Tensor]:
         """Labelled samples, the outputs, and the targets."""
-        given = renamed(read_object(data, label, "the samples"), self.preparation.rename)
+        raw = data if isinstance(data, RawSamples) else read_object(data, label, "the samples")
+        given = renamed(raw, self.preparation.rename)
         return given, self.logits_of(given), Targets(self.task, self.classes, NO_OTHER_CLASSES).encode(given)
 
     def _measured(self, outputs: Tensor, y: Tensor) -> Metrics:
@@ -162,10 +163,10 @@ class Personal:
     def export(self, path: Path | str, to: export.Target | None = None) -> Path:
         """Export the model as ONNX, torch.export (.pt2) or safetensors; by default the suffix decides."""
         target = Path(path)
-        formats = {suffix: name for name, suffix in export.SUFFIXES.items()}
-        wanted = to if to is not None else formats.get(target.suffix)
+        wanted = to if to is not None else export.target_of(target)
         if wanted is None:
-            raise RunError(f"{target}: unknown format; use a name that ends in {', '.join(formats)}, or pass `to`")
+            suffixes = ", ".join(export.SUFFIXES.values())
+            raise RunError(f"{target}: unknown format; use a name that ends in {suffixes}, or pass `to`")
         target.parent.mkdir(parents=True, exist_ok=True)
         facts = {"classes": json.dumps(list(self.classes)), "preprocessing": json.dumps(self.preparation.plain())}
         facts |= {"client": self.client, "architecture": self.about["arch"], "task": self.task}
@@ -190,6 +191,16 @@ class Personal:
             x = _cast(x, dtype)
             output = output_of(self._network(**x) if isinstance(x, Mapping) else self._network(x))
         return self.preparation.unscale_targets(output.clone())
+
+
+def _subgroups(values: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """The subgroup of every sample, and all subgroups: numbers by size, texts by the alphabet, gaps at the end."""
+    missing = gaps(values)
+    numbers = values.dtype != object
+    present = sorted(set(values[~missing].tolist()))
+    names = {value: str(int(value)) if numbers and float(value).is_integer() else str(value) for value in present}
+    named = [MISSING if gap else names[value] for value, gap in zip(values.tolist(), missing.tolist(), strict=True)]
+    return np.array(named), [*dict.fromkeys(names.values()), *([MISSING] if missing.any() else [])]
 
 
 def _rows_of(numbers: Inputs, rows: Tensor) -> Inputs:

@@ -52,7 +52,9 @@ FileArgument = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Settings that override those of the file.", autocompletion=completion.settings),
+    typer.Argument(
+        metavar="KEY=VALUE...", help="Settings that override those of the file.", autocompletion=completion.settings
+    ),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="The seed; the same as seed=N.")]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="The number of rounds; the same as rounds=N.")]

@@ -10,6 +10,7 @@ from pathlib import Path
 from fedme.cli.app import Quiet, app, err, examples, out
 from fedme.config.experiment import load
 from fedme.results import records, summary, views
+from fedme.results.tables import print_prose
 from fedme.running import run
 from fedme.running.progress import Display
 
@@ -26,8 +27,7 @@ def demo(quiet: Quiet = False) -> None:
             display.note(f"{name} ({number} of {len(DEMO)})")
             folders.append(run.start(experiment, display))
     views.comparison(summary.compare(folders), "table", out)
-    for sentence in story(*folders):
-        out.print(sentence, soft_wrap=True, markup=False, highlight=False)
+    print_prose(story(*folders), out)
 
 
 @dataclass(frozen=True)

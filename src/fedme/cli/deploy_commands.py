@@ -13,7 +13,7 @@ from fedme.config.experiment import ConfigError
 from fedme.core.atomic_files import finite
 from fedme.federation import flower
 from fedme.results import verdicts, views
-from fedme.results.tables import render
+from fedme.results.tables import print_prose, render
 from fedme.running.progress import Display
 
 deploy_app = typer.Typer(
@@ -48,7 +48,7 @@ def _log(text: str) -> None:
 
 @deploy_app.command(
     epilog=examples(
-        "fedme deploy init federation experiment.toml --sites a,b,c --host fl.example.org",
+        "fedme deploy init federation my.toml --sites a,b,c --host fl.example.org",
         "fedme deploy init federation --sites d",
     )
 )
@@ -150,8 +150,7 @@ def verdict(
         f"The site {site_verdict.choice_of(folder)}.",
         *verdicts.alarms([judged]),
     ]
-    for line in lines:
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
+    print_prose(lines, out)
     next_step(f"`fedme evaluate {quoted(folder)} --details` evaluates the site's model")
 
 

@@ -50,6 +50,7 @@ REGISTRIES: Mapping[str, Mapping[str, type[Any]]] = {
     "partitions": PARTITIONS,
     "settings": TABLES,
 }
+WIDE = 120  # columns of a terminal in which lists have defaults too
 
 
 NEXT = {  # what to do with a list
@@ -65,10 +66,11 @@ NEXT = {  # what to do with a list
 @app.command("list", epilog=examples("fedme list methods", "fedme list settings train"))
 def list_command(
     what: Annotated[
-        Literal["methods", "datasets", "models", "partitions", "presets", "settings"], typer.Argument(help="What to list.")
+        Literal["methods", "datasets", "models", "partitions", "presets", "settings"],
+        typer.Argument(metavar="WHAT", help="One of methods, datasets, models, partitions, presets, settings."),
     ],
     name: Annotated[
-        str | None, typer.Argument(help="Explain every setting of this one.", autocompletion=completion.listed)
+        str | None, typer.Argument(metavar="NAME", help="Explain every setting of this one.", autocompletion=completion.listed)
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -82,7 +84,8 @@ def list_command(
         header, rows = ("name", "about"), list(presets().items())
     elif name is None:
         header, title = ("name", "about", "settings"), f"{what} (`fedme list {what} NAME` explains one)"
-        rows = [(key, _first_line(entry), _settings(entry)) for key, entry in REGISTRIES[what].items()]
+        values = as_json or out.width >= WIDE
+        rows = [(key, _first_line(entry), _settings(entry, values)) for key, entry in REGISTRIES[what].items()]
     else:
         user_defined = what == "methods" and ":" in name  # named by its import path
         if not user_defined and name not in REGISTRIES[what]:
@@ -98,8 +101,8 @@ def _first_line(entry: type[Any]) -> str:
     return (entry.__doc__ or "").splitlines()[0]
 
 
-def _settings(entry: type[Any]) -> str:
-    return ", ".join(f"{s.name} = {s.default}" if s.default else s.name for s in settings_of(entry))
+def _settings(entry: type[Any], values: bool) -> str:
+    return ", ".join(f"{s.name} = {s.default}" if s.default and values else s.name for s in settings_of(entry))
 
 
 def _text(value: Any) -> str:

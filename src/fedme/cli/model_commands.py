@@ -23,7 +23,7 @@ from fedme.core.task_types import TASK_LOSSES, TaskType
 from fedme.datasets.data_files import Label
 from fedme.datasets.python_objects import read_object
 from fedme.datasets.raw_samples import RawSamples, Table
-from fedme.datasets.user_data import ClientSamples
+from fedme.datasets.user_data import ClientSamples, FileDataset
 from fedme.results import summary, verdicts
 from fedme.results.classification_details import Details
 from fedme.results.run_directory import similar_run
@@ -162,7 +162,7 @@ def _as_object(model: personal_model.Personal, row: Predicted | None, problem: s
 @app.command(
     epilog=examples(
         "fedme evaluate runs/first --client hospital-a --details",
-        "fedme evaluate runs/first new.csv --client hospital-a --by sex",
+        "fedme evaluate runs/first --client hospital-a --by sex",
     )
 )
 def evaluate(
@@ -196,12 +196,13 @@ def evaluate(
         next_step("`--by COLUMN` evaluates subgroups, instead of `--details`")
         return
     if data is None:
-        if by is not None:
-            raise RunError("--by needs DATA: the run keeps no columns of the test part; give the file with the column")
         measured = model.about["metrics"].get("test")
         if measured is None:
             raise RunError(f"client {model.client} has no test samples; give labelled samples as DATA")
-        parts = {"": Metrics(**{"correct": 0, "classes_present": 0, **measured})}
+        if by is not None:
+            parts = model.evaluate_by(_own_test_samples(run, model.client, imports), by)
+        else:
+            parts = {"": Metrics(**{"correct": 0, "classes_present": 0, **measured})}
     else:
         parts = {"": model.evaluate(data, columns)} if by is None else model.evaluate_by(data, by, columns)
     if as_json:
@@ -235,6 +236,26 @@ def _print_details(where: str, detail: Details, style: Format, as_json: bool) ->
     ]
     title = f"calibration (Brier score {detail.brier:.4f}): how often predictions are right, by their probability"
     render(title, ["probability %", "samples", "mean probability %", "right %"], bins, style, out)
+
+
+def _own_test_samples(run: Path, client: str, imports: bool) -> RawSamples:
+    """The test part of a client, with all columns of its file."""
+    remedy = "give a file with the column as DATA"
+    if not (run / summary.CONFIG).exists():
+        raise RunError(f"{run}: this is no run directory, so it does not say which samples are the test part; {remedy}")
+    experiment = load_saved(run / summary.CONFIG, imports)
+    if not isinstance(experiment.dataset, FileDataset):
+        raise RunError(f"{run}: the samples of client {client} are not in a file of the experiment; {remedy}")
+    federation = assembly.gather(experiment)
+    start = int((federation.dataset.owners or {})[client][0][0])  # a client's files follow one another
+    rows = federation.clients[client].test.rows.numpy() - start
+    samples = experiment.dataset.clients[client].read(client, experiment.dataset.label)
+    for raw in (samples.train, samples.val, samples.test):
+        if raw is not None:
+            if ((rows >= 0) & (rows < len(raw))).all():
+                return raw.take(rows)
+            rows = rows - len(raw)
+    raise RunError(f"{run}: the test part of client {client} is in several files; {remedy}")
 
 
 def _is_training_file(run: Path, client: str, data: Path) -> bool:
@@ -274,19 +295,30 @@ def _metrics_table(rows: list[tuple[str, Metrics]], task: TaskType, names: str =
 @app.command(
     epilog=examples(
         "fedme export runs/first --client hospital-a --to onnx",
-        "fedme export runs/first --client hospital-a --to safetensors --output a.safetensors",
+        "fedme export runs/first --client hospital-a --output a.safetensors",
     )
 )
 def export(
     run: Run,
-    to: Annotated[exporting.Target, typer.Option("--to", help="Format of the exported model.")],
     client: Client = None,
     finetuned: Finetuned = False,
     own: Own = False,
     imports: Imports = False,
+    to: Annotated[
+        exporting.Target | None,
+        typer.Option(
+            "--to", metavar="FORMAT", help="onnx, torch-export or safetensors; by default the suffix of --output decides."
+        ),
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; CLIENT.SUFFIX by default.")] = None,
 ) -> None:
     """Export a client's model for other programs. It takes samples as they are in tables and includes their preprocessing."""
+    if to is None:
+        to = exporting.target_of(output) if output is not None else None
+    if to is None:
+        suffixes = ", ".join(f"{name} ({suffix})" for name, suffix in exporting.SUFFIXES.items())
+        where = "no format is given" if output is None else f"{output}: no format has this suffix"
+        raise RunError(f"{where}; pass --to, or an --output with the suffix of a format: {suffixes}")
     model = _open_model(run, client, finetuned, own, imports)
     target = output or Path(f"{model.folder.name}{exporting.SUFFIXES[to]}")
     print(model.export(target, to))

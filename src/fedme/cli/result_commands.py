@@ -39,7 +39,7 @@ def verdict(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN", help="A finished run, or runs that differ only in their seed.", autocompletion=completion.runs
+            metavar="RUN...", help="A finished run, or runs that differ only in their seed.", autocompletion=completion.runs
         ),
     ],
     folds: Annotated[

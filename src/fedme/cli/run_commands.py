@@ -68,7 +68,7 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="A run directory.", autocompletion=completion.runs)],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="rounds=N for more rounds; engine.workers, memory, address or device."),
+        typer.Argument(metavar="KEY=VALUE...", help="rounds=N for more rounds; engine.workers, memory, address or device."),
     ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", help="More rounds than before; the same as rounds=N.")] = None,
     imports: Imports = False,

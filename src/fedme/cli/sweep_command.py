@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -41,7 +41,7 @@ from fedme.running.shards import parse_shard
 @app.command(
     epilog=examples(
         "fedme sweep digits-fedme --over train.lr=0.01,0.05,0.1 --seeds 3",
-        "fedme sweep my.toml --over method.name=fedavg,fedme --jobs 2 --output runs/methods",
+        "fedme sweep my.toml --over method.name=fedavg,fedme --jobs 2",
     )
 )
 def sweep(
@@ -59,7 +59,7 @@ def sweep(
         Path | None, typer.Option("--output", "-o", help="The parent of the run directories; runs/sweep-NAME by default.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Parallel runs.")] = 1,
-    model: Annotated[Literal["personal", "global"], typer.Option(help="Models whose validation results decide.")] = "personal",
+    model: Annotated[sweeps.Decisive, typer.Option(help="Models whose validation results decide.")] = "personal",
     shard: ShardOption = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the runs, and run nothing.")] = False,
     ray: OnRay = None,

@@ -26,6 +26,7 @@ from fedme.datasets import DATASETS
 from fedme.datasets.dataset import Dataset
 from fedme.datasets.federated_dataset import DataOptions
 from fedme.datasets.partitioners import PARTITIONS
+from fedme.datasets.several import Several
 from fedme.datasets.user_data import FileDataset, ObjectDataset
 from fedme.federation.client_work import AnyMethod
 from fedme.federation.malicious_clients import Attack
@@ -35,7 +36,16 @@ from fedme.networks import ArchError, Entry, require_known
 
 PRESETS = importlib.resources.files("fedme") / "presets"
 DEMO = "digits-fedme"
-NATURAL = ("synthetic", "images", "femnist", "shakespeare", "clients", "given", "sites")  # data sets with their own clients
+NATURAL = (
+    "synthetic",
+    "images",
+    "femnist",
+    "shakespeare",
+    "several",
+    "clients",
+    "given",
+    "sites",
+)  # data sets with their own clients
 
 
 class ConfigError(ValueError):
@@ -136,12 +146,16 @@ def _parse(raw: Mapping[str, Any], methods: Mapping[str, type[Any]]) -> Experime
     if isinstance(dataset, FileDataset):
         dataset = dataclasses.replace(dataset, clients=settings.clients)
     data = build(DataOptions, {k: v for k, v in table.items() if k in common_keys}, "data")
+    if isinstance(dataset, Several):
+        data = dataclasses.replace(data, groups={**dataset.groups, **data.groups})
     default_partition = "natural" if data_name in NATURAL else "iid"
     partition_name, partition = _build_named("partition", PARTITIONS, settings.partition, default_partition)
     if data_name == "sites" and settings.attack != Attack():
         raise TypedError("attack", "is only for simulations, not for deployments; remove the table")
     if partition_name == "natural" and data_name not in NATURAL:
         raise TypedError("partition.name", f"data set '{data_name}' has no natural clients; use iid, dirichlet, shards ...")
+    if data_name == "several" and partition_name != "natural":
+        raise TypedError("partition.name", f"data set 'several' has one client per data set; remove '{partition_name}'")
     _check_networks(settings)
     return Experiment(settings, method_name, method, data_name, dataset, data, partition_name, partition)
 
@@ -185,7 +199,10 @@ def _select_class(
         classes = {**classes, name: import_method(name)}
     if not isinstance(name, str) or name not in classes:
         raise TypedError(f"{table}.name", f"unknown {table} '{name}'{nearest(str(name), classes)}")
-    return name, classes[name], {key: value for key, value in given.items() if key != "name"}
+    chosen = classes[name]
+    if table == "method" and "shared" in given and "shared" not in {field.name for field in dataclasses.fields(chosen)}:
+        raise TypedError("method.shared", f"the weights that travel cannot be named with '{name}': {chosen.not_by_name}")
+    return name, chosen, {key: value for key, value in given.items() if key != "name"}
 
 
 def import_method(path: str) -> type[Any]:

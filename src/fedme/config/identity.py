@@ -24,6 +24,7 @@ LATER_KEYS: dict[str, dict[str, Any]] = {
     "data": {"stratify": False},
     "method": {"shared": []},
 }  # the same for single keys: their value before they came
+LATER_TOP_KEYS: dict[str, Any] = {"evaluate_trained": False}
 IMPORT_PATH = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(\(.*\))?")
 LIBRARIES = {"fedme", "torch", *sys.stdlib_module_names}  # their versions are in `environment.json`
 
@@ -41,6 +42,10 @@ def digest(config: Mapping[str, Any], sources: Sources | None = None) -> str:
     for table, defaults in LATER_KEYS.items():
         if isinstance(deciding.get(table), Mapping):
             deciding[table] = {key: v for key, v in deciding[table].items() if (key, v) not in defaults.items()}
+    models = deciding.get("models")
+    if isinstance(models, Mapping) and models.get("assign") != "best-local":  # nothing is chosen with this rate
+        deciding["models"] = {key: value for key, value in models.items() if key != "selection_lr"}
+    deciding = {key: value for key, value in deciding.items() if (key, value) not in LATER_TOP_KEYS.items()}
     deciding |= {"sources": sources} if sources else {}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 

@@ -29,6 +29,7 @@ class ModelOptions:
     )
     shared: Spec | None = setting(None, "architecture of the model that all clients share; the first of the pool by default")
     selection_rounds: int | None = setting(None, 'rounds of local training for "best-local"; equal to `rounds` by default')
+    selection_lr: float | None = setting(None, "learning rate of that training; equal to `train.lr` by default")
     max_parameters: int | Mapping[ClientId, int] | None = setting(None, "largest guest a client accepts; also client = number")
     update_bn: bool = setting(
         True, "batch-norm statistics of personal models from the client's samples, where better on validation data"
@@ -42,6 +43,8 @@ class ModelOptions:
         require(bool(self.pool), "pool", "must name at least one architecture")
         rounds = self.selection_rounds
         require(rounds is None or rounds >= 1, "selection_rounds", f"must be >= 1, got {rounds}")
+        rate = self.selection_lr
+        require(rate is None or 0 < rate < math.inf, "selection_lr", f"must be > 0 and finite, got {rate}")
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,9 @@ class Settings:
     rounds: int = setting(30, "number of rounds")
     output: str | None = setting(None, "run directory; runs/<name> by default")
     evaluate_every: int = setting(1, "rounds between evaluations; the last round is always evaluated")
+    evaluate_trained: bool = setting(
+        False, "whether evaluations include what each client has trained, before the server aggregates (stage `trained`)"
+    )
     checkpoint_every: int = setting(1, "rounds between checkpoints")
     save: Literal["all", "none"] = setting("all", "models that are saved at the end: of all clients, or none")
     log: Log | tuple[Log, ...] = setting((), 'additional loggers: one name, or a list such as ["tensorboard", "mlflow"]')

@@ -10,6 +10,7 @@ from fedme.datasets.femnist import Femnist
 from fedme.datasets.mnist import Emnist, FashionMnist, Mnist
 from fedme.datasets.partition_result import Partition, Parts
 from fedme.datasets.partitioners import PARTITIONS, Partitioner
+from fedme.datasets.several import Several
 from fedme.datasets.shakespeare import Shakespeare
 from fedme.datasets.site_files import Sites
 from fedme.datasets.synthetic import Synthetic
@@ -27,6 +28,7 @@ DATASETS: dict[str, type] = {
     "cifar100": Cifar100,
     "femnist": Femnist,
     "shakespeare": Shakespeare,
+    "several": Several,
     "clients": FileDataset,
     "given": ObjectDataset,
     "sites": Sites,

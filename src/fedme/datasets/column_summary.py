@@ -1,13 +1,13 @@
 """What the columns of the clients' tables contain: types, ranges and gaps, and columns that are far from the others'."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from fedme.core.data import ClientId
-from fedme.datasets.raw_samples import RawSamples, Table, gaps
+from fedme.datasets.raw_samples import RawSamples, Table, gaps, to_column
 from fedme.datasets.table_columns import Column, TableRules, as_text
 
 MIN_VALUES = 5  # a client with fewer values in a column is not compared with others
@@ -57,11 +57,13 @@ class ColumnSummary:
 
     name: str
     clients: Mapping[ClientId, ClientColumn]
+    label: bool = False
 
     @property
     def kind(self) -> str:
-        """Whether it contains numbers or text."""
-        return "text" if any(client.categories for client in self.clients.values()) else "number"
+        """Whether it contains numbers or text, and whether it is a label."""
+        content = "text" if any(client.categories for client in self.clients.values()) else "number"
+        return f"{content}, label" if self.label else content
 
     def total(self) -> ClientColumn:
         """All clients together; the median is left out."""
@@ -90,7 +92,7 @@ class ColumnSummary:
 
 
 def summarise(clients: Mapping[ClientId, Sequence[RawSamples]], rules: TableRules) -> tuple[ColumnSummary, ...]:
-    """The columns of the clients' tables; none if their samples are no tables."""
+    """The columns of the clients' tables, labels at the end; none if their samples are no tables."""
     columns: dict[str, dict[ClientId, ClientColumn]] = {}
     for client, raws in clients.items():
         tables = [raw.inputs.columns for raw in raws if isinstance(raw.inputs, Table)]
@@ -101,13 +103,32 @@ def summarise(clients: Mapping[ClientId, Sequence[RawSamples]], rules: TableRule
                 text = any(part.dtype == object and not gaps(part).all() for part in values)
                 parts = [np.array(as_text(part), dtype=object) if text else part.astype(np.float64) for part in values]
                 columns.setdefault(name, {})[client] = ClientColumn.of(np.concatenate(parts))
-    return tuple(ColumnSummary(name, by_client) for name, by_client in columns.items())
+    inputs = [ColumnSummary(name, by_client) for name, by_client in columns.items()]
+    return (*inputs, *(_labels(clients) if inputs else ()))
+
+
+def _labels(clients: Mapping[ClientId, Sequence[RawSamples]]) -> Iterator[ColumnSummary]:
+    """The label columns."""
+    names = next((raw.label_names for raws in clients.values() for raw in raws), ())
+    for i, name in enumerate(names):
+        by_client = {}
+        for client, raws in clients.items():
+            matrices = [np.asarray(raw.labels).reshape(len(raw), -1) for raw in raws if raw.labels is not None]
+            parts = [to_column(matrix[:, i]) for matrix in matrices if i < matrix.shape[1]]
+            if not parts:  # an error about the number of labels follows
+                continue
+            text = any(part.dtype == object for part in parts)
+            same = [np.array(as_text(part), dtype=object) if text else part.astype(np.float64) for part in parts]
+            by_client[client] = ClientColumn.of(np.concatenate(same))
+        yield ColumnSummary(name, by_client, label=True)
 
 
 def range_notes(summaries: Sequence[ColumnSummary]) -> tuple[str, ...]:
     """A note for every client with a column that is far from the others' range, as another unit would be."""
     notes = []
     for summary in summaries:
+        if summary.label:  # clients may have different classes
+            continue
         far = summary.far_from_the_others()
         for client in far[:1] if len(summary.clients) == 2 else far:
             central = summary.clients[client].central

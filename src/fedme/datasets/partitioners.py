@@ -261,18 +261,24 @@ class Pathological(Seeded):
 class Natural(Seeded):
     """The natural clients of the data set: writers, roles, users.
 
-    `clients` owners are drawn at random, or as many as hold `fraction` of all samples, or all of them. Owners with fewer
+    `clients` owners are drawn at random, or as many as hold `fraction` of all samples, or those that `owners` names, or all of
+    them. Owners with fewer
     than `min_samples` training samples are excluded, and so are owners without test samples if others have some.
     """
 
     clients: int | None = setting(None, "number of owners, drawn at random; default: all")
     fraction: float | None = setting(None, "alternative to clients: draw owners until they hold this fraction of the samples")
     min_samples: int = setting(2, "minimum number of training samples per client")
+    owners: tuple[str, ...] | None = setting(None, "alternative to clients: the names of the owners, as in a published split")
 
     def __post_init__(self) -> None:
         _check_options(1 if self.clients is None else self.clients, self.min_samples)
         both = self.clients is not None and self.fraction is not None
         require(not both, "fraction", "set clients or fraction, not both", PartitionError)
+        drawn = self.clients is not None or self.fraction is not None
+        require(self.owners is None or not drawn, "owners", "set clients, fraction or owners, only one", PartitionError)
+        once = self.owners is None or 0 < len(self.owners) == len(set(self.owners))
+        require(once, "owners", "must name at least one owner, and every one once", PartitionError)
         valid = self.fraction is None or 0 < self.fraction <= 1
         require(valid, "fraction", f"must be > 0 and <= 1, got {self.fraction}", PartitionError)
 
@@ -286,6 +292,8 @@ class Natural(Seeded):
             for owner, rows in pool.owners.items()
             if len(rows[0]) >= self.min_samples and (len(rows[1]) or not tested)
         }
+        if self.owners is not None:
+            return self._named_owners(self.owners, pool.owners, eligible)
         count = len(eligible) if self.clients is None else self.clients
         if not eligible or count > len(eligible):
             raise PartitionError(
@@ -299,6 +307,17 @@ class Natural(Seeded):
             held = np.cumsum([sum(map(len, eligible[owners[o]])) for o in order])
             count = 1 + int(np.searchsorted(held, self.fraction * held[-1] * (1 - 1e-9)))
         return {owners[o]: eligible[owners[o]] for o in sorted(order[:count])}
+
+    def _named_owners(self, names: tuple[str, ...], owners: ClientRows, eligible: ClientRows) -> ClientRows:
+        if unknown := [name for name in names if name not in owners]:
+            known = ", ".join(list(owners)[:5])
+            raise PartitionError(f"natural: partition.owners: unknown owner '{unknown[0]}'; the data set has {known}, ...")
+        if small := [name for name in names if name not in eligible]:
+            raise PartitionError(
+                f"natural: partition.owners: '{small[0]}' has fewer than {self.min_samples} training samples, or no test "
+                "sample; leave it out, or lower min_samples"
+            )
+        return {owner: rows for owner, rows in eligible.items() if owner in names}
 
 
 PARTITIONS: dict[str, type] = {

@@ -4,7 +4,8 @@
    that is not known is "other": none of the known ones is set.
 2. Gaps are filled, with values of the client's own training part unless the experiment gives them; columns with
    ``missing = "indicator"`` get another feature, 1 where there was a gap (`fill`).
-3. Numbers are scaled, ``(raw * factor - mean) / std``.
+3. Numbers are scaled, ``(raw * factor - mean) / std``. Categories and indicators are not: they are 0 or 1. Divided by its
+   standard deviation, a category that one row in a thousand has would be 32, far more than any number.
 
 Unlabeled data and unseen clients use the same preprocessing.
 """
@@ -119,6 +120,11 @@ class Preparation:
         """The numeric columns, with their positions in the matrix."""
         starts = itertools.accumulate((column.width for column in self.columns), initial=0)
         return [(at, column) for at, column in zip(starts, self.columns, strict=False) if column.categories is None]
+
+    def category_features(self) -> list[int]:
+        """The positions of one-hot encoded categories in the matrix."""
+        numeric = {at for at, _ in self.numeric_columns()}
+        return [at for at in range(sum(column.width for column in self.columns)) if at not in numeric]
 
     def fill(self, x: Inputs) -> Inputs:
         """Fill the gaps of the matrix, and append the indicators."""
@@ -336,10 +342,10 @@ def _described(specs: Specs) -> str:
     return f"shape {specs.shape} ({specs.dtype})"
 
 
-def standard_scaling(x: Tensor, indicators: int = 0) -> Scaling:
+def standard_scaling(x: Tensor, unscaled: Sequence[int] = (), indicators: int = 0) -> Scaling:
     """Scale every feature to mean 0 and standard deviation 1; constant features are only shifted, and NaN is left out.
 
-    `indicators` is the number of features that follow and are not scaled.
+    The features at the positions `unscaled` stay as they are, and so do the `indicators`, so many features that follow.
     """
     values = x.double()
     std, mean = values.std(0, correction=0), values.mean(0)
@@ -347,6 +353,7 @@ def standard_scaling(x: Tensor, indicators: int = 0) -> Scaling:
         present = values[:, at][~values[:, at].isnan()]
         mean[at], std[at] = (present.mean(), present.std(correction=0)) if len(present) else (0.0, 1.0)
     std = torch.where(std > 0, std, 1.0)
+    mean[list(unscaled)], std[list(unscaled)] = 0.0, 1.0
     return Scaling(1.0, _extended(mean, 0.0, indicators).float(), _extended(std, 1.0, indicators).float())
 
 

@@ -136,8 +136,12 @@ def class_names(values: object, where: str) -> np.ndarray:
         return np.array([str(int(value)) for value in labels.tolist()], dtype=object)
     names = []
     for row, value in enumerate(labels.tolist()):
-        if _is_missing(value) or (isinstance(value, str) and not value.strip()):
-            raise DataError(f"{where}: sample {row} (counted from 0) has no label; label it, or use it as unlabeled data")
+        if _is_no_label(value):
+            missing = sum(map(_is_no_label, labels.tolist()))
+            others = f" ({missing} of {len(labels)} samples have none)" if missing > 1 else ""
+            raise DataError(
+                f"{where}: sample {row} (counted from 0) has no label{others}; label it, remove it, or use it as unlabeled data"
+            )
         if isinstance(value, float):
             if not value.is_integer():
                 raise DataError(
@@ -147,6 +151,10 @@ def class_names(values: object, where: str) -> np.ndarray:
             value = int(value)
         names.append(_integer_text(value.strip()) if isinstance(value, str) else str(value))
     return np.array(names, dtype=object)
+
+
+def _is_no_label(value: object) -> bool:
+    return _is_missing(value) or (isinstance(value, str) and not value.strip())
 
 
 def _integer_text(text: str) -> str:

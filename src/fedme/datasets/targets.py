@@ -218,7 +218,9 @@ def _numbers(raw: RawSamples, labels: np.ndarray, names: Sequence[str]) -> np.nd
     if len(missing := np.argwhere(~np.isfinite(numbers))):
         row, column = missing[0].tolist()
         place = f"label '{names[column]}' of sample {row} (counted from 0)"
-        raise DataError(f"{raw.where}: {place} is missing, NaN or infinite; fill it in, or remove the sample")
+        count = len(set(missing[:, 0].tolist()))
+        others = f" ({count} of {len(raw)} samples have such labels)" if count > 1 else ""
+        raise DataError(f"{raw.where}: {place} is missing, NaN or infinite{others}; fill it in, or remove the sample")
     return numbers
 
 

@@ -69,7 +69,7 @@ def leave(site: Site, reason: str) -> str:
         stopped = "; its node is stopped"
     return (
         f"{site.settings.name} has left{stopped}. What was sent before remains with the server and the other sites. "
-        f"Ask the operator for `fedme deploy remove {site.settings.name}`; delete {site.records / LEFT} to come back"
+        f"Ask the operator for `fedme deploy remove FEDERATION {site.settings.name}`; delete {site.records / LEFT} to come back"
     )
 
 

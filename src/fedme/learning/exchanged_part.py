@@ -16,6 +16,8 @@ from fedme.core.method import Method, Task, TaskError
 from fedme.core.model import Arch, Model, template
 from fedme.learning.partial_model import Part, all_but, chosen_part, fork, named, require_some
 
+SHARED = 'patterns of weights that travel, such as ["*.lora_A", "head."]; all by default'  # the help of the setting
+
 
 class Hollow(nn.Module):
     """Some weights of a network, under their names."""

@@ -234,6 +234,7 @@ class MutualMoreau:
     inner: int  # K
     l2: float = 0.0
     objective: Objective = Mutual("aux", "local")
+    aux_l2: float | None = None  # of the auxiliary model and its copy; `l2` by default
 
     def init(self, models: Models) -> OptState:
         return {}
@@ -242,17 +243,18 @@ class MutualMoreau:
         self, gradient: Gradient, models: Models, opt: OptState, frozen: Models, batch: Batch
     ) -> tuple[Models, OptState]:
         outer = {role: models[role] for role in ("aux", "local")}
+        l2 = {"aux": self.l2 if self.aux_l2 is None else self.aux_l2, "local": self.l2}
         copies = dict(outer)
         for k in range(self.inner):
             grads, buffers = gradient(copies, batch, k)
             copies = {
-                role: _descend(copy, grads[role], frozen[role], self.inner_lr, self.lam, self.l2).with_buffers(buffers[role])
+                role: _descend(copy, grads[role], frozen[role], self.inner_lr, self.lam, l2[role]).with_buffers(buffers[role])
                 for role, copy in copies.items()
             }
         # One step of size lr on L plus the pull towards the copy: gradients at the pair as it was before the inner loop.
         grads, buffers = gradient(outer, batch, self.inner)
         after = {
-            role: _descend(model, grads[role], copies[role], self.lr, self.lam, self.l2).with_buffers(buffers[role])
+            role: _descend(model, grads[role], copies[role], self.lr, self.lam, l2[role]).with_buffers(buffers[role])
             for role, model in outer.items()
         }
         return {**after, "theta": copies["aux"]}, opt

@@ -23,11 +23,12 @@ from fedme.core.method import Report, Round, Task
 from fedme.core.model import Model, average
 from fedme.core.operations import Computation, Models, immediately, train
 from fedme.core.settings import setting
+from fedme.learning.exchanged_part import SHARED
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.optimizers import ALPHA, Mixing
 from fedme.learning.robust_aggregation import OPEN, Defence
 from fedme.learning.training_settings import Training, require
-from fedme.methods.shared_model import SharedModel, SharedModelMethod, TrainedCopy, averaged, sample_counts
+from fedme.methods.shared_model import SharedModel, SharedModelMethod, TrainedCopy, averaged, sample_counts, told_samples
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,17 @@ class APFL(SharedModelMethod[State, SharedModel, TrainedCopy]):
         "step", "when alpha moves: in every step, in the first step of every round, or never"
     )
     weighting: Literal["uniform", "samples"] = setting("uniform", "weights of the mean: equal, or numbers of training samples")
+    shared: str | tuple[str, ...] = setting((), SHARED)
     defence: Defence = OPEN
 
     paper = 'Y. Deng, M. M. Kamani and M. Mahdavi, "Adaptive Personalized Federated Learning", 2020, arXiv:2003.13461'
+    not_by_name = ""
 
     def __post_init__(self) -> None:
         require(0 <= self.alpha <= 1, "alpha", f"must be between 0 and 1, got {self.alpha}")
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
-        return immediately(State(task.first_model(me, key, task.shared), self.alpha))
+        return immediately(State(task.first_model(me, key, None if self.shared else task.shared), self.alpha))
 
     def client_round(
         self, state: State, down: SharedModel, data: ClientData, when: Round, key: Key
@@ -72,7 +75,7 @@ class APFL(SharedModelMethod[State, SharedModel, TrainedCopy]):
             opt=optimizer.started(models, state.alpha),
         )
         alpha = next((trained.opt["own"][f"{name}{ALPHA}"].item() for name in state.own.params), state.alpha)
-        up = TrainedCopy(trained.models["global"], len(data.train))
+        up = TrainedCopy(trained.models["global"], told_samples(self.weighting, data))
         return State(trained.models["own"], alpha), up, Report(trained.losses, notes={"alpha": alpha})
 
     def aggregate(self, server: SharedModel, replies: Mapping[ClientId, TrainedCopy], when: Round, key: Key) -> SharedModel:

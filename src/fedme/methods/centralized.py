@@ -37,6 +37,7 @@ class Centralized(SharedModelMethod[Trainer, SharedModel, SharedModel]):
 
     pooled = True
     travels = "their data"
+    not_by_name = "no weights travel"
     nothing_to_audit = "its clients give away the samples themselves; there is nothing left to infer"
 
     def __post_init__(self) -> None:

@@ -19,10 +19,11 @@ from fedme.core.method import PlannedTraining, Report, Round, Task
 from fedme.core.model import Model
 from fedme.core.operations import BatchSchedule, Computation, Models, immediately, in_parallel, train
 from fedme.core.settings import setting
+from fedme.learning.exchanged_part import SHARED
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.robust_aggregation import OPEN, Defence
 from fedme.learning.training_settings import Training, require
-from fedme.methods.shared_model import SharedModel, SharedModelMethod, TrainedCopy, averaged, sample_counts
+from fedme.methods.shared_model import SharedModel, SharedModelMethod, TrainedCopy, averaged, sample_counts, told_samples
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,14 @@ class Ditto(SharedModelMethod[State, SharedModel, TrainedCopy]):
     lam: float = setting(1.0, "lambda: weight of the pull of the personal model towards the shared one")
     personal_epochs: int | None = setting(None, "epochs of the personal model per round; as in [train] by default")
     weighting: Literal["uniform", "samples"] = setting("uniform", "weights of the mean: equal, or numbers of training samples")
+    shared: str | tuple[str, ...] = setting((), SHARED)
     defence: Defence = OPEN
 
     paper = (
         "T. Li, S. Hu, A. Beirami and V. Smith, "
         '"Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021, arXiv:2012.04221'
     )
+    not_by_name = ""
 
     def __post_init__(self) -> None:
         require(self.lam >= 0, "lam", f"must be >= 0, got {self.lam}")
@@ -53,7 +56,7 @@ class Ditto(SharedModelMethod[State, SharedModel, TrainedCopy]):
         require(epochs is None or epochs >= 1, "personal_epochs", f"must be >= 1, got {epochs}")
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
-        return immediately(State(task.first_model(me, key, task.shared)))
+        return immediately(State(task.first_model(me, key, None if self.shared else task.shared)))
 
     def client_round(
         self, state: State, down: SharedModel, data: ClientData, when: Round, key: Key
@@ -73,7 +76,7 @@ class Ditto(SharedModelMethod[State, SharedModel, TrainedCopy]):
                 ),
             ]
         )
-        up = TrainedCopy(shared.models["global"], len(data.train))
+        up = TrainedCopy(shared.models["global"], told_samples(self.weighting, data))
         return State(personal.models["own"]), up, Report({**shared.losses, **personal.losses})
 
     def _personal_schedule(self, when: Round | None = None) -> BatchSchedule:

@@ -63,6 +63,7 @@ class FD(Method[Server, State, ClassTargets, ClassMeans]):
         'Private Data", 2018, arXiv:1811.11479'
     )
     own_architectures = True
+    not_by_name = "no weights travel"
     uses_shared_model = False
     classes_only = True
     travels = "mean outputs per class, and the numbers of samples"

@@ -9,7 +9,7 @@ Deviations: the minimum is approached by the local epochs of [train], from the c
 before clipping and momentum. If the weights of the others add up to more than 1, they are scaled to 1, because the paper's
 mixtures are convex (a small enough alpha): there xi_ii would be negative. All clients start from the same weights, because a
 mixture of independent random networks means nothing. A client is mixed with others after its first reply; before, u_i is the
-first model. Distances and mixtures are over weights; buffers are every client's own.
+first model. Distances and mixtures are over weights, with `shared` over those that travel; buffers are every client's own.
 """
 
 from collections.abc import Mapping
@@ -24,6 +24,7 @@ from fedme.core.method import Method, Plan, Report, Round, Task
 from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, immediately, train
 from fedme.core.settings import setting
+from fedme.learning.exchanged_part import SHARED
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.training_settings import Training, require
 from fedme.methods.shared_model import SharedModel
@@ -52,12 +53,14 @@ class FedAMP(Method[Server, State, SharedModel, SharedModel]):
     alpha: float = setting(1.0, "weight of the others in a client's mixture; the pull is lam / alpha")
     lam: float = setting(1.0, "lambda: weight of the pull towards the mixture")
     sigma: float = setting(1.0, "squared distance at which the attraction of two models has fallen to 37 %")
+    shared: str | tuple[str, ...] = setting((), SHARED)
 
     paper = (
         "Y. Huang, L. Chu, Z. Zhou, L. Wang, J. Liu, J. Pei and Y. Zhang, "
         '"Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021, arXiv:2007.03797'
     )
     travels = "their personal models; mixtures come back"
+    not_by_name = ""
     unused_settings = ("models.same_start", "defence.guest")
 
     def __post_init__(self) -> None:
@@ -69,7 +72,8 @@ class FedAMP(Method[Server, State, SharedModel, SharedModel]):
         return Server(Model.init(task.shared, key.at("shared"), task.dtype), {})
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
-        return immediately(State(Model.init(task.shared, key.at("shared"), task.dtype)))
+        arch = task.members[me].arch if self.shared else task.shared
+        return immediately(State(Model.init(arch, key.at("shared"), task.dtype)))
 
     def dispatch(
         self, task: Task, server: Server, plan: Plan, when: Round, key: Key

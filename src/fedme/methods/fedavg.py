@@ -14,11 +14,11 @@ from fedme.core.key import Key
 from fedme.core.method import Empty, Report, Round
 from fedme.core.operations import Computation, train
 from fedme.core.settings import setting
+from fedme.learning.exchanged_part import SHARED
 from fedme.learning.objectives import CrossEntropy
-from fedme.learning.partial_model import patterns_of
 from fedme.learning.robust_aggregation import OPEN, Defence
 from fedme.learning.training_settings import Training
-from fedme.methods.shared_model import SharedModel, SharedModelMethod, TrainedCopy, averaged, sample_counts
+from fedme.methods.shared_model import SharedModel, SharedModelMethod, TrainedCopy, averaged, sample_counts, told_samples
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,7 @@ class FedAvg(SharedModelMethod[Empty, SharedModel, TrainedCopy]):
 
     train: Training = field(default_factory=Training)
     weighting: Literal["samples", "uniform"] = setting("samples", "weights of the mean: numbers of training samples, or equal")
-    shared: str | tuple[str, ...] = setting(
-        (), 'patterns of weights that travel, such as ["*.lora_A", "head."]; all by default'
-    )
+    shared: str | tuple[str, ...] = setting((), SHARED)
     defence: Defence = OPEN
 
     paper = (
@@ -39,10 +37,7 @@ class FedAvg(SharedModelMethod[Empty, SharedModel, TrainedCopy]):
     proximal = 0.0  # weight of the pull towards the received model (FedProx)
 
     hides_samples = True
-
-    @property
-    def exchanged(self) -> tuple[str, ...]:
-        return patterns_of(self.shared) if self.shared else ()
+    not_by_name = ""
 
     def client_round(
         self, state: Empty, down: SharedModel, data: ClientData, when: Round, key: Key
@@ -51,7 +46,8 @@ class FedAvg(SharedModelMethod[Empty, SharedModel, TrainedCopy]):
         schedule = self.train.batch_schedule(when)
         received = {"global": down.model}
         trained = yield from train(received, optimizer, data.train, schedule, key.at("train"), frozen=received)
-        return state, TrainedCopy(trained.models["global"], len(data.train)), Report(trained.losses)
+        up = TrainedCopy(trained.models["global"], told_samples(self.weighting, data))
+        return state, up, Report(trained.losses)
 
     def aggregate(self, server: SharedModel, replies: Mapping[ClientId, TrainedCopy], when: Round, key: Key) -> SharedModel:
         return averaged(server, replies, sample_counts(replies) if self.weighting == "samples" else None, self.defence)

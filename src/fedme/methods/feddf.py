@@ -49,6 +49,7 @@ class FedDF(Method[Server, Empty, SharedModel, TrainedCopy]):
         '"Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020, arXiv:2006.07242'
     )
     own_architectures = True
+    not_by_name = "its server predicts with whole models"
     uses_shared_model = False
     classes_only = True
     hides_samples = True

@@ -59,6 +59,7 @@ class FedProto(Method[ClassTargets, State, ClassTargets, ClassMeans]):
         '"FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022, arXiv:2105.00243'
     )
     own_architectures = True
+    not_by_name = "no weights travel"
     uses_shared_model = False
     classes_only = True
     travels = "mean features per class, and the numbers of samples"

@@ -65,6 +65,7 @@ class HeteroFL(Method[SharedModel, Empty, Slice, TrainedSlice]):
         "arXiv:2010.01264"
     )
     own_architectures = True
+    not_by_name = "it sends slices by width"
     uses_shared_model = False
     classes_only = True
     travels = "slices of one wide model, and which classes they have"

@@ -16,6 +16,7 @@ from fedme.core.model import Model, average
 from fedme.core.operations import Computation, Models, Score, evaluate, immediately, in_parallel, train
 from fedme.core.settings import setting
 from fedme.core.typed import TypedError
+from fedme.learning.exchanged_part import SHARED
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.robust_aggregation import OPEN, Defence
 from fedme.learning.training_settings import Training, require
@@ -43,12 +44,14 @@ class HypCluster(Method[Hypotheses, Empty, Hypotheses, Up]):
 
     train: Training = field(default_factory=Training)
     clusters: int = setting(2, "global models")
+    shared: str | tuple[str, ...] = setting((), SHARED)
     defence: Defence = OPEN
 
     paper = (
         "Y. Mansour, M. Mohri, J. Ro and A. T. Suresh, "
         '"Three Approaches for Personalization with Applications to Federated Learning", 2020, arXiv:2002.10619'
     )
+    not_by_name = ""
     hides_samples = True
     travels = "copies of one of several models"
     reads_training_scores = True

@@ -45,6 +45,7 @@ class Local(Method[Empty, State, Empty, Empty]):
     uses_shared_model = False
     hides_samples = True
     travels = "nothing"
+    not_by_name = "no weights travel"
     nothing_to_offer = "its clients share nothing; train the new client alone with method 'local'"
     nothing_to_audit = "its clients share nothing, so there is nothing to attack"
 
@@ -107,9 +108,9 @@ def local_round(
         data.train,
         training.batch_schedule(when),
         key.at("train"),
-        state.opt if optimizer_state == "keep" else {},
+        state.opt if optimizer_state == "keep" else None,
     )
-    after = replace(state, model=trained.models["own"], opt=trained.opt if optimizer_state == "keep" else {})
+    after = replace(state, model=trained.models["own"], opt=trained.opt)
     if patience is None:
         return after, Report(trained.losses)
     score = yield from evaluate(after.model, data.val)

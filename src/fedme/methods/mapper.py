@@ -5,7 +5,9 @@ u = lambda h_local + (1 - lambda) h_global, trains each on a third A of its data
 third B, and moves the global model by what the best mixture learns on the last third C.
 
 Deviations: the step of the global model is the full difference, as in the FedMe experiments; `scale_global` multiplies it by
-1 - lambda, the true gradient of Mansour et al. Buffers such as running statistics are the global model's.
+1 - lambda, the true gradient of Mansour et al. The local step trains the mixture u itself, as in the FedMe experiments; the
+gradient with respect to h_local would be lambda times as long, so this is a step of h_local with the rate over lambda^2.
+Buffers such as running statistics are the global model's.
 """
 
 from collections.abc import Mapping
@@ -21,6 +23,7 @@ from fedme.core.method import PlannedTraining, Report, Round, Task
 from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, Score, evaluate, immediately, in_parallel, train
 from fedme.core.settings import setting
+from fedme.learning.exchanged_part import SHARED
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.robust_aggregation import OPEN, Defence
 from fedme.learning.training_settings import Training, require
@@ -44,12 +47,14 @@ class Mapper(SharedModelMethod[State, SharedModel, TrainedCopy]):
         (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), "weights of the local model that are tried"
     )
     scale_global: bool = setting(False, "multiply the step of the global model by 1 - lambda")
+    shared: str | tuple[str, ...] = setting((), SHARED)
     defence: Defence = OPEN
 
     paper = (
         "Y. Mansour, M. Mohri, J. Ro and A. T. Suresh, "
         '"Three Approaches for Personalization with Applications to Federated Learning", 2020, arXiv:2002.10619'
     )
+    not_by_name = ""
     hides_samples = True
     reads_training_scores = True
 
@@ -57,7 +62,7 @@ class Mapper(SharedModelMethod[State, SharedModel, TrainedCopy]):
         require(bool(self.lambdas) and all(0 <= weight <= 1 for weight in self.lambdas), "lambdas", "must lie in [0, 1]")
 
     def init_client(self, task: Task, me: ClientId, data: ClientData, key: Key) -> Computation[State]:
-        local = task.first_model(me, key, task.shared)
+        local = task.first_model(me, key, None if self.shared else task.shared)
         return immediately(State(local, thirds(len(data.train), key.at("thirds", me))))
 
     def client_round(

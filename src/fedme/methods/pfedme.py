@@ -18,6 +18,7 @@ from fedme.core.method import PlannedTraining, Report, Round, Task
 from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, immediately, train
 from fedme.core.settings import setting
+from fedme.learning.exchanged_part import SHARED
 from fedme.learning.optimizers import Moreau
 from fedme.learning.robust_aggregation import OPEN, Defence
 from fedme.learning.training_settings import Training, require
@@ -42,12 +43,14 @@ class PFedMe(TrainAllMethod[State, TrainedCopy]):
     beta: float = setting(1.0, "the server's step towards the mean")
     l2: float = setting(1e-3, "mu")
     train_all: bool = setting(True, "clients outside the cohort train too, without sending anything")
+    shared: str | tuple[str, ...] = setting((), SHARED)
     defence: Defence = OPEN
 
     paper = (
         "C. T. Dinh, N. H. Tran and T. D. Nguyen, "
         '"Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, arXiv:2006.08848'
     )
+    not_by_name = ""
     hides_samples = True
     own_step = True
     unused_settings = ("train.momentum", "train.nesterov", "train.weight_decay", "train.clip", "defence.guest")

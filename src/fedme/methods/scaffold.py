@@ -56,6 +56,7 @@ class SCAFFOLD(SharedModelMethod[State, Controlled, TrainedCopy]):
         '"SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020, arXiv:1910.06378'
     )
     own_step = True
+    not_by_name = "the control variates of client and server are those of all weights"
     travels = "copies of one model; a control variate comes back with it"
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 from fedme.core import tree
 from fedme.core.data import ClientData, ClientId
@@ -22,7 +22,7 @@ class SharedModel:
 
 @dataclass(frozen=True)
 class TrainedCopy(SharedModel):
-    """A trained copy of the shared model, and the number of samples it was trained on."""
+    """A trained copy of the shared model, and the number of samples it was trained on; 1 if the mean is not weighted by it."""
 
     samples: int
 
@@ -89,6 +89,11 @@ def averaged(
     if step != 1.0:
         mean = mean.with_params(tree.mix(mean.params, server.model.params, step))
     return SharedModel(mean)
+
+
+def told_samples(weighting: Literal["uniform", "samples"], data: ClientData) -> int:
+    """The number of samples that a client tells: its own only if the mean is weighted by it."""
+    return len(data.train) if weighting == "samples" else 1
 
 
 def sample_counts(replies: Mapping[ClientId, TrainedCopy]) -> list[int]:

@@ -16,6 +16,7 @@ from fedme.core.operations import Computation, Models, Trained, immediately, tra
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.partial_model import Choice, Part, all_but, chosen_part, fork, merge
 from fedme.learning.robust_aggregation import Defence
+from fedme.methods.shared_model import told_samples
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Up:
     """The shared part after training."""
 
     part: Part
-    samples: int
+    samples: int  # 1 if the mean is not weighted by them
 
 
 class PartAveraging(Method[Part, C, Part, Up]):
@@ -97,7 +98,7 @@ class SharedPartMethod(PartAveraging[State]):
     ) -> Computation[tuple[State, Up, Report]]:
         trained = yield from self.trained(self.joined(state, down), data, when, key)
         model = trained.models["own"]
-        return self._state(model), Up(self.shared_part(model), len(data.train)), Report(trained.losses)
+        return self._state(model), Up(self.shared_part(model), told_samples(self.weighting, data)), Report(trained.losses)
 
     def models(self, state: State, delivery: Part, data: ClientData, when: Round, key: Key) -> Computation[Models]:
         return immediately({"personal": self.joined(state, delivery)})

@@ -118,7 +118,7 @@ def _worst(family: Family) -> dict[str, Any]:
     client, value, samples = ranked[0]
     seed = f", seed {run.result['seed']}" if len(family.runs) > 1 else ""
     equal = sum(other == value for _, other, _ in ranked) - 1
-    seed += f", and {clients(equal)} more" if equal else ""
+    seed += f", and {count(equal)} other{'s' * (equal > 1)}" if equal else ""
     details = [
         f"client {client}, {samples:,} test samples{seed}",
         f"best client: {number(measure, ranked[-1][1])} ({ranked[-1][0]})",

@@ -4,7 +4,8 @@ Every row has a round (from 0), a client, a model ("personal", "global", or a ro
 split and a stage:
 
 * "training": the mean loss over the samples during training;
-* "trained": after the client's training, before the server aggregates (validation scores that a method computes);
+* "trained": after the client's training, before the server aggregates (validation scores that a method computes, or all
+  methods with `evaluate_trained`);
 * "round": after the round, as the client would deploy the model;
 * "finetuned": the same after fine-tuning.
 

@@ -119,6 +119,7 @@ class Incidents:
         if "diverging" in notes:
             count = self.diverging.setdefault(row["client"], {"rounds": 0, "first": row["round"], "loss": notes["diverging"]})
             count["rounds"] += 1
+            count["last"] = row["round"]
         if row["round"] > self.newest:  # models are compared after the last round; a run may have been extended since
             self.newest, self.identical = row["round"], {}
         if isinstance(notes.get(SAME_MODEL), str):
@@ -143,9 +144,12 @@ def trouble(result: Mapping[str, Any]) -> list[str]:
     """Malicious, refused and quarantined clients, diverged trainings and identical models, one line each."""
     lines = []
     for client, count in result.get("diverging", {}).items():
+        ended = count.get("last", math.inf) < result["rounds"] - 1  # FedMe's clients may adopt a model that did not diverge
+        rounds = f"{count['rounds']} rounds" if count["rounds"] > 1 else "1 round"
+        effect = f"but not after round {count['last']}; it may do better if you" if ended else "its results say nothing:"
         lines.append(
-            f"client {client}: its training diverged in {count['rounds']} rounds, first in round {count['first']} "
-            f"(loss {count['loss']}); its results say nothing: lower train.lr or set train.clip"
+            f"client {client}: its training diverged in {rounds}, first in round {count['first']} "
+            f"(loss {count['loss']}); {effect} lower train.lr or set train.clip"
         )
     if identical := result.get("identical"):
         groups = sorted(([first, *others] for first, others in identical.items()), key=lambda group: (len(group[0]), group[0]))

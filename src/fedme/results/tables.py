@@ -4,7 +4,7 @@ import csv
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from rich.box import SIMPLE_HEAD
@@ -48,6 +48,13 @@ def render(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], sty
             console.print(table)
     else:
         print(text(header, rows, style), end="")
+
+
+def print_prose(lines: Iterable[str], console: Console) -> None:
+    """Print sentences, one per line. A terminal gets them wrapped between words, unless they have a command to be copied."""
+    for line in lines:
+        unwrapped = not console.is_terminal or "`" in line
+        console.print(one_line(line), markup=False, highlight=False, soft_wrap=unwrapped)
 
 
 def _side_by_side(widths: Sequence[int], available: int) -> list[list[int]]:

@@ -28,11 +28,11 @@ from fedme.results.statistics import (
     bootstrap,
     error_of_samples,
     holm,
-    mean_gain,
     needed_samples,
     refits,
     rmse_gain,
     same_samples,
+    share_gain,
 )
 
 NAME, FOLDS = "verdicts.json", "verdicts-folds.json"
@@ -42,6 +42,8 @@ MARGIN = 0.05  # a smaller difference in accuracy, or relative to the RMSE alone
 
 Decision = Literal["join", "do not join", "cannot tell"]
 DECISIONS: dict[int, Decision] = {1: "join", -1: "do not join", 0: "cannot tell"}
+# What the models of a client are called in tables, by the names of their files.
+MODELS = {"model": "personal", "best": "best round", "finetuned": "fine-tuned", "global": "global", "local": "trained alone"}
 
 
 def gains(task: TaskType, outputs: Tensor, other: Tensor, targets: Tensor, unit: Sequence[float] = ()) -> dict[str, Gain]:
@@ -56,7 +58,7 @@ def gains(task: TaskType, outputs: Tensor, other: Tensor, targets: Tensor, unit:
         area = auroc_gain(ranks, other_ranks, y)
         return measured if area is None else measured | {"auroc": area}
     if task == "multi-label":
-        return {"accuracy": mean_gain(_share_right(ours, y), _share_right(theirs, y))}
+        return {"accuracy": share_gain(_share_right(ours, y), _share_right(theirs, y))}
     squares, squares_of_other = _squares(ours, y, unit), _squares(theirs, y, unit)
     if not np.isfinite(squares.sum()) or not np.isfinite(squares_of_other.sum()):
         return {"rmse": _diverged(len(y), bool(np.isfinite(squares.sum())), bool(np.isfinite(squares_of_other.sum())))}
@@ -214,13 +216,15 @@ class Overall:
         count = len(self.better) + len(self.worse) + len(self.open)
         unit = " points" if self.measure.percent else ""
         text = (
-            f"Compared with {against}: {len(self.better)} of {count} clients clearly better, "
-            f"{len(self.worse)} clearly worse, {len(self.open)} cannot be told apart (corrected for {count} tests)."
+            f"Compared with {against}: {len(self.better):,} of {count:,} clients clearly better, "
+            f"{len(self.worse):,} clearly worse, {len(self.open):,} cannot be told apart (corrected for {count:,} tests)."
         )
         if self.equivalent:
             small = margin_text(self.measure, self.margin)
             verb = "is" if len(self.equivalent) == 1 else "are"
-            text += f" {len(self.equivalent)} of these {len(self.open)} {verb} equivalent: no difference larger than {small}."
+            text += (
+                f" {len(self.equivalent):,} of these {len(self.open):,} {verb} equivalent: no difference larger than {small}."
+            )
         mean = f"{self.measure.title} {signed(self.measure, self.mean)}{unit}"
         interval = f"95 % interval {signed(self.measure, self.low)} to {signed(self.measure, self.high)}"
         return f"{text} Mean gain: {mean}" + (f" ({interval})." if math.isfinite(self.low) else ".")

@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
-from fedme.core.foreign_text import one_line, safe_name
+from fedme.core.foreign_text import safe_name
 from fedme.core.metrics import MEASURES, Measure, task_type_of_row
 from fedme.results import records, summary, verdicts
 from fedme.results.run_directory import require_readable
 from fedme.results.statistics import Gain
-from fedme.results.tables import Format, render
+from fedme.results.tables import Format, print_prose, render
 from fedme.results.verdicts import Verdict
 
 MOST_CLIENTS = 200  # lines of a table of clients on a terminal
@@ -61,11 +61,8 @@ def _below_results(folder: Path, result: Mapping[str, Any], first: Measure, out:
         out.print(private(result["privacy"]), markup=False, highlight=False)
     if missing := result.get("missing"):
         counts = ", ".join(f"{count} ({reason})" for reason, count in missing.items())
-        out.print(one_line(f"Missing replies: {counts}."), markup=False, soft_wrap=True)
-    for line in summary.trouble(result):
-        out.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
-    for line in _joining(folder, result):
-        out.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
+        print_prose([f"Missing replies: {counts}."], out)
+    print_prose([*summary.trouble(result), *_joining(folder, result)], out)
 
 
 def _joining(folder: Path, result: Mapping[str, Any]) -> list[str]:
@@ -97,7 +94,7 @@ def verdict_table(title: str, known: Sequence[Verdict], style: Format, out: Cons
         row = [
             safe_name(v.client),
             str(v.samples),
-            f"{v.arch} ({v.model})",
+            f"{v.arch} ({verdicts.MODELS.get(v.model, v.model)})",
             measure.text(v.value),
             measure.text(v.local),
             v.local_arch,
@@ -107,8 +104,7 @@ def verdict_table(title: str, known: Sequence[Verdict], style: Format, out: Cons
         cells.append([*row, v.label])
     render(title, header, cells, style, out)
     if style == "table":
-        for line in verdict_lines(known):
-            out.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
+        print_prose(verdict_lines(known), out)
 
 
 def _interval(gain: Gain | None) -> str:

@@ -22,8 +22,8 @@ from fedme.core.method import Empty, Method, Plan, PlannedTraining, Report, Roun
 from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, evaluate, immediately, in_parallel, train
 from fedme.core.settings import setting
+from fedme.learning.exchanged_part import SHARED
 from fedme.learning.objectives import CrossEntropy, Mutual
-from fedme.learning.partial_model import patterns_of
 from fedme.learning.robust_aggregation import OPEN, Defence
 from fedme.learning.schedules import most, since
 from fedme.learning.training_settings import Training, require
@@ -85,9 +85,7 @@ class FedMe(Method[Server, Empty, Down, Up]):
     adopt: str | Criterion = setting("loss", f"criterion of 'better': {', '.join(CRITERIA)}, or a cost function")
     adopt_by: Mapping[ClientId, str | Criterion] = setting(help="criteria of single clients", default_factory=dict)
     order: Literal["simultaneous", "alternating"] = setting("simultaneous", "whether own and guest step in turns")
-    shared: str | tuple[str, ...] = setting(
-        (), 'patterns of weights that travel, such as ["*.lora_A", "head."]; all by default'
-    )
+    shared: str | tuple[str, ...] = setting((), SHARED)
     defence: Defence = OPEN
 
     paper = (
@@ -97,11 +95,8 @@ class FedMe(Method[Server, Empty, Down, Up]):
     uses_shared_model = False
     unused_settings = ()
     hides_samples = True
+    not_by_name = ""
     travels = "their personal models, with each other"
-
-    @property
-    def exchanged(self) -> tuple[str, ...]:
-        return patterns_of(self.shared) if self.shared else ()
 
     def kept_model(self, up: Up) -> Model | None:
         return up.guest if up.adopts else up.own

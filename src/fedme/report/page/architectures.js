@@ -57,7 +57,7 @@ views.push({
     const counts = held.map((row) => names.map((_, k) => row.filter((arch) => arch === k).length));
     axisLeft(chart, y, ticks(0, total, 5, true), (value) => `${value}`, "clients");
     const flowing = wide >= 12; // wide enough for streams between the bars
-    const bar = flowing ? Math.min(26, wide * 0.45) : Math.max(0.5, wide - (wide > 5 ? 1 : 0));
+    const bar = flowing ? Math.min(26, wide * 0.3) : Math.max(0.5, wide - (wide > 5 ? 1 : 0));
     const from = (column) => column * wide + (flowing ? (wide - bar) / 2 : 0);
     const flows = held.slice(1).map((row, column) => names.map((_, k) => names.map((_, m) => row.filter((arch, index) => arch === m && held[column][index] === k).length)));
     const stacked = (values) => values.map((_, k) => values.slice(0, k).reduce((sum, value) => sum + value, 0));

@@ -21,8 +21,8 @@ function build(target, attributes, children) {
 const node = (tag, attributes, ...children) => build(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 const element = (tag, attributes, ...children) => build(document.createElement(tag), attributes, children);
 
-// A text in which `commands` are marked by backticks.
-const prose = (text) => text.split("`").map((part, i) => (i % 2 ? element("code", {}, part) : part));
+// A text in which `commands` are marked by backticks. A line does not end between a number and its unit.
+const prose = (text) => text.split("`").map((part, i) => (i % 2 ? element("code", {}, part) : part.replace(/(\d) (?=%|[kMG]?B\b|s\b)/g, "$1\u00a0")));
 
 const textContext = document.createElement("canvas").getContext("2d");
 function textWidth(text, size = 12) {
@@ -39,14 +39,19 @@ function linear([a, b], [c, d]) {
   return (value) => c + (value - a) * factor;
 }
 
+// Round values from `low` to `high`: about `count`, and at least three unless integers are further apart.
 function ticks(low, high, count, integers = false) {
   const rough = (high - low || 1) / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(rough));
-  let step = [1, 2, 5, 10].map((digit) => digit * power).find((size) => size >= rough);
-  if (integers) step = Math.max(1, Math.round(step));
-  const values = [];
-  for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6; at += step) values.push(Math.abs(at) < step * 1e-9 ? 0 : at);
-  return values;
+  const steps = [10, 5, 2, 1, 0.5, 0.2].map((digit) => digit * power).filter((step) => !integers || step >= 1);
+  const within = (step) => {
+    const values = [];
+    for (let at = Math.ceil(low / step - 1e-9) * step; at <= high + step * 1e-6; at += step) values.push(Math.abs(at) < step * 1e-9 ? 0 : at);
+    return values;
+  };
+  const allowed = [...steps.filter((step) => step >= rough).slice(-1), ...steps.filter((step) => step < rough)].map((step) => (integers ? Math.round(step) : step));
+  if (!allowed.length) allowed.push(1);
+  return within(allowed.find((step) => within(step).length >= 3) ?? allowed.at(-1));
 }
 
 // A mark of about radius `r`. `open` marks have an outline only.

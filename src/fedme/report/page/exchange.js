@@ -31,7 +31,13 @@ const fewClients = () => run().clients.length <= FEW;
 views.push({
   id: "exchange",
   title: "Loans between clients",
-  about: () => `All rounds together. Columns lend, rows borrow; the stronger the colour of a square, the more loans. ${fewClients() ? "The dot grows with the fraction of loans that the borrower adopted." : `With so many clients they are grouped by their ${groupsOfClients().what}, if there are several groups; below, the busiest lenders.`}`,
+  about: () => {
+    const { groups, what } = groupsOfClients();
+    const matrix = "All rounds together. Columns lend, rows borrow; the stronger the colour of a square, the more loans.";
+    if (fewClients()) return `${matrix} The dot grows with the fraction of loans that the borrower adopted.`;
+    if (groups.length > 1) return `${matrix} With so many clients, they are grouped by their ${what}. Below are the busiest lenders.`;
+    return "All rounds together. With so many clients, only the busiest lenders are shown.";
+  },
   missing: noExchange,
   draw: (figure) => (fewClients() ? drawMatrix(figure, run().clients, countLoans()) : drawGroups(figure)),
   csv: () => [["lender", "borrower", "loans", "adopted"], ...countLoans().flatMap((of, borrower) => [...of].sort(([a], [b]) => a - b).map(([lender, [lent, adopted]]) => [run().clients[lender], run().clients[borrower], lent, adopted]))],
@@ -54,7 +60,7 @@ function matrixCells(chart, names, loans, cell, chosen, numbers) {
 function drawMatrix(figure, names, loans) {
   const left = 16 + labelWidth(names);
   const width = Math.max(280, figure.clientWidth);
-  const cell = Math.min(28, (width - left - 14) / names.length);
+  const cell = Math.min(names.length > 8 ? 28 : 48, (width - left - 14) / names.length);
   const side = cell * names.length;
   const chart = frame(figure, { height: side, left, right: width - left - side, top: 24, bottom: heightOfNames(names, cell) + 4, label: "number of loans between every two clients" });
   namesBelow(chart, names, (index) => (index + 0.5) * cell, cell);

@@ -71,13 +71,13 @@ function drawLoans(figure, t) {
   const shown = order.map((index) => names[index]);
   const guess = (Math.max(280, figure.clientWidth) - 24) / order.length;
   const short = order.every((index) => names[index].length <= 3) && guess >= 20; // short names fit into the circles
-  const below = short || focus !== null ? 8 : heightOfNames(shown, guess);
+  const named = !short && focus === null;
   const chart = frame(figure, {
     height: Math.min(300, Math.max(200, figure.clientWidth * 0.36)),
-    left: 12,
+    left: named && turnedNames(shown, guess) ? Math.max(12, labelWidth(shown, 14) / 2) : 12, // turned names reach to the left
     right: 12,
     top: 6,
-    bottom: below,
+    bottom: named ? heightOfNames(shown, guess) : 8,
     label: `loans of round ${t}`,
     legend: [...present.map((arch) => ({ label: archs[arch], color: archColor(arch) })), { label: "adopted", color: "var(--ink)", shape: "line" }, { label: "not adopted", color: "var(--soft)", dash: "3 3", shape: "line" }],
   });
@@ -121,7 +121,7 @@ function drawLoans(figure, t) {
       taken.push([x - half, x + half]);
       chart.plot.append(node("text", { class: `small haloed${index === focus ? " chosen" : ""}`, x, y: middle + 20, "text-anchor": "middle" }, shorten(names[index])));
     }
-  } else if (!short) namesBelow(chart, shown, (rank) => (rank + 0.5) * step, step, chart.height);
+  } else if (named) namesBelow(chart, shown, (rank) => (rank + 0.5) * step, step, chart.height);
   hover(chart, (px) => {
     const index = order[Math.min(order.length - 1, Math.max(0, Math.floor(px / step)))];
     const lender = lenders[t][index];

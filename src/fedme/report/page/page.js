@@ -145,6 +145,7 @@ function start() {
   });
   addEventListener("beforeprint", () => {
     for (const details of document.querySelectorAll("details")) {
+      if (!fewClients() && details.closest("#clients, #gain")) continue; // a table of all clients would fill dozens of pages
       details.fill?.();
       details.open = true;
     }

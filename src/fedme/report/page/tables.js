@@ -40,7 +40,8 @@ function dataTable(id, label, columns, rows) {
     const body = order.map((row) =>
       element("tr", { class: row.client !== undefined && row.client === state.client ? "on" : null }, ...row.cells.map((cell, i) => {
         const top = best[i] !== null && value(cell) === best[i];
-        const attributes = { class: `${columns[i].number ? "number" : ""}${top ? " best" : ""}` || null, scope: i ? null : "row" };
+        const kinds = [columns[i].number && "number", top && "best", !columns[i].number && text(cell).length < 27 && "short"];
+        const attributes = { class: kinds.filter(Boolean).join(" ") || null, scope: i ? null : "row" };
         return element(i ? "td" : "th", attributes, text(cell));
       })),
     );
