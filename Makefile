@@ -58,11 +58,12 @@ bench: $(READY)
 
 bench-scale: $(READY)
 	$(PIP) -e '.[bench]'
-	$(IN_VENV) benchmarks/scale.py
+	$(IN_VENV) benchmarks/scale.py --docs
 	$(IN_VENV) benchmarks/large.py
 
 bench-memory: $(READY)
 	$(IN_VENV) benchmarks/memory.py
+	$(IN_VENV) benchmarks/memory.py --weights 100e6
 
 reliability: $(READY) # what docs/reliability.md promises, tried; without the part `chaos`, 2 idle processors need less than half an hour
 	PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(IN_VENV) -m fedme_reliability

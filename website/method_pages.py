@@ -6,6 +6,7 @@ A new method has a page without further work. `docs/methods/NAME.md` may add equ
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from markdown_tables import escaped, first_line, settings_table, table
@@ -24,6 +25,7 @@ def in_order() -> list[str]:
 OPTIONS: dict[str, Callable[[type[Any]], str]] = {
     "clients of several architectures": lambda m: "" if m.own_architectures else "it has one architecture",
     "`[privacy]`": lambda m: m.not_private,
+    "`method.shared`": lambda m: "" if "shared" in {field.name for field in fields(m)} else m.not_by_name,
     "`train.optimizer`": lambda m: "it defines its own step" if m.own_step else "",
     "regression, several labels": lambda m: "it is for classes" if m.classes_only else "",
     "`fedme join`": lambda m: m.nothing_to_offer,
