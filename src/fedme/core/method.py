@@ -259,8 +259,12 @@ class Method(ABC, Generic[S, C, D, U]):
         return ""
 
     def disclosures(self) -> list[str]:
-        """What a client gives away about its samples beyond the trained models that epsilon bounds."""
-        return []
+        """What a client gives away about its samples beyond the trained models that epsilon bounds.
+
+        By default its weight in the mean, if the method has the setting `weighting = "samples"`.
+        """
+        weighted = getattr(self, "weighting", None) == "samples"
+        return ["the weight of a client in the mean (its number of samples)"] if weighted else []
 
     def offers(self, server: S, task: Task, key: Key) -> Mapping[str, Model]:
         """The models of the server that an unseen client may start from. A personal model has the name of its client."""

@@ -88,7 +88,8 @@ class Dispatcher:
             for piece, timed in zip(in_workers, self.workers(work), strict=True):
                 results.update(zip(piece, timed, strict=True))
         for piece in here:
-            timed = self._run(routes[piece[0]].backend, [operations[index] for index in piece])
+            run = run_timed if self.device_weights is None else self._run_on_device
+            timed = run(routes[piece[0]].backend, [operations[index] for index in piece], self.tick)
             results.update(zip(piece, timed, strict=True))
         for placed, where in ((here, ""), (in_workers, " in workers")):
             for index in (index for piece in placed for index in piece):
@@ -96,15 +97,14 @@ class Dispatcher:
                 self.paths[name, f"{route.backend.name}{where}", route.reason] += 1
         return [results[index] for index in range(len(operations))]
 
-    def _run(self, backend: Backend, ops: Sequence[Op]) -> list[tuple[Any, float]]:
-        """The results of operations of one group in this process; on a device, of as many at once as it has memory for."""
+    def _run_on_device(self, backend: Backend, ops: Sequence[Op], tick: Tick) -> list[tuple[Any, float]]:
+        """The results of operations of one group on the device, of as many at once as it has memory for."""
         weights = self.device_weights
-        if weights is None:
-            return run_timed(backend, ops, self.tick)
+        assert weights is not None
         results: dict[int, tuple[Any, float]] = {}
         for piece in pieces([float(needed_memory(op)) for op in ops], self.device_limit):
             with arithmetic(self.device, self.precision):
-                timed = run_timed(backend, [weights.put(ops[index]) for index in piece], self.tick)
+                timed = run_timed(backend, [weights.put(ops[index]) for index in piece], tick)
             results.update(
                 {index: (weights.keep(value), seconds) for index, (value, seconds) in zip(piece, timed, strict=True)}
             )

@@ -84,9 +84,6 @@ class APFL(SharedModelMethod[State, SharedModel, TrainedCopy]):
     def models(self, state: State, delivery: SharedModel, data: ClientData, when: Round, key: Key) -> Computation[Models]:
         return immediately({"personal": mixture(state, delivery.model), "global": delivery.model})
 
-    def disclosures(self) -> list[str]:
-        return ["the weight of a client in the mean (its number of samples)"] if self.weighting == "samples" else []
-
 
 def mixture(state: State, shared: Model) -> Model:
     """The mixture alpha v + (1 - alpha) w; at the limits 0 and 1 the model itself."""

@@ -93,6 +93,3 @@ class Ditto(SharedModelMethod[State, SharedModel, TrainedCopy]):
     def planned_trainings(self, samples: int) -> list[PlannedTraining]:
         schedules = (self.train.batch_schedule(), self._personal_schedule())
         return [PlannedTraining(schedule, samples) for schedule in schedules]
-
-    def disclosures(self) -> list[str]:
-        return ["the weight of a client in the mean (its number of samples)"] if self.weighting == "samples" else []

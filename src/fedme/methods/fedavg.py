@@ -51,6 +51,3 @@ class FedAvg(SharedModelMethod[Empty, SharedModel, TrainedCopy]):
 
     def aggregate(self, server: SharedModel, replies: Mapping[ClientId, TrainedCopy], when: Round, key: Key) -> SharedModel:
         return averaged(server, replies, sample_counts(replies) if self.weighting == "samples" else None, self.defence)
-
-    def disclosures(self) -> list[str]:
-        return ["the weight of a client in the mean (its number of samples)"] if self.weighting == "samples" else []

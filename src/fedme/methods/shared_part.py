@@ -56,9 +56,6 @@ class PartAveraging(Method[Part, C, Part, Up]):
     def deliver(self, task: Task, server: Part, client: ClientId) -> Part:
         return server
 
-    def disclosures(self) -> list[str]:
-        return ["the weight of a client in the mean (its number of samples)"] if self.weighting == "samples" else []
-
 
 class SharedPartMethod(PartAveraging[State]):
     """Defaults for methods whose clients complete the shared part by a part of their own and train both."""
