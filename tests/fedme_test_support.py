@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -10,11 +11,16 @@ from fedme.core.data import Arrays, ClientData, ClientId, Schema, Split
 from fedme.core.key import Key
 from fedme.core.method import Member, Round, Task
 from fedme.core.model import Arch, Model
+from fedme.execution import compiled
 from fedme.execution.lockstep import Executor
 from fedme.federation.in_process import InProcessEngine
 from fedme.federation.round import Reply, run_round
 
 FEATURES, CLASSES = 3, 4
+
+needs_compiled_code = pytest.mark.skipif(
+    isinstance(compiled.library(), str), reason="needs compiled code (apt-get install g++ && make clean install)"
+)
 
 
 def linear(features: int = FEATURES, classes: int = CLASSES) -> nn.Module:

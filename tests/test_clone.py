@@ -178,8 +178,8 @@ def test_the_commands_of_the_readme_in_a_used_clone(used_clone, capsys):
         runs.append(command)
         if command == "test":
             skipped = next(line for line in text.splitlines() if line.startswith("Skipped: "))
-            assert "Chromium (apt-get install chromium)" in skipped
-            assert "compiled code" in skipped
+            assert "(apt-get install chromium)" in skipped
+            assert "compiled code (apt-get install g++ && make clean install)" in skipped
         else:
             assert "Gained: " in text
             assert "Next: " in text

@@ -14,6 +14,7 @@ from torch import nn
 import fedme
 from fedme import cli
 from fedme.execution.compiled import library
+from fedme_test_support import needs_compiled_code
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
@@ -118,10 +119,9 @@ class Sine(nn.Module):
         return torch.sin(self.layer(x))
 
 
+@needs_compiled_code
 @pytest.mark.parametrize(("network", "lines"), [(lambda: nn.Linear(6, 2), 0), (Sine, 1)], ids=["compiled", "sine"])
 def test_an_example_that_is_not_compiled_is_noticed(network, lines, tmp_path):
-    if isinstance(library(), str):
-        pytest.skip("needs compiled code (apt-get install g++ && make clean install)")
     x = torch.randn(30, 6, generator=torch.Generator().manual_seed(0))
     clients = [fedme.Client(name, train=(x, (x[:, 0] > 0).long()), model=network()) for name in ("a", "b")]
     fedme.FedAvg(rounds=1).fit(clients, output=tmp_path / "run", quiet=True)

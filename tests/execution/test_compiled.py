@@ -19,11 +19,9 @@ from fedme.execution import compiled, reference
 from fedme.execution.dispatcher import Dispatcher
 from fedme.learning.objectives import CrossEntropy, Imitate, Mutual
 from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
-from fedme_test_support import DENSE, LINEAR, WIDE, clients, same
+from fedme_test_support import DENSE, LINEAR, WIDE, clients, needs_compiled_code, same
 from fedme_test_traced_networks import Depthwise, Functional, GroupNormNet, ResNet, Transformer
 
-missing = compiled.library()
-built = pytest.mark.skipif(isinstance(missing, str), reason="needs compiled code (apt-get install g++ && make clean install)")
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "none": nn.Identity}
 
 
@@ -81,7 +79,7 @@ widths = st.integers(1, 37)
 shares = st.floats(0, 2)
 
 
-@built
+@needs_compiled_code
 @settings(max_examples=120, deadline=None)
 @given(
     hidden=st.lists(st.lists(widths, max_size=3), min_size=1, max_size=2),
@@ -113,7 +111,7 @@ def test_training_equals_the_reference(
     equal(operation(archs, optimizer, samples, local, features, classes, seed=seed))
 
 
-@built
+@needs_compiled_code
 @settings(max_examples=60, deadline=None)
 @given(
     hidden=st.tuples(st.lists(widths, max_size=2), st.lists(widths, max_size=2)),
@@ -140,13 +138,13 @@ def test_inner_loops_equal_the_reference(hidden, features, classes, samples, loc
     )
 
 
-@built
+@needs_compiled_code
 def test_wide_layers_in_single_precision():
     arch = Arch.named("wide-one", network, widths=(784, 100, 10), activation="relu", bias=True)
     equal(operation({"own": arch}, SGD(CrossEntropy(), 0.01), 95, BatchSchedule(1, 10), 784, 10, torch.float32), 1e-4)
 
 
-@built
+@needs_compiled_code
 def test_what_diverges_is_not_a_number_either_way():
     arch = Arch.named("diverging", network, widths=(6, 5, 3), activation="relu", bias=True)
     op = operation({"own": arch}, SGD(CrossEntropy(), 1e200), 20, BatchSchedule(3, 5), 6, 3)
@@ -155,7 +153,7 @@ def test_what_diverges_is_not_a_number_either_way():
     assert not got.models["own"].finite
 
 
-@built
+@needs_compiled_code
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_outputs_equal_the_reference(dtype):
     arch = Arch.named("looking", network, widths=(7, 9, 5), activation="tanh", bias=True)
@@ -170,7 +168,7 @@ def test_outputs_equal_the_reference(dtype):
         assert all("compiled" in line for line in batched.explain())
 
 
-@built
+@needs_compiled_code
 def test_results_do_not_depend_on_threads_or_company():
     data = clients((7, 23, 1, 12, 2, 40))
     ops = [
@@ -192,7 +190,7 @@ def test_results_do_not_depend_on_threads_or_company():
             assert all(torch.equal(a.models["own"].params[n], b.models["own"].params[n]) for n in a.models["own"].params)
 
 
-@built
+@needs_compiled_code
 def test_models_that_are_handed_over_stay_as_they_are():
     op = operation({"own": WIDE}, SGD(CrossEntropy(), 0.1, momentum=0.9), 20, BatchSchedule(1, 5), 3, 4)
     model = op.models["own"]
@@ -203,7 +201,7 @@ def test_models_that_are_handed_over_stay_as_they_are():
     assert not any(torch.equal(got.models["own"].params[name], value) for name, value in model.params.items())
 
 
-@built
+@needs_compiled_code
 def test_weights_in_any_order_of_memory():
     op = operation({"own": LINEAR}, SGD(CrossEntropy(), 0.1), 20, BatchSchedule(1, 5), 3, 4)
     model = op.models["own"]
@@ -230,7 +228,7 @@ class Spare(nn.Module):
         return self.used(x)
 
 
-@built
+@needs_compiled_code
 @pytest.mark.parametrize(
     ("optimizer", "arch", "reason"),
     [
@@ -252,14 +250,14 @@ def test_what_it_does_not_know_is_left_to_others(optimizer, arch, reason):
     assert reason in route.reason
 
 
-@built
+@needs_compiled_code
 @pytest.mark.parametrize("last_batch", ["drop", "scale"])
 @pytest.mark.parametrize("batch", [4, 5, 30])
 def test_a_last_batch_is_dropped_or_scaled(batch, last_batch):
     equal(operation({"own": WIDE}, SGD(CrossEntropy(), 0.1, 0.9), 13, BatchSchedule(3, batch, last_batch=last_batch), 3, 4))
 
 
-@built
+@needs_compiled_code
 def test_labels_that_do_not_exist_are_refused():
     data = clients()["1"].train
     op = Train({"own": Model.init(DENSE, Key(0), torch.float64)}, SGD(CrossEntropy(), 0.1), data, BatchSchedule(1, 5), Key(0))
@@ -268,7 +266,7 @@ def test_labels_that_do_not_exist_are_refused():
         Dispatcher(path="compiled")([Train(op.models, op.optimizer, wrong, op.batch_schedule, op.key)])
 
 
-@built
+@needs_compiled_code
 def test_what_does_not_fit_together_is_refused():
     narrow, wide = (Arch.named(f"classes-{n}", network, widths=(3, n), activation="relu", bias=True) for n in (4, 5))
     data = clients()["1"].train
@@ -299,7 +297,7 @@ def test_without_compiled_code_networks_are_stacked(monkeypatch):
     ]
 
 
-@built
+@needs_compiled_code
 def test_compiled_code_runs_on_threads_here_with_the_same_bits():
     ops = [
         Train({"own": Model.init(WIDE, Key(i))}, SGD(CrossEntropy(), 0.1), d.train, BatchSchedule(2, 5), Key(9 - i))
@@ -316,7 +314,7 @@ def dropping():
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 5))
 
 
-@built
+@needs_compiled_code
 @pytest.mark.parametrize("network", [Functional, ResNet, GroupNormNet, Depthwise, Transformer, dropping])
 def test_clients_that_share_a_call_are_each_client_alone(network, monkeypatch):
     """Also after a client whose weights are not finite, and whatever the sizes of their batches."""

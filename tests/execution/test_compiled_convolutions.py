@@ -14,19 +14,16 @@ from fedme.core.data import Arrays, Split
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train
-from fedme.execution import compiled, reference
+from fedme.execution import reference
 from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.memory_format import formatted
 from fedme.learning.objectives import CrossEntropy, Mutual
 from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
 from fedme.networks import convolutional
 from fedme.networks.two_part import two_parts
-from fedme_test_support import same
+from fedme_test_support import needs_compiled_code, same
 
-missing = compiled.library()
-pytestmark = pytest.mark.skipif(
-    isinstance(missing, str), reason="needs compiled code (apt-get install g++ && make clean install)"
-)
+pytestmark = needs_compiled_code
 SHAPE, CLASSES = (2, 9, 8), 4
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "none": nn.Identity}
 numbers = itertools.count()

@@ -11,14 +11,15 @@ from fedme.core.data import Arrays, Split
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model, dropout_layers
 from fedme.core.operations import BatchSchedule, Collect, Predict, Train
-from fedme.execution import compiled, reference
+from fedme.execution import reference
 from fedme.execution.dispatcher import Dispatcher
 from fedme.learning.features import feature_width, widened
 from fedme.learning.objectives import CrossEntropy, Imitate, MaskedCrossEntropy, TowardsClass, TowardsPrototype
 from fedme.learning.optimizers import SGD, Adam, Mixing
+from fedme_test_support import needs_compiled_code
 from fedme_test_traced_networks import CLASSES, Functional, Gated, Grouped, ResNet
 
-pytestmark = pytest.mark.skipif(isinstance(compiled.library(), str), reason="needs compiled code (apt-get install g++)")
+pytestmark = needs_compiled_code
 
 
 def dnn(hidden=13):

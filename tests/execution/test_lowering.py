@@ -20,7 +20,7 @@ from fedme.learning.objectives import CrossEntropy, Mutual
 from fedme.learning.optimizers import SGD, Adam
 from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
-from fedme_test_support import federate, personal, same, task
+from fedme_test_support import federate, needs_compiled_code, personal, same, task
 from fedme_test_traced_networks import (
     CLASSES,
     Characters,
@@ -31,10 +31,6 @@ from fedme_test_traced_networks import (
     GroupNormNet,
     ResNet,
     Transformer,
-)
-
-built = pytest.mark.skipif(
-    isinstance(compiled.library(), str), reason="needs compiled code (apt-get install g++ && make clean install)"
 )
 
 
@@ -295,7 +291,7 @@ def check(op, tolerance):
     assert torch.allclose(logits, reference.run(Predict(want.models["a"], op.data)), rtol=tolerance, atol=tolerance)
 
 
-@built
+@needs_compiled_code
 @settings(max_examples=60, deadline=None)
 @given(
     steps=st.lists(STEPS, max_size=5),
@@ -325,7 +321,7 @@ OPTIMIZERS = [
 ]
 
 
-@built
+@needs_compiled_code
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
 def test_networks_as_people_write_them_equal_autograd(network, optimizer):
@@ -335,7 +331,7 @@ def test_networks_as_people_write_them_equal_autograd(network, optimizer):
         check(operation(Arch(network), x, optimizer, dtype=torch.float32, samples=8), 2e-4)
 
 
-@built
+@needs_compiled_code
 def test_an_optimizer_state_goes_on():
     op = operation(Arch(Functional), IMAGES, Adam(CrossEntropy(), 0.01))
     first = reference.run(op)
@@ -343,7 +339,7 @@ def test_an_optimizer_state_goes_on():
     check(again, 1e-9)
 
 
-@built
+@needs_compiled_code
 @pytest.mark.parametrize("last_batch", ["keep", "drop", "scale"])
 def test_last_batches(last_batch):
     op = operation(Arch(Functional), IMAGES, SGD(CrossEntropy(), 0.1))
@@ -359,7 +355,7 @@ def samples_of(x, count=3):
     }
 
 
-@built
+@needs_compiled_code
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
 def test_every_method_gets_the_models_of_the_reference(network, name):
@@ -421,7 +417,7 @@ class Odd(nn.Module):
         return self.second(self.function(self.first(x)))
 
 
-@built
+@needs_compiled_code
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
@@ -454,7 +450,7 @@ def slightly_other(x):
     return SlightlyOther.apply(x)
 
 
-@built
+@needs_compiled_code
 def test_a_small_difference_is_no_rounding_error_in_single_precision_either():
     arch = Arch.named("slightly other", lambda: Odd(slightly_other))
     op = operation(arch, torch.randn(9, 6, generator=Key(0).torch()), SGD(CrossEntropy(), 0.1), dtype=torch.float32)

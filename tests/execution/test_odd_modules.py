@@ -12,16 +12,13 @@ from fedme.core.data import Arrays, Split
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 from fedme.core.operations import BatchSchedule, Predict, Train
-from fedme.execution import compiled, reference
+from fedme.execution import reference
 from fedme.execution.dispatcher import Dispatcher
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.optimizers import SGD
-from fedme_test_support import same
+from fedme_test_support import needs_compiled_code, same
 
 CLASSES = 3
-built = pytest.mark.skipif(
-    isinstance(compiled.library(), str), reason="needs compiled code (apt-get install g++ && make clean install)"
-)
 
 
 def layers():
@@ -95,7 +92,7 @@ class Options(Wrapped):
         return self.net(factor * x)
 
 
-@built
+@needs_compiled_code
 @pytest.mark.parametrize(
     ("factory", "reason"),
     [
@@ -153,7 +150,7 @@ def hooked_itself():
     return net
 
 
-@built
+@needs_compiled_code
 @pytest.mark.parametrize(
     ("factory", "reason"),
     [(hooked, "its part 0 (Linear) has hooks"), (hooked_itself, "the network (Wrapped) has hooks")],

@@ -9,14 +9,12 @@ from torch import nn
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 from fedme.core.operations import BatchSchedule, EstimateStatistics, Evaluate, GaussianMechanism, Predict, Train
-from fedme.execution import compiled, routing
+from fedme.execution import routing
 from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.routing import effort, run_timed
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.optimizers import SGD, Moreau
-from fedme_test_support import DENSE, LINEAR, WIDE, clients
-
-built = pytest.mark.skipif(isinstance(compiled.library(), str), reason="no compiled code")
+from fedme_test_support import DENSE, LINEAR, WIDE, clients, needs_compiled_code
 
 
 class Normed(nn.Module):
@@ -49,7 +47,7 @@ def estimation(arch):
     return EstimateStatistics(Model.init(arch, Key(0), torch.float64), clients()["1"].train)
 
 
-@built
+@needs_compiled_code
 @pytest.mark.parametrize(
     ("op", "path", "backend", "reasons"),
     [

@@ -8,13 +8,12 @@ from fedme.core.data import Split, Windows
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train
-from fedme.execution import compiled, reference
+from fedme.execution import reference
 from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.input_tables import InputTables
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.optimizers import SGD
-
-built = pytest.mark.skipif(isinstance(compiled.library(), str), reason=f"needs compiled code: {compiled.library()}")
+from fedme_test_support import needs_compiled_code
 
 
 class Recurrent(nn.Module):
@@ -44,7 +43,7 @@ def test_windows_are_the_inputs_of_the_source():
     assert torch.equal(table.shaped(data.rows.view(5, 1))[:, 0], data.inputs())
 
 
-@built
+@needs_compiled_code
 def test_compiled_training_and_predictions_on_windows_are_the_reference():
     data = Split(windows(), torch.tensor([9, 0, 2, 3, 5, 8, 7]))
     model = Model.init(Arch(Recurrent), Key(0), torch.float64)

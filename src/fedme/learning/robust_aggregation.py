@@ -71,11 +71,11 @@ class Defence:
 
     def middle_of_known(self, values: Tensor, known: Tensor) -> Tensor:
         """The same where not all have every number: `known` says who has which; zero where nobody has one."""
+        if self.average == "mean":
+            return torch.where(known, values, 0.0).sum(0) / known.sum(0).clamp(min=1)
         ranked = torch.where(known, values, torch.inf).sort(0).values
         count, place = known.sum(0), torch.arange(len(values)).view(-1, *(1,) * (values.dim() - 1))
-        out = torch.zeros_like(count)
-        if self.average != "mean":
-            out = (count - 1).clamp(min=0) // 2 if self.average == "median" else (self.trim * count).long()
+        out = (count - 1).clamp(min=0) // 2 if self.average == "median" else (self.trim * count).long()
         kept = (place >= out) & (place < count - out)
         return torch.where(kept, ranked, 0.0).sum(0) / kept.sum(0).clamp(min=1)
 

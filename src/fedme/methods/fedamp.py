@@ -12,7 +12,7 @@ mixture of independent random networks means nothing. A client is mixed with oth
 first model. Distances and mixtures are over weights, with `shared` over those that travel; buffers are every client's own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -80,20 +80,23 @@ class FedAMP(Method[Server, State, SharedModel, SharedModel]):
     ) -> Computation[dict[ClientId, SharedModel]]:
         known = [client for client in task.members if client in server.models]
         mixed = dict.fromkeys(plan.train, SharedModel(server.first))
-        if known:
-            rows = torch.stack([_flat(server.models[client]) for client in known])
-            for i, client in enumerate(known):
-                if client in mixed:
-                    mixture = self.mixing_weights(rows, i) @ rows
-                    mixed[client] = SharedModel(_with_weights(server.models[client], mixture))
+        asked = [i for i, client in enumerate(known) if client in mixed]
+        if asked:
+            models = torch.stack([_flat(server.models[client]) for client in known])
+            mixtures = self.mixing_weights(models, asked) @ models
+            for i, mixture in zip(asked, mixtures, strict=True):
+                mixed[known[i]] = SharedModel(_with_weights(server.models[known[i]], mixture))
         return immediately(mixed)
 
-    def mixing_weights(self, models: Tensor, i: int) -> Tensor:
-        """xi_i, Eq. 3: the weights of all models, one per row, in the mixture of client i."""
-        xi = self.alpha / self.sigma * torch.exp(-(models - models[i]).square().sum(1) / self.sigma)
-        xi[i] = 0.0
-        xi = xi / xi.sum().clamp(min=1.0)
-        xi[i] = 1.0 - xi.sum()
+    def mixing_weights(self, models: Tensor, clients: Sequence[int]) -> Tensor:
+        """xi, Eq. 3: a row per client with the weights of all models in its mixture. Models are rows."""
+        own = torch.arange(len(clients)), torch.tensor(clients)
+        # Not by products of matrices, which would lose digits where models are close to each other.
+        distances = torch.cdist(models[own[1]], models, compute_mode="donot_use_mm_for_euclid_dist")
+        xi = self.alpha / self.sigma * torch.exp(-distances.square() / self.sigma)
+        xi[own] = 0.0
+        xi = xi / xi.sum(1, keepdim=True).clamp(min=1.0)
+        xi[own] = 1.0 - xi.sum(1)
         return xi
 
     def client_round(
