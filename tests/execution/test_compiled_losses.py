@@ -207,6 +207,16 @@ def test_clients_share_a_network_and_nothing_else():
             assert all(torch.allclose(found.models[role].params[n], v, rtol=0, atol=1e-9) for n, v in model.params.items())
 
 
+def test_a_step_uses_no_gradient_of_the_client_before():
+    """One client stores its gradients, to clip them; the next one, on the same network in the same call, does not."""
+    rules = [SGD(CrossEntropy(), 0.1, clip=0.01), SGD(CrossEntropy(), 0.1), SGD(CrossEntropy(), 0.1, momentum=0.5)]
+    ops = [training(NETWORKS["Functional"], rules[i % 3], CrossEntropy()) for i in range(24)]
+    ops = [replace(op, optimizer=rules[i % 3], data=ops[0].data) for i, op in enumerate(ops)]
+    for op, (found, _) in zip(ops, Dispatcher(path="compiled")(ops), strict=True):
+        for role, model in reference.run(op).models.items():
+            assert all(torch.allclose(found.models[role].params[n], v, rtol=0, atol=1e-9) for n, v in model.params.items())
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     hidden=st.integers(1, 37),

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 64  # bytes
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # of weights by name
 
 
 class FlatLayout:
     """The names and shapes of weights of one type, and where each begins. Equal layouts are one object (`layout_of`)."""
 
-    def __init__(self, shapes: tuple[tuple[str, tuple[int, ...]], ...], dtype: torch.dtype) -> None:
+    def __init__(self, shapes: Shapes, dtype: torch.dtype) -> None:
         self.shapes, self.dtype = dict(shapes), dtype
         step, self.size = ALIGNMENT // dtype.itemsize, 0
         self.starts: dict[str, int] = {}
@@ -27,6 +28,16 @@ class FlatLayout:
             self.size += -(-math.prod(shape) // step) * step
         # of a message: the weights without the zeros, and their names
         self.nbytes = sum(len(name.encode()) + math.prod(shape) * dtype.itemsize for name, shape in shapes)
+
+    def fill(self, flat: Tensor, params: Mapping[str, Tensor]) -> None:
+        """Copy weights into a tensor whose numbers may be anything."""
+        if (given := flat_params(params)) is not None and given.layout is self:
+            flat.copy_(given.flat)
+            return
+        ends = [*self.starts.values(), self.size][1:]
+        for (name, view), start, end in zip(self.views(flat).items(), self.starts.values(), ends, strict=True):
+            view.copy_(params[name])
+            flat[start + view.numel() : end] = 0
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The single weights."""
@@ -78,17 +89,24 @@ class FlatParams(Mapping[str, Tensor]):
         return FlatParams(self.layout, self.flat.clone())
 
 
+def flat_layout(params: Mapping[str, Tensor]) -> FlatLayout | None:
+    """How the weights are in one tensor, or would be; None if they are not of one floating-point type."""
+    if (flat := flat_params(params)) is not None:
+        return flat.layout
+    dtypes = {value.dtype for value in params.values()}
+    if len(dtypes) != 1 or not (dtype := dtypes.pop()).is_floating_point:
+        return None
+    return layout_of(tuple((name, tuple(value.shape)) for name, value in params.items()), dtype)
+
+
 def flat_copy(params: Mapping[str, Tensor]) -> FlatParams | None:
     """A copy of the weights in one tensor; None if they are not of one floating-point type."""
     if (flat := flat_params(params)) is not None:
         return flat.copy()
-    dtypes = {value.dtype for value in params.values()}
-    if len(dtypes) != 1 or not (dtype := dtypes.pop()).is_floating_point:
+    if (layout := flat_layout(params)) is None:
         return None
-    layout = layout_of(tuple((name, tuple(value.shape)) for name, value in params.items()), dtype)
-    new = FlatParams(layout, torch.zeros(layout.size, dtype=dtype))
-    for view, value in zip(new.views.values(), params.values(), strict=True):
-        view.copy_(value)
+    new = FlatParams(layout, torch.empty(layout.size, dtype=layout.dtype))
+    layout.fill(new.flat, params)
     return new
 
 

@@ -333,37 +333,37 @@ struct Network {
         const auto own = parameters(), others = other.parameters();
         for (size_t n = 0; n < own.size(); n++) {
             if (!own[n]->trained) continue;
-            AlignedVector<real> &v = own[n]->value, &mixture = own[n]->anchor;
-            const real *w = others[n]->value.data();
-            mixture.resize(v.size());
-            for (size_t i = 0; i < v.size(); i += LANES<real>) at(&mixture[i]) = at(w + i) + mix * (at(&v[i]) - at(w + i));
-            std::swap(v, mixture);
+            own[n]->anchor.resize(own[n]->value.size());
+            const real *v = own[n]->value.data(), *w = others[n]->value.data(), part = mix;
+            real *mixture = own[n]->anchor.data();
+            for (int64_t i = 0, size = own[n]->value.size(); i < size; i += LANES<real>)
+                at(mixture + i) = at(w + i) + part * (at(v + i) - at(w + i));
+            std::swap(own[n]->value, own[n]->anchor);
+            own[n]->mixed_with = w;
         }
     }
 
     // A step of the own weights with the gradient of the mixture; the own part in it moves along its derivative.
     void step_in_mixture(Network &other, const Pass &pass, UpdateRule<real> rule, bool moves) {
-        rule.stores = true;
+        const bool at_once = rule.is_plain() && !rule.clips() && shared.empty();  // no gradient is stored
+        const real lr = rule.lr, part = mix;
+        if (at_once) rule.lr *= part, rule.measures = moves;
+        rule.stores = !at_once;
         backward(pass, rule);
         rule.stores = false;
-        const auto own = parameters(), others = other.parameters();
-        for (Parameter<real> *v : own)
-            if (v->trained) std::swap(v->value, v->anchor);
         double derivative = 0;
-        for (size_t i = 0; i < shared.size(); i++) derivative += dot_of_shared(i, other);
-        for (size_t n = 0; n < own.size(); n++) {
-            Parameter<real> &v = *own[n];
-            const real *w = others[n]->value.data();
-            vector<real> sum = {};
-            for (size_t i = 0; v.trained && i < v.gradient.size(); i += LANES<real>) {
-                sum += (at(&v.value[i]) - at(w + i)) * at(&v.gradient[i]);
-                at(&v.gradient[i]) *= mix;
-            }
-            if (!v.shared) derivative += double(sum_of(sum));
+        for (Parameter<real> *v : parameters()) {
+            if (!v->mixed_with) continue;
+            if (!at_once && moves && !v->shared) v->measure(0, v->gradient.size(), v->gradient.data());
+            derivative += v->end_mixture();
         }
-        if (moves) mix = std::min(std::max(mix - rule.lr * real(derivative), real(0)), real(1));  // NaN stays NaN
+        for (size_t i = 0; moves && i < shared.size(); i++) derivative += dot_of_shared(i, other);
+        if (moves) mix = std::min(std::max(mix - lr * real(derivative), real(0)), real(1));  // NaN stays NaN
+        if (at_once) return;
+        for (Parameter<real> *v : parameters())
+            for (size_t i = 0; v->trained && i < v->gradient.size(); i += LANES<real>) at(&v->gradient[i]) *= part;
         if (rule.clips()) clip(rule);
-        for (Parameter<real> *parameter : own) parameter->update(rule);
+        for (Parameter<real> *parameter : parameters()) parameter->update(rule);
     }
 
     // The product of gradient and distance from the other network for a tensor that several nodes use: a number counts once.

@@ -82,18 +82,21 @@ struct Dense final : Node<real> {
     void update_weight(int64_t samples, const UpdateRule<real> &rule, bool stores) {
         constexpr int64_t lanes = LANES<real>;
         const real *own = this->output->gradient.data();
+        const bool adds = !stores && rule.is_plain() && !rule.measures;  // -lr times the gradient, as it is computed
+        const real scale = adds ? -rule.lr : real(1);
         const auto wide = [&](int64_t v) { return std::min<int64_t>(2, panels.vectors() - v) * lanes; };
         for (int64_t v = 0; v < panels.vectors(); v += 2)
             for (int64_t b = 0; b < samples; b++)
-                std::copy_n(own + b * padded_out + v * lanes, wide(v), &gradients[v * lanes * samples + b * wide(v)]);
-        if (stores) weight.gradient.resize(weight.value.size());
+                for (int64_t i = 0; i < wide(v); i += lanes)
+                    at(&gradients[v * lanes * samples + b * wide(v) + i]) = scale * at(own + b * padded_out + v * lanes + i);
+        weight.gradient.resize(stores ? weight.value.size() : 0);  // the client before may have stored it
         for (int64_t k = 0; k < width; k += SOME)
             for (int64_t v = 0; v < panels.vectors(); v += 2) {
                 const int64_t inputs = std::min(SOME, width - k), place = panels.start(v / 2) + k * wide(v);
-                real *to = stores ? &weight.gradient[place] : tile.data();
+                real *to = adds ? &weight.own()[place] : stores ? &weight.gradient[place] : tile.data();
                 accumulate<real>({&x[k * batch], 0, SOME}, offsets.data(), inputs,
-                                 {&gradients[v * lanes * samples], 0, wide(v)}, 1, samples, wide(v) / lanes, to, true);
-                if (!stores) weight.descend(rule, place, inputs * wide(v), to);
+                                 {&gradients[v * lanes * samples], 0, wide(v)}, 1, samples, wide(v) / lanes, to, !adds);
+                if (!adds && !stores) weight.descend(rule, place, inputs * wide(v), to);
             }
     }
 };

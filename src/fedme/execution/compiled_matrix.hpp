@@ -99,17 +99,17 @@ __attribute__((noinline)) void correlate_block(const real *x, const int64_t *fro
     constexpr int64_t lanes = LANES<real>;
     const vector<real> zero = {};
     vector<real> sums[P][V];
-    for (int p = 0; p < P; p++)
-        for (int v = 0; v < V; v++) sums[p][v] = start ? at(start + v * lanes) : zero;
+    UNROLLED for (int p = 0; p < P; p++)
+        UNROLLED for (int v = 0; v < V; v++) sums[p][v] = start ? at(start + v * lanes) : zero;
     for (const Span &span : spans) {
         const real *inputs[P];
-        for (int p = 0; p < P; p++) inputs[p] = x + from[p] + span.first;
+        UNROLLED for (int p = 0; p < P; p++) inputs[p] = x + from[p] + span.first;
         for (int64_t k = 0; k < span.count; k++, w += V * lanes)
-            for (int p = 0; p < P; p++)
-                for (int v = 0; v < V; v++) sums[p][v] += inputs[p][k] * at(w + v * lanes);
+            UNROLLED for (int p = 0; p < P; p++)
+                UNROLLED for (int v = 0; v < V; v++) sums[p][v] += inputs[p][k] * at(w + v * lanes);
     }
-    for (int p = 0; p < P; p++)
-        for (int v = 0; v < V; v++) {
+    UNROLLED for (int p = 0; p < P; p++)
+        UNROLLED for (int v = 0; v < V; v++) {
             vector<real> &result = at(y + to[p] + v * lanes);
             result = finish == RECTIFY ? rectified<real>(sums[p][v]) : finish == ADD_TO ? result + sums[p][v] : sums[p][v];
         }
@@ -167,20 +167,21 @@ __attribute__((noinline)) void accumulate_block(const Rectangle<real> &x, const 
                                                 const Rectangle<real> &output_gradients, int64_t rows, int64_t columns,
                                                 real *gradient, bool fresh) {
     constexpr int64_t lanes = LANES<real>;
-    const vector<real> zero = {};
+    alignas(64) static constexpr real zeros[K * V * lanes] = {};
+    const real *start = fresh ? zeros : gradient;
     vector<real> sums[K][V];
-    for (int k = 0; k < K; k++)
-        for (int v = 0; v < V; v++) sums[k][v] = fresh ? zero : at(gradient + (k * V + v) * lanes);
+    UNROLLED for (int k = 0; k < K; k++)
+        UNROLLED for (int v = 0; v < V; v++) sums[k][v] = at(start + (k * V + v) * lanes);
     for (int64_t r = 0; r < rows; r++) {
         const real *inputs[K], *gradients = output_gradients.first + r * output_gradients.line;
-        for (int k = 0; k < K; k++) inputs[k] = x.first + r * x.line + offsets[k];
+        UNROLLED for (int k = 0; k < K; k++) inputs[k] = x.first + r * x.line + offsets[k];
         const int64_t far = output_gradients.padded_channels, padded_channels = x.padded_channels;
         for (int64_t c = 0, i = 0; c < columns; c++, i += padded_channels, gradients += far)
-            for (int k = 0; k < K; k++)
-                for (int v = 0; v < V; v++) sums[k][v] += inputs[k][i] * at(gradients + v * lanes);
+            UNROLLED for (int k = 0; k < K; k++)
+                UNROLLED for (int v = 0; v < V; v++) sums[k][v] += inputs[k][i] * at(gradients + v * lanes);
     }
-    for (int k = 0; k < K; k++)
-        for (int v = 0; v < V; v++) at(gradient + (k * V + v) * lanes) = sums[k][v];
+    UNROLLED for (int k = 0; k < K; k++)
+        UNROLLED for (int v = 0; v < V; v++) at(gradient + (k * V + v) * lanes) = sums[k][v];
 }
 
 template <typename real, int K, int V>

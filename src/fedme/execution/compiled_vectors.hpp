@@ -15,10 +15,18 @@
 #include <memory>
 #include <new>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #if defined(__x86_64__) && defined(__clang__)  // until the end of compiled.cpp; after the headers above, which are not for it
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#endif
+
+// Before loops over arrays of registers: unrolled late, they would leave these arrays in memory.
+#ifdef __clang__
+#define UNROLLED _Pragma("unroll")
+#else
+#define UNROLLED _Pragma("GCC unroll 16")
 #endif
 
 namespace {
@@ -253,11 +261,12 @@ struct UpdateRule {
     real clipped_prox = 0;                              // a proximal term inside the clipping, then not in `weight_decay`
     bool nesterov = false;
     bool stores = false;  // gradients are stored, without a step
+    bool measures = false;  // the derivative by the own part in a mixture is summed up
     RuleType type = MOMENTUM;
     real beta2 = 0, decoupled_decay = 0;  // of ADAM, whose beta1 is `momentum`
     real root_factor = 1, scaled_eps = 0;  // of ADAM: correction1 / sqrt(correction2), and correction1 eps
     bool clips() const { return clip < std::numeric_limits<real>::infinity(); }
-    bool is_plain() const { return type == MOMENTUM && !momentum && !weight_decay; }
+    bool is_plain() const { return type == MOMENTUM && !momentum && !weight_decay && !prox; }
 };
 
 // Where a parameter is in memory; null where there is none, and all are written to.
@@ -290,8 +299,32 @@ struct Parameter {
     AlignedVector<real> value, momentum, second, anchor;
     AlignedVector<real> gradient;  // summed here before the step
     bool trained = false;
+    const real *mixed_with = nullptr;  // the values are those of a mixture with these, and the own ones are in the anchor
+    double derivative = 0;             // of the loss by the own part in the mixture
 
     bool exists() const { return index >= 0; }
+
+    AlignedVector<real> &own() { return mixed_with ? anchor : value; }
+
+    // Add to the derivative what these gradients of the mixture are in it, and take a plain step with them.
+    void measure(int64_t place, int64_t count, const real *gradients, real lr = 0) {
+        const real *w = mixed_with + place;
+        real *own_values = &own()[place];
+        vector<real> sum = {}, other = {};  // in turns: one addition need not wait for the last
+        for (int64_t i = 0; i < count; i += LANES<real>) {
+            const vector<real> v = at(own_values + i), gradient = at(gradients + i);
+            std::swap(sum, other);
+            sum += (v - at(w + i)) * gradient;
+            at(own_values + i) = v - lr * gradient;
+        }
+        derivative += double(sum_of(sum + other));
+    }
+
+    double end_mixture() {
+        std::swap(value, anchor);
+        mixed_with = nullptr;
+        return std::exchange(derivative, 0);
+    }
 
     void *part(void *tensor) const { return tensor ? static_cast<real *>(tensor) + first : nullptr; }
 
@@ -344,7 +377,11 @@ struct Parameter {
     void descend(const UpdateRule<real> &rule, int64_t place, int64_t count, const real *gradients) {
         constexpr int64_t lanes = LANES<real>;
         const bool alone = !rule.weight_decay && !rule.prox;
-        if (alone && rule.type == MOMENTUM && rule.momentum && !rule.nesterov) {  // usual cases: no question in the loop
+        if (rule.is_plain()) {  // usual cases: no question in the loop
+            if (rule.measures) return measure(place, count, gradients, rule.lr);
+            real *w = &own()[place];
+            for (int64_t i = 0; i < count; i += lanes) at(w + i) -= rule.lr * at(gradients + i);
+        } else if (alone && rule.type == MOMENTUM && rule.momentum && !rule.nesterov) {
             real *w = &value[place], *v = &momentum[place];
             for (int64_t i = 0; i < count; i += lanes)
                 at(w + i) -= rule.lr * (at(v + i) = at(gradients + i) + rule.momentum * at(v + i));

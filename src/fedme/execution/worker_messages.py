@@ -4,6 +4,7 @@ Tensors are written to memory that both processes share; those that are small, o
 and architectures, which may be anything, do not travel: both sides know them by number since the worker was forked.
 """
 
+import math
 import mmap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor
 
 from fedme.core.data import Source, Split
+from fedme.core.flat_params import FlatParams, Shapes, flat_layout, flat_params, layout_of
 from fedme.core.model import Arch, Model
 from fedme.core.operations import ClassSums, EstimateStatistics, Evaluate, Op, Predict, Train, Trained
-from fedme.core.tree import nbytes
+from fedme.core.tree import Params
 
 SMALL = 4096  # bytes of a tensor up to which an array in the message is as fast
 ALIGNMENT = 64  # bytes, as torch aligns its own tensors: vector instructions round differently at the ends otherwise
@@ -28,6 +30,15 @@ class _Tensor:
 
     start: int
     shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """Weights in shared memory, as they are in one tensor (`core/flat_params.py`)."""
+
+    start: int
+    shapes: Shapes
     dtype: torch.dtype
 
 
@@ -55,26 +66,50 @@ class SharedMemory:
 
     def read(self, place: _Tensor) -> Tensor:
         """The tensor of a message, which changes with the next message."""
-        size = int(np.prod(place.shape)) * place.dtype.itemsize
+        size = math.prod(place.shape) * place.dtype.itemsize
         return self.bytes[place.start : place.start + size].view(place.dtype).view(place.shape)
+
+    def write_flat(self, params: Params) -> _Flat | None:
+        """Weights as a part of a message, if they can be in one tensor and fit."""
+        layout = flat_layout(params)
+        if layout is None or layout.size * layout.dtype.itemsize > len(self.bytes) - self.used:
+            return None
+        place = _Flat(self.used, tuple(layout.shapes.items()), layout.dtype)
+        self.used += layout.size * layout.dtype.itemsize
+        layout.fill(self.read_flat(place).flat, params)
+        return place
+
+    def read_flat(self, place: _Flat) -> FlatParams:
+        """The weights of a message, which change with the next message."""
+        layout = layout_of(place.shapes, place.dtype)
+        return FlatParams(layout, self.read(_Tensor(place.start, (layout.size,), place.dtype)))
 
 
 def needed_memory(ops: Iterable[Op]) -> int:
     """Bytes that are enough for the tensors of operations, and for their results except predictions."""
     total = 0
     for op in ops:
-        total += nbytes(op.data.rows) + (0 if op.data.targets is None else nbytes(op.data.targets))
+        total += _tensor_bytes(op.data.rows) + (0 if op.data.targets is None else _tensor_bytes(op.data.targets))
         if isinstance(op, Train):
-            weights = sum(_nbytes(model) for model in op.models.values())
-            states = sum(nbytes(dict(state)) for state in op.opt.values())
-            total += weights + max(weights, states) + sum(_nbytes(model) for model in op.frozen.values())
+            weights = sum(_model_bytes(model) for model in op.models.values())
+            states = sum(_nbytes(state) for state in op.opt.values())
+            total += weights + max(weights, states) + sum(_model_bytes(model) for model in op.frozen.values())
         else:
-            total += _nbytes(op.model)
+            total += _model_bytes(op.model)
     return total + total // 32  # what alignment costs tensors that are not small, at most
 
 
-def _nbytes(model: Model) -> int:
-    return nbytes(dict(model.params)) + nbytes(dict(model.buffers))
+def _model_bytes(model: Model) -> int:
+    return _nbytes(model.params) + _nbytes(model.buffers)
+
+
+def _nbytes(params: Params) -> int:
+    flat = flat_params(params)
+    return sum(map(_tensor_bytes, params.values())) if flat is None else flat.layout.size * flat.layout.dtype.itemsize
+
+
+def _tensor_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 @dataclass(frozen=True)
@@ -124,7 +159,8 @@ class SharedObjects:
             return memory.write(value)
         if isinstance(value, Model):
             number = self.numbers[id(value.arch)]
-            return _Model(number, self._pack(value.params, memory), self._pack(value.buffers, memory))
+            params = memory.write_flat(value.params) or self._pack(value.params, memory)
+            return _Model(number, params, self._pack(value.buffers, memory))
         if isinstance(value, Split):
             number = self.numbers[id(value.source)]
             return _Split(number, self._pack(value.rows, memory), self._pack(value.targets, memory))
@@ -133,6 +169,8 @@ class SharedObjects:
     def _unpack(self, value: Any, memory: SharedMemory, copy: bool) -> Any:
         if isinstance(value, _Tensor):
             return memory.read(value).clone() if copy else memory.read(value)
+        if isinstance(value, _Flat):
+            return memory.read_flat(value).copy() if copy else memory.read_flat(value)
         if isinstance(value, np.ndarray):
             return torch.from_numpy(value).clone()  # in torch's own memory, aligned as if it had been computed here
         if isinstance(value, _Model):
