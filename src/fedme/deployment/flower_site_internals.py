@@ -1,11 +1,12 @@
 """Flower's node held to one app, that of the installed FedMe: no code of a server runs at a site.
 
 Flower's node unpacks any bundle that the server names and imports its code; no option prevents this. So FedMe starts the node
-with its own programs, which replace four functions of Flower that are not public:
+with its own programs, which replace functions of Flower that are not public:
 
 * `node`: asks about every new run before anything else happens. A run of any other kind or of any other bundle gets an error
-  reply, and its bundle is not even requested; the bundle of an accepted run is built here from the installed version.
-* `executor`: starts client apps, nothing else, with this Python interpreter instead of programs on the PATH.
+  reply, and its bundle is not even requested; the bundle of an accepted run is built here from the installed version. A
+  thread of it starts client apps, nothing else, with this Python interpreter instead of programs on the PATH. (Flower has a
+  process for that, which needs as much memory as a node.)
 * `client`: unpacks nothing and adds no folder to the import path; the app is the imported `fedme.deployment.site_app`.
 
 This is the only file at a site that uses modules that Flower does not publish. It was written after reading flwr 1.41.0. `READ`
@@ -18,6 +19,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import linecache
 import logging
 import os
 import re
@@ -64,8 +66,6 @@ READ: dict[str, dict[str, dict[str, str]]] = {  # program: module: object: SHA-2
         "flwr.supercore.fab": {
             "Fab": "140aff940cdb015e4adbaafb07749cef5d6bc9e65663d1bae9254a57d59fdfee",
         },
-    },
-    "executor": {
         "flwr.supercore.superexec.run_superexec": {
             "run_superexec": "d11f4e7fbc8f0b121804772495484fae8987b2b52af8b2baa70baf40d5929e26",
         },
@@ -171,8 +171,7 @@ def node() -> None:
         return dataclasses.replace(parse(), **held)
 
     def start_with_executor(**options: Any) -> None:
-        words = ["executor", "--runtime-api-address", options["runtime_api_address"]]
-        threading.Thread(target=_keep_running, args=(words, secret.hex()), daemon=True).start()
+        threading.Thread(target=_execute, args=(options["runtime_api_address"], secret), daemon=True).start()
         start(**options)
 
     program._parse_supernode_lifespan_config = parse_held
@@ -221,22 +220,17 @@ def _start_program(words: list[str], secret: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def _keep_running(words: list[str], secret: str) -> None:
-    """Start a program of this module again whenever it ends: without its executor, a node answers nothing."""
-    while True:
-        _start_program(words, secret).wait()
-        time.sleep(RESTART_DELAY)
-
-
-def executor() -> None:
-    """Start a client app for every message that the node has received."""
-    options = _options()
+def _execute(address: str, secret: bytes) -> None:
+    """Start a client app for every message that the node has received, until the node ends."""
     superexec: Any = importlib.import_module("flwr.supercore.superexec.run_superexec")
     superexec.get_executor = lambda *_, **__: ClientAppExecutor()
-    secret = bytes.fromhex(sys.stdin.read())
-    superexec.run_superexec(
-        options.runtime_api_address, insecure=True, superexec_auth_secret=secret, parent_pid=options.parent_pid
-    )
+    superexec.register_signal_handlers = lambda **_: None  # the node has its own
+    while True:  # without this thread, a node answers nothing
+        try:
+            superexec.run_superexec(address, insecure=True, superexec_auth_secret=secret)
+        except Exception as error:
+            superexec.log(logging.ERROR, "%r; trying again", error)
+        time.sleep(RESTART_DELAY)
 
 
 def client() -> None:
@@ -266,7 +260,8 @@ def main() -> None:
     """Run the program that the first argument names."""
     name = sys.argv.pop(1)
     require_known_flower(name)
-    {"node": node, "executor": executor, "client": client}[name]()
+    linecache.clearcache()  # the sources that were compared
+    {"node": node, "client": client}[name]()
 
 
 if __name__ == "__main__":
