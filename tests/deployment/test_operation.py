@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -130,7 +131,7 @@ def test_starting_client_apps_goes_on_after_an_error(monkeypatch):
     monkeypatch.setattr(flower_site_internals, "RESTART_DELAY", 0.0)
     monkeypatch.setitem(sys.modules, "flwr.supercore.superexec.run_superexec", superexec)
     with pytest.raises(KeyboardInterrupt):
-        flower_site_internals._execute("127.0.0.1:1", b"secret")
+        flower_site_internals._execute("127.0.0.1:1", b"secret", threading.Event())
     assert started == 3 * [("127.0.0.1:1", b"secret")]
 
 

@@ -85,6 +85,7 @@ READ: dict[str, dict[str, dict[str, str]]] = {  # program: module: object: SHA-2
     },
 }
 RESTART_DELAY = 1.0  # seconds
+LONGEST_REST = 3.0  # seconds between two questions for tasks; one whose client app was killed comes back without a message
 SHOWN = re.compile(r"[A-Za-z0-9._/+-]{1,80}")  # names and versions from a server that may stand in an error text
 
 
@@ -126,16 +127,19 @@ def _shown(text: str) -> str:
     return text if SHOWN.fullmatch(text) else "(unreadable)"
 
 
-def only_own_app(supernode: Any) -> Callable[..., int | None]:
-    """Flower's function that receives a message, preceded by the question what run the message belongs to."""
+def only_own_app(supernode: Any, received: threading.Event) -> Callable[..., int | None]:
+    """Flower's function that receives a message, preceded by the question what run the message belongs to.
+
+    It sets `received` when there is something to do.
+    """
     pull = supernode._pull_and_store_message
 
     @functools.wraps(pull)
     def pull_if_allowed(**given: Any) -> int | None:
-        received = given["receive"]()
-        if received is None:
+        pulled = given["receive"]()
+        if pulled is None:
             return None
-        message: Message = received[0]
+        message: Message = pulled[0]
         run_id = message.metadata.run_id
         run = given["state"].get_run(run_id)
         if run is None:
@@ -150,8 +154,9 @@ def only_own_app(supernode: Any) -> Callable[..., int | None]:
                 return run_id
         # The server is not asked again, it could answer differently; and no bundle of its is requested.
         own = Fab(bundle_hash(), bundle(), {})
-        replaced = {"receive": lambda: received, "get_run": lambda _: run, "get_fab": lambda *_: own, "trusted_entities": None}
+        replaced = {"receive": lambda: pulled, "get_run": lambda _: run, "get_fab": lambda *_: own, "trusted_entities": None}
         result: int | None = pull(**{**given, **replaced})
+        received.set()
         return result
 
     return pull_if_allowed
@@ -162,6 +167,7 @@ def node() -> None:
     home = Path(os.environ["FLWR_HOME"])
     shutil.rmtree(home / "apps", ignore_errors=True)  # what another version or an earlier server left
     secret = secrets.token_bytes(32)  # without it no other program of this machine can ask the node for work
+    received = threading.Event()
     program: Any = importlib.import_module("flwr.supernode.cli.flower_supernode")
     supernode: Any = importlib.import_module("flwr.supernode.start_client_internal")
     parse, start = program._parse_supernode_lifespan_config, supernode.start_client_internal
@@ -171,19 +177,20 @@ def node() -> None:
         return dataclasses.replace(parse(), **held)
 
     def start_with_executor(**options: Any) -> None:
-        threading.Thread(target=_execute, args=(options["runtime_api_address"], secret), daemon=True).start()
+        threading.Thread(target=_execute, args=(options["runtime_api_address"], secret, received), daemon=True).start()
         start(**options)
 
     program._parse_supernode_lifespan_config = parse_held
     program.start_client_internal = start_with_executor
-    supernode._pull_and_store_message = only_own_app(supernode)
+    supernode._pull_and_store_message = only_own_app(supernode, received)
     program.flower_supernode()
 
 
 class ClientAppExecutor:
-    """Starts client apps as processes of this interpreter."""
+    """Starts client apps as processes of this interpreter. Flower would ask for tasks all the time: it waits for messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, received: threading.Event) -> None:
+        self.received = received
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def get_eligible_capacity(self, *_: Any, **__: Any) -> tuple[set[TaskType], set[str]]:
@@ -203,7 +210,9 @@ class ClientAppExecutor:
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
-        """Forget the processes that have ended."""
+        """Forget the processes that have ended, and wait for a message; called before every question for a task."""
+        self.received.wait(LONGEST_REST)
+        self.received.clear()
         self.processes = [process for process in self.processes if process.poll() is None]
 
     def close(self) -> None:
@@ -220,10 +229,10 @@ def _start_program(words: list[str], secret: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def _execute(address: str, secret: bytes) -> None:
+def _execute(address: str, secret: bytes, received: threading.Event) -> None:
     """Start a client app for every message that the node has received, until the node ends."""
     superexec: Any = importlib.import_module("flwr.supercore.superexec.run_superexec")
-    superexec.get_executor = lambda *_, **__: ClientAppExecutor()
+    superexec.get_executor = lambda *_, **__: ClientAppExecutor(received)
     superexec.register_signal_handlers = lambda **_: None  # the node has its own
     while True:  # without this thread, a node answers nothing
         try:
