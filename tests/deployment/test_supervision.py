@@ -145,6 +145,20 @@ def test_a_line_of_information_is_not_taken_for_an_error(tmp_path):
     supervisor.close()
 
 
+def test_a_restart_that_was_asked_for_has_its_own_reason(tmp_path):
+    """Any earlier error in the output of Flower's server was named after `fedme deploy renew`."""
+    said = []
+    supervisor = Supervisor(tmp_path, {}, said.append)
+    code = "import time; print('Error: long ago', flush=True); time.sleep(600)"
+    supervisor.start("program", lambda: [sys.executable, "-c", code])
+    wait_for(lambda: "long ago" in supervisor.output("program"), "the program", 60)
+    supervisor.restart("program", "a new certificate")
+    supervisor.processes["program"].wait(60)
+    supervisor._restart_ended()
+    assert said == ["program ended (a new certificate); starting it again in 1 s"]
+    supervisor.close()
+
+
 def test_a_run_that_the_operator_stopped_is_left_alone(run, resumer):
     attempts.begin(run, 0)
     attempts.record_start(run)
