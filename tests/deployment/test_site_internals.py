@@ -190,6 +190,17 @@ def test_programs_are_started_by_the_interpreter_and_secrets_are_not_on_the_comm
     assert not any("the-secret" in word for word in words)
 
 
+def test_a_node_has_neither_pytorch_nor_a_database_in_memory():
+    code = (
+        "import sys, fedme.deployment.flower_site_internals as internals\n"
+        "internals.leave_out_database()\n"
+        "internals.require_known_flower('node')\n"
+        "import flwr.supernode.main\n"
+        "print({'torch', 'sqlalchemy', 'alembic'} & sys.modules.keys())"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
 def test_unpacked_apps_of_earlier_starts_are_deleted(tmp_path, monkeypatch):
     (tmp_path / "apps" / "fedme.fedme-run.1.0.0.12345678" / "fedme").mkdir(parents=True)
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))

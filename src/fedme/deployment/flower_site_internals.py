@@ -29,6 +29,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,9 @@ READ: dict[str, dict[str, dict[str, str]]] = {  # program: module: object: SHA-2
         "flwr.supercore.run": {
             "Run": "2f1566491e6beccfc19530ce57bb5dcd5d610d6566acd43a1d97d5d0e5cb2030",
         },
+        "flwr.supercore.object_store.object_store_factory": {
+            "ObjectStoreFactory": "8737747562399b1a075b52fb6e9b3155c1f86775f2a468c0e2467316401733ad",
+        },
         "flwr.supercore.fab": {
             "Fab": "140aff940cdb015e4adbaafb07749cef5d6bc9e65663d1bae9254a57d59fdfee",
         },
@@ -84,6 +88,7 @@ READ: dict[str, dict[str, dict[str, str]]] = {  # program: module: object: SHA-2
         },
     },
 }
+DATABASE = "flwr.supercore.object_store.sql_object_store"
 RESTART_DELAY = 1.0  # seconds
 LONGEST_REST = 3.0  # seconds between two questions for tasks; one whose client app was killed comes back without a message
 SHOWN = re.compile(r"[A-Za-z0-9._/+-]{1,80}")  # names and versions from a server that may stand in an error text
@@ -91,6 +96,13 @@ SHOWN = re.compile(r"[A-Za-z0-9._/+-]{1,80}")  # names and versions from a serve
 
 class UnknownFlowerError(RuntimeError):
     """The installed Flower is not the one that this module was written for."""
+
+
+def leave_out_database() -> None:
+    """Replace a module of Flower that a node imports and does not use: it keeps messages in memory, without SQLAlchemy."""
+    absent: Any = types.ModuleType(DATABASE)
+    absent.SqlObjectStore = None
+    sys.modules[DATABASE] = absent
 
 
 def require_known_flower(program: str) -> None:
@@ -268,6 +280,7 @@ def _options() -> argparse.Namespace:
 def main() -> None:
     """Run the program that the first argument names."""
     name = sys.argv.pop(1)
+    leave_out_database()
     require_known_flower(name)
     linecache.clearcache()  # the sources that were compared
     {"node": node, "client": client}[name]()
