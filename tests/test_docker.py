@@ -33,6 +33,23 @@ def test_what_is_copied_is_in_the_repository():
         assert all((ROOT / name).exists() for name in words[:-1])
 
 
+def test_what_is_copied_is_sent_to_the_builder_and_nothing_else():
+    ignored = (ROOT / "docker" / "Dockerfile.dockerignore").read_text().splitlines()
+    sent = [line[1:] for line in ignored if line.startswith("!")]
+    assert "*" in ignored
+    assert sorted(sent) == sorted(name for words in map(str.split, arguments("COPY")) for name in words[:-1])
+
+
+def test_the_commands_in_its_head_exist(fedme):
+    head = [line.removeprefix("#").strip() for line in (ROOT / "docker" / "Dockerfile").read_text().splitlines()]
+    started = [line.split(" fedme ")[1].split() for line in head if line.startswith("docker run")]
+    assert started == [["server", "."], ["node", "site.toml"]]
+    (submit,) = [line.split(" server fedme ")[1].split() for line in head if line.startswith("docker exec")]
+    for words in (["deploy", words[0]] for words in started):
+        assert fedme(*words, "--help")[0] == 0
+    assert fedme(*submit[:2], "--help")[0] == 0
+
+
 def test_the_extras_exist_and_it_does_not_run_as_root():
     (install,) = [run for run in arguments("RUN") if run.startswith("pip")]
     extras = re.search(r"/fedme\[(.*)\]", install)[1].split(",")

@@ -8,7 +8,7 @@ import pytest
 from fedme_reliability.chaos import KINDS, play
 from fedme_test_hosts import Hosts, unavailable
 
-SEED = 770  # kills of an executor and a client app, a full disk, a slow link, a cut link, a reboot of the server
+SEED = 6399  # kills of a node and a client app, a full disk, a slow link, a cut link, a reboot of the server
 
 
 @pytest.fixture

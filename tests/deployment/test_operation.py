@@ -5,7 +5,9 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -115,22 +117,22 @@ def test_a_site_that_validates_on_its_training_sample_is_told(deployment):
     assert "note" not in check(Site.read(deployment.site("b") / "site.toml"))
 
 
-def test_an_executor_that_ends_is_started_again(monkeypatch):
+def test_starting_client_apps_goes_on_after_an_error(monkeypatch):
     """A node went on without it, and answered nothing."""
     started = []
 
-    class Ended:
-        def wait(self):
-            if len(started) == 3:
-                raise KeyboardInterrupt
+    def run_superexec(address, insecure, superexec_auth_secret):
+        superexec.register_signal_handlers(event_type=None)  # only the main thread may set them
+        assert isinstance(superexec.get_executor(), flower_site_internals.ClientAppExecutor)
+        started.append((address, superexec_auth_secret))
+        raise RuntimeError if len(started) < 3 else KeyboardInterrupt
 
+    superexec = SimpleNamespace(run_superexec=run_superexec, log=lambda *_: None)
     monkeypatch.setattr(flower_site_internals, "RESTART_DELAY", 0.0)
-    monkeypatch.setattr(
-        flower_site_internals, "_start_program", lambda words, secret: started.append((words, secret)) or Ended()
-    )
+    monkeypatch.setitem(sys.modules, "flwr.supercore.superexec.run_superexec", superexec)
     with pytest.raises(KeyboardInterrupt):
-        flower_site_internals._keep_running(["executor"], "secret")
-    assert started == 3 * [(["executor"], "secret")]
+        flower_site_internals._execute("127.0.0.1:1", b"secret", threading.Event())
+    assert started == 3 * [("127.0.0.1:1", b"secret")]
 
 
 @pytest.mark.deploy

@@ -5,6 +5,7 @@ import io
 import os
 import subprocess
 import sys
+import threading
 import zipfile
 from types import SimpleNamespace
 
@@ -118,9 +119,10 @@ def deliver(run, known=None):
         raise AssertionError("the server's bundle was requested")
 
     state = SimpleNamespace(get_run=lambda run_id: known)
-    pull = internals.only_own_app(supernode)
+    pull = internals.only_own_app(supernode, received := threading.Event())
     given = {"receive": lambda: (message, None), "get_run": get_run, "get_fab": get_fab, "trusted_entities": None}
     result = pull(state=state, object_store=None, **given)
+    assert received.is_set() == bool(supernode.pulled)
     return result, supernode, asked
 
 
@@ -149,12 +151,23 @@ def test_a_refused_run_gets_an_error_reply_before_anything_is_fetched(identity):
 def test_the_executor_starts_client_apps_only(monkeypatch):
     started = []
     monkeypatch.setattr(internals, "_start_program", lambda words, secret: started.append((words, secret)))
-    executor = internals.ClientAppExecutor()
+    executor = internals.ClientAppExecutor(threading.Event())
     assert executor.get_eligible_capacity(set(TaskType)) == ({TaskType.CLIENT_APP}, set())
     for kind in TaskType:
         spec = SimpleNamespace(task_type=kind, token="t", runtime_api_address="127.0.0.1:1")
         assert (executor.launch(spec).status == "accepted") == (kind == TaskType.CLIENT_APP)
     assert [words[0] for words, _ in started] == ["client"]
+
+
+def test_the_executor_asks_for_tasks_when_there_is_a_message_and_now_and_then(monkeypatch):
+    received = threading.Event()
+    executor = internals.ClientAppExecutor(received)
+    monkeypatch.setattr(internals, "LONGEST_REST", 60.0)
+    received.set()
+    executor.reconcile()
+    assert not received.is_set()
+    monkeypatch.setattr(internals, "LONGEST_REST", 0.01)
+    executor.reconcile()
 
 
 def test_programs_are_started_by_the_interpreter_and_secrets_are_not_on_the_command_line(monkeypatch):
@@ -175,6 +188,17 @@ def test_programs_are_started_by_the_interpreter_and_secrets_are_not_on_the_comm
     assert words[0] == sys.executable
     assert os.path.isabs(words[0])
     assert not any("the-secret" in word for word in words)
+
+
+def test_a_node_has_neither_pytorch_nor_a_database_in_memory():
+    code = (
+        "import sys, fedme.deployment.flower_site_internals as internals\n"
+        "internals.leave_out_database()\n"
+        "internals.require_known_flower('node')\n"
+        "import flwr.supernode.main\n"
+        "print({'torch', 'sqlalchemy', 'alembic'} & sys.modules.keys())"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 def test_unpacked_apps_of_earlier_starts_are_deleted(tmp_path, monkeypatch):

@@ -16,19 +16,24 @@ import pytest
 from cryptography import x509
 
 from fedme.core.atomic_files import RunError, locked
-from fedme.deployment import attempts, operator, resumption, server_clock, status, status_page, submitted_runs
+from fedme.deployment import attempts, operator, resumption, server_clock, status, status_page, submitted_runs, transfer_log
 from fedme.deployment.operator_folder import Federation
 from fedme.deployment.resumption import Resumer
+from fedme.deployment.site_engine import SiteEngine
+from fedme.deployment.site_settings import Site
 from fedme.deployment.supervisor import Supervisor
 from fedme.federation.flower import EngineError
 from fedme.report import chromium
-from fedme.results import records
+from fedme.results import records, verdicts
+from fedme.running import round_loop
 from fedme_test_browser import needs_chromium, new_page
 from fedme_test_deployment import Deployment, LocalGrid, wait_for
 
 SUPERVISED = """
 import sys
 from pathlib import Path
+from fedme.deployment.site_engine import SiteEngine
+from fedme.deployment.site_settings import Site
 from fedme.deployment.supervisor import Supervisor
 
 supervisor = Supervisor(Path(sys.argv[1]), {}, print)
@@ -137,6 +142,20 @@ def test_a_line_of_information_is_not_taken_for_an_error(tmp_path):
     supervisor.processes["program"].wait(60)
     supervisor._restart_ended()
     assert said == ["program ended (code 0); starting it again in 1 s"]
+    supervisor.close()
+
+
+def test_a_restart_that_was_asked_for_has_its_own_reason(tmp_path):
+    """Any earlier error in the output of Flower's server was named after `fedme deploy renew`."""
+    said = []
+    supervisor = Supervisor(tmp_path, {}, said.append)
+    code = "import time; print('Error: long ago', flush=True); time.sleep(600)"
+    supervisor.start("program", lambda: [sys.executable, "-c", code])
+    wait_for(lambda: "long ago" in supervisor.output("program"), "the program", 60)
+    supervisor.restart("program", "a new certificate")
+    supervisor.processes["program"].wait(60)
+    supervisor._restart_ended()
+    assert said == ["program ended (a new certificate); starting it again in 1 s"]
     supervisor.close()
 
 
@@ -321,6 +340,8 @@ def test_the_status_of_a_server_and_of_a_site(finished, fedme, monkeypatch):
     assert state["sites"]["a"]["since"] == "2026-01-01T00:00:00Z"
     assert state["sites"]["a"]["received"] > 0
     assert state["sites"]["a"]["refused"] == 0
+    assert (state["sites"]["a"]["round"], state["sites"]["a"]["epsilon"]) == (1, None)
+    assert state["sites"]["a"]["last_reply"] <= state["sites"]["a"]["last_message"]
     assert state["runs"]["experiment"] | {"rounds": 2, "of": 2, "status": "done"} == state["runs"]["experiment"]
     out = fedme("deploy", "status", finished.federation)[1]
     assert "free disk: " in out
@@ -328,10 +349,50 @@ def test_the_status_of_a_server_and_of_a_site(finished, fedme, monkeypatch):
     site = json.loads(fedme("deploy", "status", finished.site("a"), "--json")[1])
     assert (site["node"], site["round"], site["epsilon"], site["connected_since"]) == ("not running", 1, 0.0, None)
     assert site["sent"] > state["sites"]["a"]["received"]  # the handshake too
+    assert site["last_reply"] == site["last_message"]
     assert "node: not running" in fedme("deploy", "status", finished.site("a") / "site.toml")[1]
+    metrics = status.prometheus(site)
+    assert f'fedme_site_sent_bytes_total{{site="a"}} {site["sent"]}\n' in metrics
+    assert "fedme_up 0\n" in metrics
+    assert 'fedme_site_epsilon{site="a"} 0\n' in metrics
 
 
-def test_the_status_page_is_for_this_machine_and_changes_nothing(finished):
+def test_who_asks_whether_joining_helped(finished, fedme):
+    """The samples are at the sites, so `fedme verdict` refuses such a run."""
+    run = finished.federation / "runs" / "experiment"
+    assert "Does joining help? `fedme deploy verdict site.toml`" in fedme("show", run)[1]
+    assert verdicts.command(run) == "fedme deploy verdict site.toml"
+
+
+def test_the_epsilon_of_every_site_is_in_the_status(deployment):
+    deployment.agree(method={"name": "fedavg"}, privacy={"epsilon": 8.0, "delta": 1e-3})
+    federation = Federation.read(deployment.federation)
+    run = submitted_runs.create(federation, submitted_runs.read(federation, federation.folder / "experiment.toml"))
+    for name in "abc":
+        deployment.change(deployment.site(name) / "site.toml", model="mlr")
+    LocalGrid(deployment).run_server(run)
+    state = status.of_server(federation)
+    assert 0 < state["sites"]["a"]["epsilon"] <= 8
+    assert state["sites"]["a"]["epsilon"] == pytest.approx(
+        status.of_site(Site.read(deployment.site("a") / "site.toml"))["epsilon"], rel=1e-6
+    )
+
+
+def test_the_sites_evaluate_large_models_at_the_same_time(deployment, run, monkeypatch):
+    """They were asked one after another, as if their models were in one memory, and waited for each other's slow links."""
+    monkeypatch.setattr(round_loop, "COPIES", 1 << 40)
+    asked = []
+    evaluate = SiteEngine.evaluate_models
+    monkeypatch.setattr(
+        SiteEngine,
+        "evaluate_models",
+        lambda self, deliveries, *rest: asked.append(list(deliveries)) or evaluate(self, deliveries, *rest),
+    )
+    LocalGrid(deployment).run_server(run)
+    assert asked == [["a", "b", "c"]]
+
+
+def test_the_status_page_is_for_this_machine_and_changes_nothing(finished, monkeypatch):
     federation = Federation.read(finished.federation)
     page = status_page.server(lambda: status.of_server(federation), 0)
     thread = threading.Thread(target=page.serve_forever)
@@ -357,6 +418,11 @@ def test_the_status_page_is_for_this_machine_and_changes_nothing(finished):
         assert "fedme_up 0" in metrics
         assert 'fedme_run_rounds{run="experiment"} 2' in metrics
         assert ask("/etc/passwd")[0] == 404
+        log = finished.federation / "runs" / "experiment" / transfer_log.NAME
+        log.write_bytes(log.read_bytes() + b"[]\n")
+        monkeypatch.setattr(status_page, "REFRESH", 0)
+        wait_for(lambda: ask("/")[0] == 503, "the next look")
+        assert "line" in ask("/")[1]  # the page says what is damaged, and stays
         assert ask("/", Host="federation.example")[0] == 403  # a page elsewhere whose name leads to this machine
     finally:
         page.shutdown()

@@ -36,7 +36,6 @@ AT_SERVER = {
 }
 AT_SITE = {
     "node": "flower_site_internals node",
-    "executor": "flower_site_internals executor",
     "client app": "flower_site_internals client",
     "node supervisor": "fedme.deployment.node_supervisor",
 }

@@ -28,7 +28,7 @@ def show(
     run_folder = quoted(folder)
     if clients:
         views.clients(folder, style, out, as_json)
-        next_step(f"`fedme verdict {run_folder}` tells which of them gained by joining")
+        next_step(f"`{verdicts.command(folder)}` tells which of them gained by joining")
     else:
         views.results(folder, style, out, as_json, everything)
         next_step(f"`fedme show {run_folder} --clients` lists every client, `fedme report {run_folder}` draws it")

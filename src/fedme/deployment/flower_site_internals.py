@@ -1,11 +1,12 @@
 """Flower's node held to one app, that of the installed FedMe: no code of a server runs at a site.
 
 Flower's node unpacks any bundle that the server names and imports its code; no option prevents this. So FedMe starts the node
-with its own programs, which replace four functions of Flower that are not public:
+with its own programs, which replace functions of Flower that are not public:
 
 * `node`: asks about every new run before anything else happens. A run of any other kind or of any other bundle gets an error
-  reply, and its bundle is not even requested; the bundle of an accepted run is built here from the installed version.
-* `executor`: starts client apps, nothing else, with this Python interpreter instead of programs on the PATH.
+  reply, and its bundle is not even requested; the bundle of an accepted run is built here from the installed version. A
+  thread of it starts client apps, nothing else, with this Python interpreter instead of programs on the PATH. (Flower has a
+  process for that, which needs as much memory as a node.)
 * `client`: unpacks nothing and adds no folder to the import path; the app is the imported `fedme.deployment.site_app`.
 
 This is the only file at a site that uses modules that Flower does not publish. It was written after reading flwr 1.41.0. `READ`
@@ -18,6 +19,7 @@ import functools
 import hashlib
 import importlib
 import inspect
+import linecache
 import logging
 import os
 import re
@@ -27,6 +29,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,11 +64,12 @@ READ: dict[str, dict[str, dict[str, str]]] = {  # program: module: object: SHA-2
         "flwr.supercore.run": {
             "Run": "2f1566491e6beccfc19530ce57bb5dcd5d610d6566acd43a1d97d5d0e5cb2030",
         },
+        "flwr.supercore.object_store.object_store_factory": {
+            "ObjectStoreFactory": "8737747562399b1a075b52fb6e9b3155c1f86775f2a468c0e2467316401733ad",
+        },
         "flwr.supercore.fab": {
             "Fab": "140aff940cdb015e4adbaafb07749cef5d6bc9e65663d1bae9254a57d59fdfee",
         },
-    },
-    "executor": {
         "flwr.supercore.superexec.run_superexec": {
             "run_superexec": "d11f4e7fbc8f0b121804772495484fae8987b2b52af8b2baa70baf40d5929e26",
         },
@@ -84,12 +88,21 @@ READ: dict[str, dict[str, dict[str, str]]] = {  # program: module: object: SHA-2
         },
     },
 }
+DATABASE = "flwr.supercore.object_store.sql_object_store"
 RESTART_DELAY = 1.0  # seconds
+LONGEST_REST = 3.0  # seconds between two questions for tasks; one whose client app was killed comes back without a message
 SHOWN = re.compile(r"[A-Za-z0-9._/+-]{1,80}")  # names and versions from a server that may stand in an error text
 
 
 class UnknownFlowerError(RuntimeError):
     """The installed Flower is not the one that this module was written for."""
+
+
+def leave_out_database() -> None:
+    """Replace a module of Flower that a node imports and does not use: it keeps messages in memory, without SQLAlchemy."""
+    absent: Any = types.ModuleType(DATABASE)
+    absent.SqlObjectStore = None
+    sys.modules[DATABASE] = absent
 
 
 def require_known_flower(program: str) -> None:
@@ -126,16 +139,19 @@ def _shown(text: str) -> str:
     return text if SHOWN.fullmatch(text) else "(unreadable)"
 
 
-def only_own_app(supernode: Any) -> Callable[..., int | None]:
-    """Flower's function that receives a message, preceded by the question what run the message belongs to."""
+def only_own_app(supernode: Any, received: threading.Event) -> Callable[..., int | None]:
+    """Flower's function that receives a message, preceded by the question what run the message belongs to.
+
+    It sets `received` when there is something to do.
+    """
     pull = supernode._pull_and_store_message
 
     @functools.wraps(pull)
     def pull_if_allowed(**given: Any) -> int | None:
-        received = given["receive"]()
-        if received is None:
+        pulled = given["receive"]()
+        if pulled is None:
             return None
-        message: Message = received[0]
+        message: Message = pulled[0]
         run_id = message.metadata.run_id
         run = given["state"].get_run(run_id)
         if run is None:
@@ -150,8 +166,9 @@ def only_own_app(supernode: Any) -> Callable[..., int | None]:
                 return run_id
         # The server is not asked again, it could answer differently; and no bundle of its is requested.
         own = Fab(bundle_hash(), bundle(), {})
-        replaced = {"receive": lambda: received, "get_run": lambda _: run, "get_fab": lambda *_: own, "trusted_entities": None}
+        replaced = {"receive": lambda: pulled, "get_run": lambda _: run, "get_fab": lambda *_: own, "trusted_entities": None}
         result: int | None = pull(**{**given, **replaced})
+        received.set()
         return result
 
     return pull_if_allowed
@@ -162,6 +179,7 @@ def node() -> None:
     home = Path(os.environ["FLWR_HOME"])
     shutil.rmtree(home / "apps", ignore_errors=True)  # what another version or an earlier server left
     secret = secrets.token_bytes(32)  # without it no other program of this machine can ask the node for work
+    received = threading.Event()
     program: Any = importlib.import_module("flwr.supernode.cli.flower_supernode")
     supernode: Any = importlib.import_module("flwr.supernode.start_client_internal")
     parse, start = program._parse_supernode_lifespan_config, supernode.start_client_internal
@@ -171,20 +189,20 @@ def node() -> None:
         return dataclasses.replace(parse(), **held)
 
     def start_with_executor(**options: Any) -> None:
-        words = ["executor", "--runtime-api-address", options["runtime_api_address"]]
-        threading.Thread(target=_keep_running, args=(words, secret.hex()), daemon=True).start()
+        threading.Thread(target=_execute, args=(options["runtime_api_address"], secret, received), daemon=True).start()
         start(**options)
 
     program._parse_supernode_lifespan_config = parse_held
     program.start_client_internal = start_with_executor
-    supernode._pull_and_store_message = only_own_app(supernode)
+    supernode._pull_and_store_message = only_own_app(supernode, received)
     program.flower_supernode()
 
 
 class ClientAppExecutor:
-    """Starts client apps as processes of this interpreter."""
+    """Starts client apps as processes of this interpreter. Flower would ask for tasks all the time: it waits for messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, received: threading.Event) -> None:
+        self.received = received
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def get_eligible_capacity(self, *_: Any, **__: Any) -> tuple[set[TaskType], set[str]]:
@@ -204,7 +222,9 @@ class ClientAppExecutor:
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
-        """Forget the processes that have ended."""
+        """Forget the processes that have ended, and wait for a message; called before every question for a task."""
+        self.received.wait(LONGEST_REST)
+        self.received.clear()
         self.processes = [process for process in self.processes if process.poll() is None]
 
     def close(self) -> None:
@@ -221,22 +241,17 @@ def _start_program(words: list[str], secret: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def _keep_running(words: list[str], secret: str) -> None:
-    """Start a program of this module again whenever it ends: without its executor, a node answers nothing."""
-    while True:
-        _start_program(words, secret).wait()
-        time.sleep(RESTART_DELAY)
-
-
-def executor() -> None:
-    """Start a client app for every message that the node has received."""
-    options = _options()
+def _execute(address: str, secret: bytes, received: threading.Event) -> None:
+    """Start a client app for every message that the node has received, until the node ends."""
     superexec: Any = importlib.import_module("flwr.supercore.superexec.run_superexec")
-    superexec.get_executor = lambda *_, **__: ClientAppExecutor()
-    secret = bytes.fromhex(sys.stdin.read())
-    superexec.run_superexec(
-        options.runtime_api_address, insecure=True, superexec_auth_secret=secret, parent_pid=options.parent_pid
-    )
+    superexec.get_executor = lambda *_, **__: ClientAppExecutor(received)
+    superexec.register_signal_handlers = lambda **_: None  # the node has its own
+    while True:  # without this thread, a node answers nothing
+        try:
+            superexec.run_superexec(address, insecure=True, superexec_auth_secret=secret)
+        except Exception as error:
+            superexec.log(logging.ERROR, "%r; trying again", error)
+        time.sleep(RESTART_DELAY)
 
 
 def client() -> None:
@@ -265,8 +280,10 @@ def _options() -> argparse.Namespace:
 def main() -> None:
     """Run the program that the first argument names."""
     name = sys.argv.pop(1)
+    leave_out_database()
     require_known_flower(name)
-    {"node": node, "executor": executor, "client": client}[name]()
+    linecache.clearcache()  # the sources that were compared
+    {"node": node, "client": client}[name]()
 
 
 if __name__ == "__main__":

@@ -54,9 +54,8 @@ class NewCertificate:
     def __call__(self) -> None:
         if (version := self._version()) != self.used:
             self.used = version
-            self.log("the server has a new certificate")
             for name in ("superlink", "proxy"):
-                self.supervisor.restart(name)
+                self.supervisor.restart(name, "the server has a new certificate")
 
     def _version(self) -> int:
         return self.file.stat().st_mtime_ns if self.file.exists() else 0

@@ -26,9 +26,13 @@ def of_server(federation: Federation) -> dict[str, Any]:
         sites = {name: {"status": "unknown: the server is down", "since": None} for name in sites}
     runs = {folder.name: _run(folder) for folder in submitted_runs.all_runs(federation)}
     folders = [federation.runs / name for name in runs]
+    transfers = sorted(
+        (line for folder in folders for line in _lines(folder / transfer_log.NAME)), key=lambda line: line["time"]
+    )
+    notes = [row for folder in folders for row in _rows(folder)]
     for name, site in sites.items():
-        site |= _traffic(line for folder in folders for line in _lines(folder / transfer_log.NAME) if line["peer"] == name)
-        site["refused"] = sum(_refused(folder, name) for folder in folders)
+        site |= _traffic((line for line in transfers if line["peer"] == name), reply="received")
+        site |= _from_records(row for row in notes if row["client"] == name)
     return {
         "server": "down" if known is None else "up",
         "address": federation.address,
@@ -44,7 +48,6 @@ def of_site(site: Site) -> dict[str, Any]:
     """What a site can know without asking the server."""
     server, account = site.settings.server, PrivacyAccount.of(site)
     lines = _lines(site.records / transfer_log.NAME)
-    rounds = [line["round"] for line in lines if line["round"] is not None]
     state: dict[str, Any] = _json(site.state / CONNECTION_FILE) if submitted_runs.running(site.state) else {}
     return {
         "site": site.settings.name,
@@ -54,8 +57,7 @@ def of_site(site: Site) -> dict[str, Any]:
         "connected_since": state.get("connected_since"),
         "last_problem": state.get("last_problem"),
         "run": lines[-1]["run"] if lines else None,
-        "round": rounds[-1] if rounds else None,
-        **_traffic(lines),
+        **_traffic(lines, reply="sent"),
         "epsilon": account.epsilon(),
         "epsilon_limit": account.limit,
         "disk_free": shutil.disk_usage(site.folder).free,
@@ -81,6 +83,7 @@ def facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         "last problem": status["last_problem"] or "none",
         "last run": f"{status['run']}, round {status['round']}" if status["run"] is not None else "none",
         "last message": status["last_message"] or "none",
+        "last reply": status["last_reply"] or "none",
         "sent": _bytes(status["sent"]),
         "received": _bytes(status["received"]),
         "privacy spent": f"epsilon {status['epsilon']:.3g}, {limit}",
@@ -90,16 +93,18 @@ def facts(status: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def site_table(status: Mapping[str, Any]) -> tuple[tuple[str, ...], list[list[str]]]:
     """The sites, as header and rows."""
-    header = ("site", "status", "since", "last message", "received", "sent", "refused replies")
+    header = ("site", "status", "since", "round", "last reply", "received", "sent", "refused", "epsilon")
     return header, [
         [
             name,
             site["status"],
             site["since"] or "",
-            site["last_message"] or "",
+            "" if site["round"] is None else str(site["round"]),
+            site["last_reply"] or "",
             _bytes(site["received"]),
             _bytes(site["sent"]),
             str(site["refused"]),
+            "" if site["epsilon"] is None else f"{site['epsilon']:.3g}",
         ]
         for name, site in status["sites"].items()
     ]
@@ -120,22 +125,40 @@ def _bytes(count: int) -> str:
 
 
 def prometheus(status: Mapping[str, Any]) -> str:
-    """The numbers of a server's status in Prometheus' text format."""
-    lines = ["# TYPE fedme_up gauge", f"fedme_up {int(status['server'] == 'up')}"]
-    lines += ["# TYPE fedme_disk_free_bytes gauge", f"fedme_disk_free_bytes {status['disk_free']}"]
-    for name, kind in (("received", "counter"), ("sent", "counter"), ("refused", "counter")):
-        metric = "fedme_site_refused_replies_total" if name == "refused" else f"fedme_site_{name}_bytes_total"
-        lines.append(f"# TYPE {metric} {kind}")
-        lines += [f'{metric}{{site="{_label(site)}"}} {values[name]}' for site, values in status["sites"].items()]
-    lines.append("# TYPE fedme_site_online gauge")
-    online = operator.ONLINE
-    lines += [f'fedme_site_online{{site="{_label(s)}"}} {int(v["status"] == online)}' for s, v in status["sites"].items()]
-    lines.append("# TYPE fedme_run_rounds gauge")
-    lines += [f'fedme_run_rounds{{run="{_label(run)}"}} {values["rounds"]}' for run, values in status["runs"].items()]
-    lines.append("# TYPE fedme_certificate_days_left gauge")
-    days = {name: left for name, left in status["certificates"].items() if left is not None}
-    lines += [f'fedme_certificate_days_left{{file="{name}"}} {left}' for name, left in days.items()]
+    """The numbers of a status in Prometheus' text format."""
+    of_server = "sites" in status
+    sites = status["sites"] if of_server else {status["site"]: status}
+    up = status["server"] == "up" if of_server else status["node"] == "running"
+    connected = {
+        name: site["status"] == operator.ONLINE if of_server else bool(site["connected_since"]) for name, site in sites.items()
+    }
+    families: list[tuple[str, str, str, Mapping[str, float | None]]] = [  # name, type, label, value by label
+        ("fedme_up", "gauge", "", {"": up}),
+        ("fedme_disk_free_bytes", "gauge", "", {"": status["disk_free"]}),
+        ("fedme_certificate_days_left", "gauge", "file", status["certificates"]),
+        ("fedme_site_online", "gauge", "site", connected),
+        ("fedme_site_received_bytes_total", "counter", "site", _of_each(sites, "received")),
+        ("fedme_site_sent_bytes_total", "counter", "site", _of_each(sites, "sent")),
+        ("fedme_site_epsilon", "gauge", "site", _of_each(sites, "epsilon")),
+    ]
+    if of_server:
+        families += [
+            ("fedme_site_refused_replies_total", "counter", "site", _of_each(sites, "refused")),
+            ("fedme_run_rounds", "gauge", "run", _of_each(status["runs"], "rounds")),
+        ]
+    lines = []
+    for name, kind, label, values in families:
+        lines.append(f"# TYPE {name} {kind}")
+        known = {key: value for key, value in values.items() if value is not None}
+        lines += [
+            f'{name}{{{label}="{_label(key)}"}} {value:.15g}' if label else f"{name} {value:.15g}"
+            for key, value in known.items()
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _of_each(things: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, Any]:
+    return {key: thing[name] for key, thing in things.items()}
 
 
 def _label(text: str) -> str:
@@ -154,20 +177,30 @@ def _run(folder: Path) -> dict[str, Any]:
     }
 
 
-def _traffic(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Bytes in both directions, and the time of the last message."""
-    total: dict[str, Any] = {"received": 0, "sent": 0, "last_message": None}
+def _traffic(lines: Iterable[Mapping[str, Any]], reply: str) -> dict[str, Any]:
+    """Bytes in both directions, the last round, and the times of the last message and of the last reply, which was `reply`."""
+    total: dict[str, Any] = {"received": 0, "sent": 0, "round": None, "last_message": None, "last_reply": None}
     for line in lines:
-        total[line["what"]] = total.get(line["what"], 0) + line["bytes"]
+        total[line["what"]] += line["bytes"]
         total["last_message"] = line["time"]
+        if line["what"] == reply:
+            total["last_reply"] = line["time"]
+        if line["round"] is not None:
+            total["round"] = line["round"]
     return total
 
 
-def _refused(folder: Path, site: str) -> int:
-    if not (folder / records.NAME).exists():
-        return 0
-    notes = (row.get("notes", {}) for row in records.read(folder) if row.get("client") == site)
-    return sum(str(note.get("missing", "")).startswith("refused") for note in notes)
+def _from_records(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """How many replies of a site were refused, and what it has spent of its privacy in the last run that counts it."""
+    found: dict[str, Any] = {"refused": 0, "epsilon": None}
+    for row in rows:
+        found["refused"] += str(row.get("notes", {}).get("missing", "")).startswith("refused")
+        found["epsilon"] = row.get("epsilon", found["epsilon"])
+    return found
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    return [row for row in records.read(folder) if "client" in row] if (folder / records.NAME).exists() else []
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from fedme.config.experiment import ConfigError
+from fedme.core.atomic_files import RunError
 from fedme.deployment import status
 
 REFRESH = 5  # seconds
@@ -51,22 +53,33 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with the page, JSON, or metrics."""
-        answers = {"/": ("text/html", page), "/status.json": ("application/json", as_json), "/metrics": ("text/plain", metrics)}
+        answers = {
+            "/": ("text/html", page),
+            "/status.json": ("application/json", as_json),
+            "/metrics": ("text/plain", status.prometheus),
+        }
         if self.headers.get("Host", "").rpartition(":")[0] not in ("127.0.0.1", "localhost"):
             self._send(403, "text/plain", "only for this machine\n")  # another site's page that names this address
         elif self.path not in answers:
             self._send(404, "text/plain", "not found\n")
         else:
             content_type, write = answers[self.path]
-            self._send(200, content_type, write(self.source()))
+            try:
+                state = self.source()
+            except (RunError, ConfigError, OSError) as error:  # a damaged file, for instance: the page says so and stays
+                self._send(503, "text/plain", f"{error}\n", {"Refresh": str(REFRESH)})
+            else:
+                self._send(200, content_type, write(state))
 
-    def _send(self, code: int, content_type: str, text: str) -> None:
+    def _send(self, code: int, content_type: str, text: str, also: Mapping[str, str] | None = None) -> None:
         body = text.encode()
         self.send_response(code)
         self.send_header("Content-Type", f"{content_type}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
+        for name, value in (also or {}).items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 
@@ -77,11 +90,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def as_json(state: Mapping[str, Any]) -> str:
     """The status as JSON."""
     return json.dumps(state, indent=2) + "\n"
-
-
-def metrics(state: Mapping[str, Any]) -> str:
-    """The numbers for Prometheus; only a server has them."""
-    return status.prometheus(state) if "sites" in state else ""
 
 
 def page(state: Mapping[str, Any]) -> str:

@@ -46,6 +46,7 @@ class Supervisor:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.restarts: dict[str, tuple[float, float]] = {}  # the time of the pending restart (0: none), and the next delay
         self.log_start: dict[str, int] = {}  # where in its log file the output of the last start begins
+        self.asked_to_end: dict[str, str] = {}  # programs that `restart` has asked, and why
         self.stopped = False
 
     def start(self, name: str, command: Callable[[], Sequence[str]]) -> None:
@@ -77,9 +78,10 @@ class Supervisor:
                 process.kill()
                 process.wait()
 
-    def restart(self, name: str) -> None:
+    def restart(self, name: str, why: str) -> None:
         """End a program; it is started again like one that ends by itself."""
         if self.processes[name].poll() is None:
+            self.asked_to_end[name] = why
             self.processes[name].send_signal(signal.SIGINT)
 
     def output(self, name: str) -> str:
@@ -111,11 +113,15 @@ class Supervisor:
             restart_at, delay = self.restarts.get(name, (0.0, 1.0))
             if restart_at == 0.0:
                 self.restarts[name] = (now + delay, min(2 * delay, MAX_DELAY))
-                reason = f"signal {-code}" if code < 0 else self.explain() or self._last_error(name) or f"code {code}"
+                reason = self.asked_to_end.pop(name, "") or self._reason(name, code)
                 self.log(f"{name} ended ({reason}); starting it again in {delay:.0f} s")
             elif now >= restart_at:
                 self.restarts[name] = (0.0, delay)
                 self._start(name)
+
+    def _reason(self, name: str, code: int) -> str:
+        """Why a program ended."""
+        return f"signal {-code}" if code < 0 else self.explain() or self._last_error(name) or f"code {code}"
 
     def _last_error(self, name: str) -> str:
         """The reason in the program's log, empty if there is none."""

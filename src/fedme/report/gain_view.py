@@ -1,7 +1,6 @@
 """Who gained and who lost by joining: every client beside itself alone, with intervals, and corrected for their number."""
 
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -93,7 +92,7 @@ def missing(family: Family) -> str:
 
 def command(run: Run) -> str:
     """The command that compares."""
-    return f"fedme verdict {shlex.quote(str(run.folder))}"
+    return verdicts.command(run.folder)
 
 
 def _comparison(one: Comparison) -> dict[str, Any]:

@@ -35,13 +35,23 @@ def similar_run(folder: Path) -> str:
     return f"; did you mean {names[close[0]]}?" if close else ""
 
 
-def require_readable(folder: Path) -> None:
-    """Refuse a run directory in the format of another version, in one line that says so."""
+def _tables(folder: Path) -> dict[str, dict[str, Any]]:
+    """The tables of the configuration; none if it cannot be read, which is reported where the file is needed."""
     try:
         config = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # reported where the file is needed
-        config = {}
-    tables = {name: table for name, table in config.items() if isinstance(table, dict)}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {name: table for name, table in config.items() if isinstance(table, dict)}
+
+
+def deployed(folder: Path) -> bool:
+    """Whether the clients of a run are sites of a deployment, which have the samples."""
+    return _tables(folder).get("data", {}).get("name") == "sites"
+
+
+def require_readable(folder: Path) -> None:
+    """Refuse a run directory in the format of another version, in one line that says so."""
+    tables = _tables(folder)
     changes = [f"setting '{t}.{key}' is now '{new}'" for (t, key), new in RENAMED.items() if key in tables.get(t, {})]
     changes += [
         f"'{old}' of setting '{t}.{key}' is now '{new}'"

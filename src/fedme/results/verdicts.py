@@ -7,6 +7,7 @@ p values are corrected for the number of clients (Holm), so that one clear verdi
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedme.core.data import ClientId
 from fedme.core.key import Key
 from fedme.core.metrics import MEASURES, Measure
 from fedme.core.task_types import TaskType
+from fedme.results.run_directory import deployed
 from fedme.results.statistics import (
     Array,
     Gain,
@@ -339,6 +341,11 @@ def write(run: Path, verdicts: Sequence[Verdict], name: str = NAME) -> None:
 def plain(verdict: Verdict) -> dict[str, Any]:
     """As plain data, with the decision, whether the two are equivalent within the margin, and the sentence."""
     return asdict(verdict) | {name: getattr(verdict, name) for name in ("decision", "equivalent")} | {"words": verdict.words()}
+
+
+def command(run: Path) -> str:
+    """The command that tells whether joining helped. The sites of a deployment ask themselves."""
+    return "fedme deploy verdict site.toml" if deployed(run) else f"fedme verdict {shlex.quote(str(run))}"
 
 
 def strongest(run: Path) -> list[Verdict] | None:

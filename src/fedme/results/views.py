@@ -1,7 +1,6 @@
 """Tables of results: of one run, of its clients, and of several runs side by side."""
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,10 +68,10 @@ def _joining(folder: Path, result: Mapping[str, Any]) -> list[str]:
     """Whether joining helped, or how to find out."""
     known = verdicts.strongest(folder)
     if known:
-        return [*verdict_lines(known), f"`fedme verdict {shlex.quote(str(folder))}` shows every client."]
+        return [*verdict_lines(known), f"`{verdicts.command(folder)}` shows every client."]
     if "unfinished" in result or not result["bytes_up"] + result["bytes_down"]:
         return []
-    return [f"Does joining help? `fedme verdict {shlex.quote(str(folder))}` compares with training every client alone."]
+    return [f"Does joining help? `{verdicts.command(folder)}` compares with training every client alone."]
 
 
 def verdict_lines(known: Sequence[Verdict]) -> list[str]:

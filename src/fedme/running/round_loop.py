@@ -245,6 +245,9 @@ class RoundLoop:
 
     def _groups(self, task: Task) -> Iterator[list[ClientId]]:
         """Groups of clients whose models, with copies for fine-tuning, take at most a part of the memory budget."""
+        if not self.clients:  # their models are at sites, which need not wait for each other
+            yield list(task.members)
+            return
         limit = max(self.store.budget // PART, 1)
         group: list[ClientId] = []
         taken = 0
