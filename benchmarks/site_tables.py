@@ -1,11 +1,11 @@
-"""Tables of real sites: accuracy of Local, FedAvg and FedMe, and of the majority class, on the sites' test parts.
+"""Tables of real sites: accuracy or RMSE of Local, FedAvg, FedMe, and the majority class or mean, on the sites' test parts.
 
 FEDME_DATA=DIRECTORY python benchmarks/site_tables.py heart 5
 
-The data sets: `heart` (UCI, four hospitals), `har` (UCI, 30 persons), `lung` (R package survival, 18 institutions), and
-`contraception` (R package mlmRev, 60 districts of Bangladesh); docs/site-tables.md says where they come from.
+docs/site-tables.md describes the data sets and says where they come from.
 """
 
+import gzip
 import os
 import statistics
 import sys
@@ -18,14 +18,14 @@ import numpy as np
 import pandas
 
 import fedme
-from fedme.artifacts import outputs
+from fedme.core.metrics import MEASURES, Measure, task_type_of_row
 from fedme.results import records, verdicts
 
 ROOT = Path(os.environ.get("FEDME_DATA", "."))
 HEART = ["age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal", "ill"]
 Clients = list[fedme.Client]
 ROUNDS = 20
-POOLS = {"har": ["dnn-64", "mlr", "dnn-16"]}  # all clients start with the first
+POOLS = {name: ["dnn-64", "mlr", "dnn-16"] for name in ("har", "fashion")}  # all clients start with the first
 POOL = ["dnn-16", "mlr", "dnn-64"]
 LEARNERS = {"Local": fedme.Local, "FedAvg": fedme.FedAvg, "FedMe": fedme.FedMe}
 
@@ -63,6 +63,43 @@ def contraception() -> tuple[Clients, dict[str, Any]]:
     return _by(table, "district", "use"), {}
 
 
+def fashion() -> tuple[Clients, dict[str, Any]]:
+    """Ten clients with 300 pictures of clothes each, with skewed labels; they are the same for all seeds."""
+
+    def read(name: str, start: int) -> np.ndarray:
+        return np.frombuffer(gzip.decompress((ROOT / "fashion-mnist" / name).read_bytes()), np.uint8, offset=start)
+
+    x = read("train-images-idx3-ubyte.gz", 16).reshape(-1, 28, 28).astype(np.float32) / 255
+    y = read("train-labels-idx1-ubyte.gz", 8)
+    draw = np.random.default_rng(0)
+    clients = []
+    for number in range(10):
+        weights = draw.dirichlet(np.full(10, 0.3))[y]
+        rows = draw.choice(len(y), 300, replace=False, p=weights / weights.sum())
+        clients.append(fedme.Client(f"client-{number}", train=(x[rows], y[rows].astype(np.int64))))
+    return clients, {}
+
+
+def diabetes() -> tuple[Clients, dict[str, Any]]:
+    """Five clients by age with 80 to 94 patients each; how far has the disease progressed after a year?"""
+    from sklearn.datasets import load_diabetes
+
+    table = load_diabetes(as_frame=True, scaled=False).frame
+    table["fifth"] = pandas.qcut(table["age"], 5, labels=False)
+    return _by(table, "fifth", "target"), {"task": "regression"}
+
+
+def sleep() -> tuple[Clients, dict[str, Any]]:
+    """Eighteen persons without enough sleep, measured on ten days; how fast do they react?"""
+    return _by(pandas.read_csv(ROOT / "sleepstudy.csv"), "Subject", "Reaction"), {"task": "regression"}
+
+
+def exam() -> tuple[Clients, dict[str, Any]]:
+    """Sixty-five schools of London with 2 to 198 pupils; the result of an examination at the age of 16, standardised."""
+    table = pandas.read_csv(ROOT / "exam.csv").drop(columns="student")
+    return _by(table, "school", "normexam"), {"task": "regression"}
+
+
 def _by(table: pandas.DataFrame, column: str, label: str) -> Clients:
     """One client per value of a column."""
     sites = table.groupby(column)
@@ -74,6 +111,10 @@ SETS: dict[str, Callable[[], tuple[Clients, dict[str, Any]]]] = {
     "har": har,
     "lung": lung,
     "contraception": contraception,
+    "fashion": fashion,
+    "diabetes": diabetes,
+    "sleep": sleep,
+    "exam": exam,
 }
 
 
@@ -81,7 +122,7 @@ Found = dict[str, tuple[float, float | None]]
 
 
 def measured(name: str, seed: int, folder: Path) -> Found:
-    """Accuracy in percent over all test samples, and the mean AUROC of the clients that have one, by method."""
+    """Accuracy in percent or RMSE over all test samples, and the mean AUROC of the clients that have one, by method."""
     clients, data = SETS[name]()
     found: Found = {}
     pool = POOLS.get(name, POOL)
@@ -92,62 +133,53 @@ def measured(name: str, seed: int, folder: Path) -> Found:
         result = learner(**settings, data=data).fit(clients, output=output, quiet=True)
         last = [row for row in records.read(output) if row["round"] == ROUNDS - 1]
         rows = [row for row in last if (row["model"], row["split"]) == ("personal", "test")]
+        measure = MEASURES[task_type_of_row(rows[0])][0]
         for stage, title in (("round", method), ("finetuned", f"{method}, fine-tuned")):
             of_stage = [row for row in rows if row["stage"] == stage]
-            samples = sum(row["samples"] for row in of_stage)
             aurocs = [row["auroc"] for row in of_stage if row.get("auroc") is not None]
-            accuracy = 100 * sum(row["accuracy"] * row["samples"] for row in of_stage) / samples
-            found[title] = accuracy, statistics.fmean(aurocs) if aurocs else None
+            found[title] = _pooled(measure, of_stage), statistics.fmean(aurocs) if aurocs else None
         if method != "Local":
             _judge(method, result, found)
-    found["always the most frequent class of the client"] = 100 * _majority(clients, data, seed), None
     return found
 
 
 def _judge(method: str, result: fedme.Result, found: Found) -> None:
-    """The model that every client uses, the best of the pool alone, and the verdicts."""
+    """The model that every client uses, the best of the pool alone, the most frequent class or mean, and the verdicts."""
     judged = result.verdicts(quiet=True)
-    samples = sum(v.samples for v in judged)
-    right = 0
-    for client in result:
-        answers, targets = outputs.of_split(outputs.read(result[client].folder), "test")
-        if targets is None:
-            continue
-        name = result[client].name
-        if name == "local":
-            right += round(next(v.local or 0.0 for v in judged if v.client == client) * len(targets))
-        else:
-            right += int((answers[name].argmax(1) == targets).sum())
-    found[f"{method}, the model that every client uses"] = 100 * right / samples, None
-    found["Local, best of the pool"] = 100 * sum((v.local or 0.0) * v.samples for v in judged) / samples, None
+
+    def pooled(value: Callable[[verdicts.Verdict], float | None]) -> float:
+        measure = judged[0].measure
+        return _pooled(measure, [{measure.key: value(verdict), "samples": verdict.samples} for verdict in judged])
+
+    used = pooled(lambda verdict: verdict.local if result[verdict.client].name == "local" else verdict.value)
+    found[f"{method}, the model that every client uses"] = used, None
+    found["Local, best of the pool"] = pooled(lambda verdict: verdict.local), None
+    found["always the most frequent class, or the mean, of the client"] = pooled(lambda verdict: verdict.constant), None
     summary = verdicts.overall(judged)
     for word, group in (("better", summary.better), ("worse", summary.worse), ("open", summary.open)):
         found[f"{method}, clients clearly {word}" if word != "open" else f"{method}, cannot tell"] = len(group), None
-    found[f"{method}, of these equivalent within 5 points"] = len(summary.equivalent), None
+    found[f"{method}, of these equivalent within 5 %"] = len(summary.equivalent), None
 
 
-def _majority(clients: Clients, data: dict[str, Any], seed: int) -> float:
-    """The accuracy of the most frequent class of every client's training part, over all test samples."""
-    from fedme.running.assembly import gather
-
-    right = total = 0
-    for part in gather(fedme.Local(seed=seed, data=data).experiment(clients)).clients.values():
-        right += int((part.test.y == part.train.y.mode().values).sum())
-        total += len(part.test)
-    return right / total
+def _pooled(measure: Measure, rows: list[dict[str, Any]]) -> float:
+    """The value over the samples of all rows, in percent where it is a fraction."""
+    value = measure.pooled(rows)
+    if value is None:
+        raise SystemExit(f"a client has no {measure.title}")
+    return 100 * value if measure.percent else value
 
 
 def main(name: str, seeds: int) -> None:
     """Print a table."""
     with tempfile.TemporaryDirectory() as folder:
         results = [measured(name, seed, Path(folder)) for seed in range(seeds)]
-    print(f"| {name}, {seeds} seeds | test accuracy % | mean AUROC |\n|---|---:|---:|")
+    print(f"| {name}, {seeds} seeds | test accuracy % or RMSE | mean AUROC |\n|---|---:|---:|")
     for method in results[0]:
-        accuracies = [result[method][0] for result in results]
+        values = [result[method][0] for result in results]
         aurocs = [auroc for result in results if (auroc := result[method][1]) is not None]
-        spread = f" ± {statistics.stdev(accuracies):.1f}" if seeds > 1 else ""
+        spread = f" ± {statistics.stdev(values):.3g}" if seeds > 1 else ""
         auroc = f"{statistics.fmean(aurocs):.3f}" if aurocs else ""
-        print(f"| {method} | {statistics.fmean(accuracies):.1f}{spread} | {auroc} |")
+        print(f"| {method} | {statistics.fmean(values):.4g}{spread} | {auroc} |")
 
 
 if __name__ == "__main__":

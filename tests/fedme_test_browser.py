@@ -1,10 +1,19 @@
 """Pages in a real browser, with everything they write to the console."""
 
+from pathlib import Path
+
 import pytest
 
 from fedme.report import chromium
 
+AXE = Path(__file__).parents[1] / "node_modules" / "axe-core" / "axe.min.js"
+
 needs_chromium = pytest.mark.skipif(bool(chromium.missing()), reason="needs Chromium and Playwright (apt-get install chromium)")
+
+
+needs_axe = pytest.mark.skipif(
+    not AXE.exists(), reason="needs axe-core (npm install --no-save axe-core, in the repository's folder)"
+)
 
 
 def new_page(browser, width=1280, height=900, **options):
@@ -18,3 +27,14 @@ def new_page(browser, width=1280, height=900, **options):
 
 def open_file(page, path):
     page.goto(path.resolve().as_uri())
+
+
+def serious_defects(page):
+    """What axe-core finds in an open page, apart from matters of taste: rules, with the first elements that break them."""
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("axe.run().then((result) => result.violations)")
+    return [
+        (one["id"], [node["html"][:120] for node in one["nodes"]][:3])
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]

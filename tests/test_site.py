@@ -17,7 +17,7 @@ import fedme_test_user_method
 from fedme.config.experiment import presets
 from fedme.methods import METHODS
 from fedme.report import chromium
-from fedme_test_browser import needs_chromium, new_page, open_file
+from fedme_test_browser import needs_axe, needs_chromium, new_page, open_file, serious_defects
 
 ROOT = Path(__file__).parent.parent
 
@@ -167,6 +167,28 @@ def test_nothing_is_wider_than_a_telephone(site, name):
         page, _ = new_page(browser, width=390, height=844)
         open_file(page, site / f"{name}.html")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@needs_chromium
+@needs_axe
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])
+def test_axe_finds_no_serious_defect(site, width, scheme):
+    names = (
+        "index",
+        "tutorial-sites",
+        "gallery",
+        "tour",
+        "site-tables",
+        "methods/index",
+        "methods/fedme",
+        "reference/settings",
+    )
+    with chromium.launch() as browser:
+        for name in names:
+            page, _ = new_page(browser, width, color_scheme=scheme)
+            open_file(page, site / f"{name}.html")
+            assert serious_defects(page) == [], name
+            page.close()
 
 
 def test_no_page_is_endless(site):

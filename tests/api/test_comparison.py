@@ -129,3 +129,10 @@ def test_a_note_is_printed_once_for_all_runs(capsys):
     said = capsys.readouterr().err
     assert said.count("note: 3 of 3 clients have fewer than 10 test samples") == 1
     assert "fedavg, seed 1 (4 of 4)" in said
+    assert "loading" not in said  # the samples are in memory
+
+
+def test_a_note_on_one_client(capsys):
+    sites = [fedme.Client(name, train=samples(count, 0), model="mlr") for name, count in (("a", 24), ("b", 60))]
+    fedme.Local(rounds=1).fit(sites)
+    assert "1 of 2 clients has fewer than 10 test samples; in means over clients it counts like" in capsys.readouterr().err

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from fedme.cli import app
-from fedme.cli.app import next_step, source
+from fedme.cli.app import all_runs, next_step, source
 from fedme.config.experiment import ConfigError, presets
 from fedme.methods import METHODS
 from fedme.running.progress import Display
@@ -202,7 +202,9 @@ def test_pipes_stay_clean(fedme, trained):
         assert "Next:" not in out + err
     code, shown = in_terminal("show", trained)
     assert code == 0
-    assert shown.rstrip().splitlines()[-1].startswith("Next: `fedme show runs/first --clients`")
+    *_, last, rest = shown.rstrip().splitlines()
+    assert last.startswith("Next: `fedme show runs/first --clients`")
+    assert rest == "`fedme report runs/first` draws it"
 
 
 def test_the_next_step_is_on_a_terminal(monkeypatch):
@@ -211,6 +213,32 @@ def test_the_next_step_is_on_a_terminal(monkeypatch):
     monkeypatch.setattr(module, "err", Console(file=file, force_terminal=True, width=80, color_system=None))
     next_step("`fedme show x`")
     assert file.getvalue().strip() == "Next: `fedme show x`"
+
+
+def test_errors_are_wrapped_between_words():
+    code, shown = in_terminal("run", "digits-fedme", 'models.pool=["cnn-9"]')
+    lines = shown.rstrip().splitlines()
+    assert code == 2
+    assert lines[0].startswith("error: ")
+    assert max(map(len, lines)) <= 80
+    assert "unknown architecture 'cnn-9'" in " ".join(lines)
+
+
+def test_a_list_says_how_to_use_what_it_explains():
+    assert in_terminal("list", "methods", "fedavg")[1].endswith(
+        "\nNext: `fedme run digits-fedme method.name=fedavg` tries it\n"
+    )
+    assert "Next: `fedme list methods NAME` explains its settings" in in_terminal("list", "methods")[1]
+
+
+def test_the_next_step_names_a_directory_of_many_runs(tmp_path):
+    folders = [tmp_path / f"run-{i}" for i in range(4)]
+    for folder in folders:
+        folder.mkdir()
+    assert all_runs(folders) == f"{tmp_path}/*"
+    assert all_runs(folders[:3]) == " ".join(map(str, folders[:3]))
+    (tmp_path / "other").mkdir()
+    assert all_runs(folders) == " ".join(map(str, folders))
 
 
 def test_every_command_says_what_is_next():

@@ -14,10 +14,9 @@ import pytest
 from fedme import report
 from fedme.report import html
 from fedme.report.run_data import families
-from fedme_test_browser import needs_chromium, new_page, open_file
+from fedme_test_browser import needs_axe, needs_chromium, new_page, open_file, serious_defects
 
 pytestmark = needs_chromium
-AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 
 
 @pytest.fixture(scope="module")
@@ -250,19 +249,13 @@ def test_marks_and_dashes_stand_beside_colours(page):
     assert page.evaluate("new Set(Object.values(SIDES).map(([, shape]) => shape)).size") == 3
 
 
-@pytest.mark.skipif(not AXE.exists(), reason="needs axe-core (npm install --no-save axe-core, in the repository's folder)")
+@needs_axe
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 390])
 def test_axe_finds_no_serious_defect(browser, file, width, scheme):
     page, _ = new_page(browser, width, color_scheme=scheme)
     open_file(page, file)
     page.evaluate("for (const fold of document.querySelectorAll('details')) { fold.fill?.(); fold.open = true }")
-    page.evaluate(AXE.read_text())
-    found = page.evaluate("axe.run().then((result) => result.violations)")
-    serious = [
-        (one["id"], [node["html"][:120] for node in one["nodes"]][:3])
-        for one in found
-        if one["impact"] in ("serious", "critical")
-    ]
+    serious = serious_defects(page)
     assert serious == [], json.dumps(serious, indent=1)
     page.close()

@@ -42,10 +42,18 @@ def test_names_of_a_few_words_are_not_cut(width):
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_sentences_are_wrapped_between_words_in_a_terminal_only(terminal):
-    sentence, command = "client site-a gained " * 10 + "much.", "Next: `fedme show runs/first` " * 5
+    sentence = (
+        "client site-a gained much: `fedme show runs/first --clients` lists them, `fedme report runs/first`" + " draws it" * 9
+    )
     out = io.StringIO()
-    print_prose([sentence, command], Console(file=out, width=40, force_terminal=terminal, color_system=None))
+    print_prose([sentence], Console(file=out, width=40, force_terminal=terminal, color_system=None))
     lines = out.getvalue().splitlines()
-    assert lines[-1].strip() == command.strip()  # a command is copied whole
-    assert " ".join(line.strip() for line in lines[:-1]) == sentence
-    assert (max(map(len, lines[:-1])) <= 40) == terminal
+    assert " ".join(lines) == sentence
+    assert any("`fedme show runs/first --clients`" in line for line in lines)  # a command is copied whole
+    assert (max(map(len, lines)) <= 40) == terminal
+
+
+def test_a_command_wider_than_the_terminal_stays_whole():
+    out = io.StringIO()
+    print_prose(["Next: `fedme report runs/first runs/second` draws them"], Console(file=out, width=20, force_terminal=True))
+    assert "`fedme report runs/first runs/second`" in out.getvalue().splitlines()

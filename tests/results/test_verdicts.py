@@ -181,6 +181,8 @@ def test_equivalence():
     summary = overall([verdict(narrow, "a"), verdict(UNKNOWN, "b"), verdict(narrow, "c")])
     assert summary.equivalent == ("a", "c")
     assert "2 of these 3 are equivalent: no difference larger than 5 points." in summary.words()
+    assert "All of these are equivalent: no" in overall([verdict(narrow, "a"), verdict(narrow, "c")]).words()
+    assert "This one is equivalent: no" in overall([verdict(narrow)]).words()
     assert "equivalent" not in overall([verdict(UNKNOWN)]).words()
     rmse = replace(verdict(narrow, task="regression"), local=2.0)  # the margin is a share of the RMSE alone
     assert rmse.equivalent

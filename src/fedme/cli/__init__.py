@@ -4,8 +4,11 @@ import importlib
 import sys
 from pathlib import Path
 
-from fedme.cli.app import app, err, literal
+from rich.text import Text
+
+from fedme.cli.app import app, err
 from fedme.core.foreign_text import one_line
+from fedme.results.tables import print_prose, wrapped
 from fedme.running.round_loop import Interrupted
 from fedme.running.run_queue import USER_ERRORS
 
@@ -35,7 +38,7 @@ def main() -> None:
     except USER_ERRORS as error:
         _fail(one_line(str(error)))
     except Interrupted as interrupted:
-        err.print(f"{interrupted}; everything finished is saved", markup=False, highlight=False, soft_wrap=True)
+        print_prose([f"{interrupted}; everything finished is saved"], err)
         sys.exit(130)
     except KeyboardInterrupt:
         err.print("stopped immediately; the last checkpoint is intact")
@@ -50,5 +53,6 @@ def main() -> None:
 
 
 def _fail(message: str) -> None:
-    err.print(f"[bold red]error:[/] {literal(message)}", highlight=False, soft_wrap=True)
+    text = wrapped(f"error: {message}", err).removeprefix("error:")
+    err.print(Text.assemble(("error:", "bold red"), text), highlight=False, soft_wrap=True)
     sys.exit(2)

@@ -15,7 +15,7 @@ import fedme
 from fedme.cli import completion
 from fedme.config.experiment import ConfigError
 from fedme.core.foreign_text import one_line
-from fedme.results.tables import Format, render, wide
+from fedme.results.tables import Format, print_prose, render, wide
 from fedme.running.run_queue import Planned
 from fedme.running.shards import Shard, state
 
@@ -82,7 +82,7 @@ def literal(text: object) -> str:
 
 def print_note(text: str) -> None:
     """Print a note to standard error."""
-    err.print(f"note: {one_line(text, 4000)}", markup=False, highlight=False)
+    print_prose([f"note: {text}"], err)
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], style: Format, as_json: bool) -> None:
@@ -103,12 +103,22 @@ def print_plans(plans: Sequence[Planned], shard: Shard, style: Format, as_json: 
 def next_step(text: str) -> None:
     """Say what to do next, on a terminal only: pipes and logs stay clean."""
     if err.is_terminal:
-        err.print(f"Next: {one_line(text, 4000)}", markup=False, highlight=False, soft_wrap=True, style="dim")
+        print_prose([f"Next: {text}"], err, style="dim")
 
 
 def quoted(*paths: Path | str) -> str:
     """Paths as words of a command."""
     return " ".join(shlex.quote(str(path)) for path in paths)
+
+
+def all_runs(folders: Sequence[Path]) -> str:
+    """Run directories as words of a command: DIR/* if they are all that a directory has."""
+    parents = {folder.parent for folder in folders}
+    if len(folders) > 3 and len(parents) == 1 and (parent := parents.pop()).is_dir():
+        visible = {entry for entry in parent.iterdir() if not entry.name.startswith(".")}
+        if visible == set(folders):
+            return f"{quoted(parent)}/*"
+    return quoted(*folders)
 
 
 def source(file: str | None, overrides: list[str] | None, **options: object) -> tuple[str | None, list[str]]:

@@ -43,7 +43,7 @@ def _federation(folder: Path) -> Any:
 
 
 def _log(text: str) -> None:
-    err.print(literal(text), highlight=False, soft_wrap=True)
+    print_prose([text], err)
 
 
 @deploy_app.command(

@@ -54,12 +54,12 @@ WIDE = 120  # columns of a terminal in which lists have defaults too
 
 
 NEXT = {  # what to do with a list
-    "methods": "`fedme list methods NAME` explains its settings, `fedme run digits-fedme method.name=NAME` tries it",
-    "datasets": "`fedme list datasets NAME` explains its settings, `fedme data show data.name=NAME` shows it",
+    "methods": "`fedme run digits-fedme method.name=NAME` tries it",
+    "datasets": "`fedme data show data.name=NAME` shows it",
     "models": "`fedme run digits-fedme models.pool='[\"NAME\"]'` uses it",
-    "partitions": "`fedme list partitions NAME` explains its settings, `fedme data show partition.name=NAME` shows it",
+    "partitions": "`fedme data show partition.name=NAME` shows it",
     "presets": "`fedme run NAME` runs it, `fedme config NAME` prints it",
-    "settings": "`fedme list settings TABLE` explains one table, `fedme run digits-fedme TABLE.KEY=VALUE` changes a setting",
+    "settings": "`fedme run digits-fedme NAME.KEY=VALUE` changes a setting",
 }
 
 
@@ -94,7 +94,8 @@ def list_command(
         header, title = ("setting", "default", "about"), f"{name}: {_first_line(entry)}"
         rows = [tuple(setting) for setting in settings_of(entry)]
     print_table(title, header, rows, "table", as_json)
-    next_step(NEXT[what])
+    more = f"`fedme list {what} NAME` explains its settings, " if name is None and what in REGISTRIES else ""
+    next_step((more + NEXT[what]).replace("NAME", quoted(name) if name is not None else "NAME"))
 
 
 def _first_line(entry: type[Any]) -> str:

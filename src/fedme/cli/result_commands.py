@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from fedme.cli import completion
-from fedme.cli.app import Folders, Imports, Json, Quiet, Style, app, err, examples, next_step, out, quoted
+from fedme.cli.app import Folders, Imports, Json, Quiet, Style, all_runs, app, err, examples, next_step, out, quoted
 from fedme.config.named_code import load_saved
 from fedme.core.atomic_files import RunError, finite
 from fedme.results import summary, verdicts, views
@@ -87,7 +87,7 @@ def verdict(
     title = f"{folders[0]}{seeds}: test {what} of the federation's models, and of the best that each client could train alone"
     views.verdict_table(title, judged, style, out)
     more = f"`fedme verdict {quoted(folders[0])} --folds 5` tests every sample, " if folds is None and len(runs) == 1 else ""
-    next_step(f"{more}`fedme report {quoted(*folders)}` draws it")
+    next_step(f"{more}`fedme report {all_runs(folders)}` draws it")
 
 
 @app.command(epilog=examples("fedme compare runs/first runs/second", "fedme compare runs/* --format latex"))
@@ -107,4 +107,6 @@ def compare(
         print(json.dumps([dataclasses.asdict(line) for line in lines], indent=2))
     else:
         views.comparison(lines, style, out)
-    next_step(f"`fedme report {quoted(*folders)}` draws them; runs with other seeds (--seed 1) tell chance from difference")
+    few = min(len(line.seeds) for line in lines) == 1
+    chance = "; runs with other seeds (--seed 1) tell chance from difference" if few else ""
+    next_step(f"`fedme report {all_runs(folders)}` draws them{chance}")

@@ -16,6 +16,7 @@ from fedme.cli.app import (
     Rounds,
     ShardOption,
     Style,
+    all_runs,
     app,
     err,
     examples,
@@ -23,7 +24,6 @@ from fedme.cli.app import (
     out,
     print_note,
     print_plans,
-    quoted,
     source,
 )
 from fedme.config.experiment import DEMO
@@ -109,12 +109,13 @@ def sweep(
         ]
         print(json.dumps(plain, indent=2))
     else:
-        render(f"{model} models after the last round, mean over clients, in {root}", header, rows, style, out)
+        kind = "fine-tuned" if model == "finetuned" else model
+        render(f"{kind} models after the last round, mean over clients, in {root}", header, rows, style, out)
     if failed := [outcome for outcome in outcomes if outcome.error]:
         raise RunError(f"{len(failed)} of {len(outcomes)} runs failed; the first, {failed[0].planned.name}: {failed[0].error}")
     if incomplete := sum(not score.complete for score in scored):
         print_note(f"{incomplete} of {len(scored)} settings have unfinished runs, and are not compared with the others yet")
     elif not any(score.best for score in scored):
         print_note("no settings selected: there is no validation data (data.val), and test data must not select")
-    best = [run.folder for score in scored if score.best for run in score.point.runs]
-    next_step(f"`fedme report {quoted(*(best or [run.folder for run in plans]))}` draws {'the best' if best else 'the runs'}")
+    runs = all_runs([run.folder for run in plans])
+    next_step(f"`fedme compare {runs}` compares the runs, `fedme report {runs}` draws them")

@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -19,6 +20,8 @@ Format = Literal["table", "markdown", "csv", "latex"]
 WHOLE = 30  # characters; longer text may be folded
 FOLDED = 12  # characters to which it is folded if there is no more space
 GAP = 3  # between columns
+LONGEST = 4000  # characters of a line, which may quote the text of others
+WORD = re.compile(r"(?:`[^`]*`|\S)+")
 
 
 def wide() -> Console:
@@ -50,11 +53,24 @@ def render(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], sty
         print(text(header, rows, style), end="")
 
 
-def print_prose(lines: Iterable[str], console: Console) -> None:
-    """Print sentences, one per line. A terminal gets them wrapped between words, unless they have a command to be copied."""
+def print_prose(lines: Iterable[str], console: Console, style: str | None = None) -> None:
+    """Print sentences, one per line. A terminal gets them wrapped between words; a command in backticks stays whole."""
     for line in lines:
-        unwrapped = not console.is_terminal or "`" in line
-        console.print(one_line(line), markup=False, highlight=False, soft_wrap=unwrapped)
+        console.print(wrapped(line, console), markup=False, highlight=False, soft_wrap=True, style=style)
+
+
+def wrapped(line: str, console: Console) -> str:
+    """The line for a console: with breaks between words if it is a terminal. A command is one word, and can be copied."""
+    text, rows = one_line(line, LONGEST), [""]
+    if not console.is_terminal:
+        return text
+    for word in WORD.findall(text):
+        longer = f"{rows[-1]} {word}".lstrip()
+        if rows[-1] and len(longer) > console.width:
+            rows.append(word)
+        else:
+            rows[-1] = longer
+    return "\n".join(rows)
 
 
 def _side_by_side(widths: Sequence[int], available: int) -> list[list[int]]:

@@ -223,10 +223,9 @@ class Overall:
         )
         if self.equivalent:
             small = margin_text(self.measure, self.margin)
-            verb = "is" if len(self.equivalent) == 1 else "are"
-            text += (
-                f" {len(self.equivalent):,} of these {len(self.open):,} {verb} equivalent: no difference larger than {small}."
-            )
+            equal, unclear = len(self.equivalent), len(self.open)
+            which = f"{equal:,} of these {unclear:,}" if equal < unclear else "All of these" if equal > 1 else "This one"
+            text += f" {which} {'is' if equal == 1 else 'are'} equivalent: no difference larger than {small}."
         mean = f"{self.measure.title} {signed(self.measure, self.mean)}{unit}"
         interval = f"95 % interval {signed(self.measure, self.low)} to {signed(self.measure, self.high)}"
         return f"{text} Mean gain: {mean}" + (f" ({interval})." if math.isfinite(self.low) else ".")

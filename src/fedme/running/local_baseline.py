@@ -43,7 +43,8 @@ def judge(run: Path, experiment: Experiment, display: Display, cache: Path | Non
         raise RunError(f"{run}: the run is not finished; `fedme resume` continues it")
     if experiment.data_name == "sites":
         raise RunError(f"{run}: the samples are at the sites; every site asks there, with `fedme deploy verdict`")
-    display.note(f"loading {experiment.data_name} ...")
+    if experiment.data_name != "given":  # in memory already
+        display.note(f"loading {experiment.data_name} ...")
     federation = assembly.gather(experiment)
     local = train_locally(run, experiment, federation, display, cache)
     clients = [client for client in federation.clients if client not in federation.malicious]

@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from fedme.core.foreign_text import one_line
+from fedme.results.tables import print_prose
 
-LONGEST_NOTE = 4000  # characters of a note, which may quote the text of others
 PAUSE = 2.0  # seconds between plain lines
 
 
@@ -53,7 +52,7 @@ class Display:
             return
         if always or not self.quiet:
             self.printed |= {text} if always else set()
-            self.console.print(one_line(text, LONGEST_NOTE), highlight=False, soft_wrap=True, markup=False)
+            print_prose([text], self.console)
 
     def start(self, label: str, total: int, done: int = 0, by_operation: bool = False) -> None:
         """Start work of `total` parts, of which `done` are done; with `by_operation` every tick completes a part."""

@@ -238,7 +238,8 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment, conf
         local = replace(settings.engine, device="cpu", precision=None) if settings.engine.name == "ray" else settings.engine
         execute = assembly.executor(local, tick, store.wait)
         cleanup.callback(execute.close)
-        display.note(f"loading {experiment.data_name} ...")
+        if experiment.data_name != "given":  # in memory already
+            display.note(f"loading {experiment.data_name} ...")
         federation = assembly.gather(experiment)
         notes = [*federation.notes, *_data_notes(experiment, federation)]
         for note in notes + privacy_budget.cautions(experiment, federation.clients):
@@ -325,8 +326,9 @@ def _data_notes(experiment: Experiment, federation: Federation) -> list[str]:
         notes.append(f"there is only one class, {schema.classes[0]}: there is nothing to learn")
     few = [client for client, data in federation.clients.items() if len(data.test) < FEW]
     if few:
-        many = f"{len(few)} of {len(federation.clients)} clients have fewer than {FEW} test samples"
-        notes.append(f"{many}; in means over clients they count like the others")
+        have, count = ("has", "it counts") if len(few) == 1 else ("have", "they count")
+        many = f"{len(few)} of {len(federation.clients)} clients {have} fewer than {FEW} test samples"
+        notes.append(f"{many}; in means over clients {count} like the others")
     cohort = experiment.settings.train.cohort
     if cohort is not None and cohort > len(federation.clients):
         notes.append(f"train.cohort is {cohort}, but there are only {len(federation.clients)} clients: all take part")
