@@ -60,11 +60,16 @@ def watched(words: list[str]) -> dict[str, Any]:
     return sizes | {"seconds": round(spent, 1)}
 
 
+def network_of(weights: float) -> tuple[str, int]:
+    """A dense network of about so many weights, and their number."""
+    width = round((weights / (LAYERS - 1)) ** 0.5)
+    count = 64 * width + (LAYERS - 1) * width * width + LAYERS * width + 10 * (width + 1)
+    return "dnn" + f"-{width}" * LAYERS, count
+
+
 def large(weights: float, method: str, words: list[str]) -> dict[str, Any]:
     """The same with a dense network of about so many weights, by method; the peak also in models."""
-    width = round((weights / (LAYERS - 1)) ** 0.5)
-    network = "dnn" + f"-{width}" * LAYERS
-    count = 64 * width + (LAYERS - 1) * width * width + LAYERS * width + 10 * (width + 1)
+    network, count = network_of(weights)
     named = [f"models.pool=['{network}']", f"models.shared={network}"]
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "experiment.toml"

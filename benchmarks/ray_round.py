@@ -68,7 +68,10 @@ def one(job: dict[str, Any]) -> None:
         done = run.start(parse(raw, "benchmark"), watch)
         seconds = [later - earlier for earlier, later in zip(watch.ends[:-2], watch.ends[1:-1], strict=True)]
         digest = hashlib.sha256()
-        for path in sorted(done.glob("clients/*/*.safetensors")):
+        saved = sorted(done.glob("clients/**/*.safetensors"))  # of many clients, a few files
+        if not saved:
+            sys.exit("no models were saved")
+        for path in saved:
             digest.update(path.read_bytes())
         log = (done / "engine.log").read_text().splitlines()
         said = next((line for line in log if line.startswith("on Ray: ")), "")

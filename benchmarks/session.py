@@ -17,7 +17,7 @@ from fedme.datasets import Federation
 from fedme.federation.in_process import InProcessEngine
 from fedme.federation.round import run_round
 from fedme.running import assembly
-from fedme.running.garbage_collection import existing_objects_left_out
+from fedme.running.garbage_collection import existing_objects_left_out, rare_collections
 
 sys.path.insert(0, str(Path(__file__).parent))  # `networks:cnn` is found wherever the benchmark is started
 
@@ -74,7 +74,8 @@ class Session:
 
     def play(self) -> None:
         """One round."""
-        self.server = run_round(self.method, self.task, self.engine, self.server, self.t, self.rounds, self.root).server
+        with rare_collections(self.experiment.settings.train.cohort or len(self.task.members)):  # as in a run
+            self.server = run_round(self.method, self.task, self.engine, self.server, self.t, self.rounds, self.root).server
         self.t += 1
 
     def counted(self) -> Count:

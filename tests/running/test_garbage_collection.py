@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from fedme.running import assembly, garbage_collection
-from fedme.running.garbage_collection import existing_objects_left_out
+from fedme.running.garbage_collection import existing_objects_left_out, rare_collections
 from fedme.running.round_loop import RoundLoop
 from fedme_test_runs import do
 
@@ -91,3 +91,34 @@ def test_collections_between_short_runs_are_rare(tmp_path, monkeypatch):
         with existing_objects_left_out():
             pass
     assert len(made) == 1
+
+
+def test_a_round_has_few_collections_and_one_at_its_end(monkeypatch):
+    monkeypatch.setattr(garbage_collection, "_next_collection", 0.0)
+    before, during = gc.get_threshold(), []
+
+    def note(phase, _):
+        during.append(phase)
+
+    try:
+        with rare_collections(10_000):
+            made = circle()
+            gc.callbacks.append(note)
+            kept = [[] for _ in range(garbage_collection.OBJECTS * 5_000)]
+            assert not during
+        assert during == ["start", "stop"]
+    finally:
+        gc.callbacks.remove(note)
+    assert made() is None
+    assert len(kept) == garbage_collection.OBJECTS * 5_000
+    assert gc.get_threshold() == before
+
+
+def test_a_round_without_collections_stays_without():
+    before = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        with rare_collections(10_000):
+            assert gc.get_threshold()[0] == 0
+    finally:
+        gc.set_threshold(*before)

@@ -3,6 +3,7 @@
 What can be said of them without a copy is known: names, shapes, types. An operation can refer to weights that never came here.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedme.core.flat_params import FlatParams, flat_params
+from fedme.core.flat_params import FlatLayout, FlatParams, flat_params
 
 CPU = torch.device("cpu")
 
@@ -28,9 +29,14 @@ class Form:
         if (held := held_params(params)) is not None:
             return held.form
         if (flat := flat_params(params)) is not None:
-            dtype = flat.layout.dtype
-            return cls(tuple((name, dtype, shape) for name, shape in flat.layout.shapes.items()), True)
+            return flat_form(flat.layout)
         return cls(tuple((name, value.dtype, tuple(value.shape)) for name, value in params.items()))
+
+
+@functools.lru_cache(maxsize=1024)
+def flat_form(layout: FlatLayout) -> Form:
+    """The form of weights in one tensor, one object per layout."""
+    return Form(tuple((name, layout.dtype, shape) for name, shape in layout.shapes.items()), True)
 
 
 class HeldParams(Mapping[str, Tensor]):

@@ -5,7 +5,8 @@ import gc
 import time
 from collections.abc import Iterator
 
-SHARE = 0.02  # of the time of a process with many runs that whole collections between them may take
+SHARE = 0.02  # of the time of a process that whole collections between rounds and between runs may take
+OBJECTS = 100  # that are made for a client in a round and live until its end, at least
 
 _next_collection = 0.0
 
@@ -27,8 +28,25 @@ def existing_objects_left_out() -> Iterator[None]:
             gc.unfreeze()
 
 
+@contextlib.contextmanager
+def rare_collections(clients: int) -> Iterator[None]:
+    """A round of so many clients: garbage is looked for once as many objects were made as they have, and after the round.
+
+    Most of these objects live until the end of the round. To look at them again and again took a third of a round of 10,000.
+    """
+    before = gc.get_threshold()
+    if before[0]:  # else there are no collections
+        gc.set_threshold(max(before[0], OBJECTS * clients), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+    if before[0]:
+        _collect()
+
+
 def _collect() -> None:
-    """Collect all garbage, unless short runs follow each other so fast that collections would take most of the time."""
+    """Collect all garbage, unless short rounds or runs follow so fast that collections would take much of the time."""
     global _next_collection
     start = time.monotonic()
     if start >= _next_collection:

@@ -33,7 +33,7 @@ from fedme.running import checkpoint, privacy_budget
 from fedme.running.alarm import NOTE, alarm
 from fedme.running.best_round import BEST, BestRound, better, with_best_round
 from fedme.running.divergence import DivergenceWatch
-from fedme.running.garbage_collection import existing_objects_left_out
+from fedme.running.garbage_collection import existing_objects_left_out, rare_collections
 from fedme.running.large_models import LargeModels
 from fedme.running.observers import Observers
 from fedme.running.progress import Display
@@ -88,7 +88,8 @@ class RoundLoop:
         saved_round = at.header.round
         try:
             for t in range(at.header.round, settings.rounds):
-                server = self._train_and_evaluate(at.server, t, book)
+                with rare_collections(settings.train.cohort or len(self.engine.current_task().members)):
+                    server = self._train_and_evaluate(at.server, t, book)
                 header = checkpoint.Header(
                     t + 1, book.size, at.header.assigned, dict(self.engine.states.ledgers), self.offences, book.check
                 )

@@ -9,7 +9,7 @@ import functools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,21 @@ class Traffic:
     puts: int = 0
     bytes_sent: int = 0
     bytes_fetched: int = 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """Operations that wait, the units in which they may be executed, and the weights that they need."""
+
+    operations: Sequence[Op]
+    units: Sequence[Unit]
+    needs: Sequence[Sequence[Number]]  # of every unit
+    weights: Mapping[Number, Params]
+    numbers: Mapping[int, Number]  # of weights by their identity
+
+    def indices(self, units: Iterable[int]) -> list[int]:
+        """The operations of some units."""
+        return [index for unit in units for index in self.units[unit].operations]
 
 
 class Package:
@@ -136,18 +151,19 @@ class RayExecutor:
     def _run_locked(self, operations: Sequence[Op], units: Sequence[Unit]) -> list[tuple[Any, float]]:
         results: dict[int, tuple[Any, float]] = {}
         waiting, repeats = list(range(len(units))), [0] * len(units)
-        pending: dict[Any, tuple[Actor, list[int], list[Unit], Number]] = {}
+        pending: dict[Any, tuple[Actor, list[int], Number]] = {}
         for number in self.numbers.gone() if self._level == 1 else ():  # what lost weights are computed from is in use
             for actor in self.actors.alive:
                 actor.drop(number)
+        work = self._work(operations, units)
         while waiting or pending:
             if waiting:
-                pending |= self._send(operations, units, waiting)
+                pending |= self._send(work, waiting)
                 waiting = []
             done, _ = ray.wait(list(pending), num_returns=1, timeout=POLL_INTERVAL)
             self.poll()
             for reference in done:
-                actor, sent, numbered, first = pending.pop(reference)
+                actor, sent, first = pending.pop(reference)
                 try:
                     answer = ray.get(reference)
                 except LOST as error:
@@ -162,35 +178,47 @@ class RayExecutor:
                     raise EngineError(f"a Ray process failed: {cause(error)}") from error
                 if isinstance(answer, Failure):
                     raise EngineError(answer.reason)
-                indices = [index for unit in sent for index in units[unit].operations]
-                values = self._values(answer, actor, first, [operations[index] for index in indices], numbered)
+                indices = work.indices(sent)
+                values = self._values(answer, actor, first, [operations[index] for index in indices], renumbered(work, sent))
                 results.update(zip(indices, zip(values, answer.seconds, strict=True), strict=True))
                 for _ in indices:
                     self.tick()
         return [results[index] for index in range(len(operations))]
 
-    def _send(
-        self, operations: Sequence[Op], units: Sequence[Unit], waiting: Sequence[int]
-    ) -> dict[Any, tuple[Actor, list[int], list[Unit], Number]]:
+    def _work(self, operations: Sequence[Op], units: Sequence[Unit]) -> Work:
+        """What is to be done. Weights that would take many trainings to compute again are fetched."""
+        weights: dict[Number, Params] = {}
+        numbers: dict[int, Number] = {}
+        needs: list[list[Number]] = []
+        for unit in units:
+            needed: dict[Number, None] = {}
+            for params in (params for index in unit.operations for params in weights_of(operations[index])):
+                if (number := numbers.get(id(params))) is None:
+                    held = held_params(params)
+                    if held is not None and not held.here and self._depths.get(held, 0) >= DEPTH:
+                        held.loaded()
+                    number = numbers[id(params)] = self.numbers.of(params)
+                    weights[number] = params
+                needed[number] = None
+            needs.append(list(needed))
+        return Work(operations, units, needs, weights, numbers)
+
+    def _send(self, work: Work, waiting: Sequence[int]) -> dict[Any, tuple[Actor, list[int], Number]]:
         """Deal units to the actors that are there, and send every actor one message."""
-        dealt = {actor: chosen_units for actor, chosen_units in self._deal(operations, units, waiting).items() if chosen_units}
-        missing: dict[Number, tuple[Params, list[Actor]]] = {}
-        used: dict[Actor, set[Number]] = {}
-        for actor, chosen_units in dealt.items():
-            used[actor] = set()
-            for params in (
-                p for unit in chosen_units for index in units[unit].operations for p in weights_of(operations[index])
-            ):
-                number = self.numbers.of(params)
-                if number not in actor.has and number not in used[actor]:
-                    missing.setdefault(number, (params, []))[1].append(actor)
-                used[actor].add(number)
+        dealt = {actor: units for actor, units in self._deal(work, waiting).items() if units}
+        missing: dict[Number, list[Actor]] = {}
+        used: dict[Actor, dict[Number, None]] = {}
+        for actor, units in dealt.items():
+            used[actor] = dict.fromkeys(number for unit in units for number in work.needs[unit])
+            for number in used[actor]:
+                if number not in actor.has:
+                    missing.setdefault(number, []).append(actor)
         packages: dict[tuple[Actor, ...], list[Number]] = {}
-        for number, (_, receivers) in missing.items():
+        for number, receivers in missing.items():
             packages.setdefault(tuple(receivers), []).append(number)
         beside: dict[Actor, list[tuple[list[Number], Any]]] = {actor: [] for actor in dealt}
         for together, numbers in packages.items():
-            packed = PackedWeights.of(missing[number][0] for number in numbers)
+            packed = PackedWeights.of(work.weights[number] for number in numbers)
             reference = ray.put(packed)
             self.traffic.puts += 1
             self.traffic.bytes_sent += packed.bytes.nbytes * len(together)
@@ -199,56 +227,41 @@ class RayExecutor:
                 for number, form in zip(numbers, packed.forms, strict=True):
                     actor.add(number, nbytes(form))
         pending = {}
-        for actor, chosen_units in dealt.items():
+        for actor, units in dealt.items():
             self._make_room(actor, used[actor])
-            packer, first, start = OperationPacker(self.splits, self.numbers.of), self.numbers.reserve(RESERVED), 0
-            chosen = [operations[index] for unit in chosen_units for index in units[unit].operations]
-            packed_operations = [packer.pack(op) for op in chosen]
+            packer, first = OperationPacker(self.splits, work.numbers), self.numbers.reserve(RESERVED)
+            packed_operations = [packer.pack(work.operations[index]) for index in work.indices(units)]
             self._archs |= {value.name: value for value in packer.common if isinstance(value, Arch)}
-            numbered: list[Unit] = []
-            for unit in chosen_units:
-                size = len(units[unit].operations)
-                numbered.append(Unit(list(range(start, start + size)), units[unit].effort, units[unit].own_program))
-                start += size
+            numbered = renumbered(work, units)
             rest = [index for unit in numbered if not unit.own_program for index in unit.operations]
             programs = [*([rest] if rest else []), *(list(unit.operations) for unit in numbered if unit.own_program)]
             sent, references = [numbers for numbers, _ in beside[actor]], [reference for _, reference in beside[actor]]
             forget, actor.forget = actor.forget, []
             message = Message(packed_operations, programs, packer.common, first, sent, forget)
             self.traffic.calls += 1
-            pending[actor.handle.run.remote(message, *references)] = actor, list(chosen_units), numbered, first
+            pending[actor.handle.run.remote(message, *references)] = actor, list(units), first
         return pending
 
-    def _deal(self, operations: Sequence[Op], units: Sequence[Unit], waiting: Sequence[int]) -> dict[Actor, list[int]]:
+    def _deal(self, work: Work, waiting: Sequence[int]) -> dict[Actor, list[int]]:
         """The units of every actor: the largest first, to an actor that has its weights, else to the one with the least to do.
 
         A training leaves the actor that has its weights if that has more than its part to do already.
         """
-        actors = list(self.actors.ready())
+        units, actors = work.units, list(self.actors.ready())
         loads, dealt = dict.fromkeys(actors, 0.0), {actor: list[int]() for actor in actors}
         most = SLACK * sum(units[unit].effort for unit in waiting) / len(actors)
         for unit in sorted(waiting, key=lambda unit: -units[unit].effort):
-            ops = [operations[index] for index in units[unit].operations]
-            self._limit_depth(ops)
-            needed = {self.numbers.of(params) for op in ops for params in weights_of(op)}
-            has = {actor: sum(number in actor.has for number in needed) for actor in actors}
-            best = max(has.values())
-            actor = min((actor for actor in actors if has[actor] == best), key=loads.__getitem__)
-            if isinstance(ops[0], Train) and loads[actor] + units[unit].effort > most:
+            has = [sum([number in actor.has for number in work.needs[unit]]) for actor in actors]
+            best = max(has)
+            actor = min((actor for actor, count in zip(actors, has, strict=True) if count == best), key=loads.__getitem__)
+            trains = isinstance(work.operations[units[unit].operations[0]], Train)
+            if trains and loads[actor] + units[unit].effort > most:
                 actor = min(actors, key=loads.__getitem__)
             dealt[actor].append(unit)
             loads[actor] += units[unit].effort
         return dealt
 
-    def _limit_depth(self, ops: Sequence[Op]) -> None:
-        """Fetch what would take many trainings to compute again."""
-        for op in ops:
-            for params in weights_of(op):
-                held = held_params(params)
-                if held is not None and not held.here and self._depths.get(held, 0) >= DEPTH:
-                    held.loaded()
-
-    def _make_room(self, actor: Actor, used: set[Number]) -> None:
+    def _make_room(self, actor: Actor, used: Collection[Number]) -> None:
         """Let an actor forget the weights that were used longest ago, if it has more than its part of the memory."""
         for number in used:
             if number in actor.has:
@@ -261,8 +274,10 @@ class RayExecutor:
 
     def _values(self, answer: Results, actor: Actor, first: Number, ops: Sequence[Op], units: Sequence[Unit]) -> list[Any]:
         """The results in an answer; their weights stay where they are."""
-        inputs = [there for op in ops for params in weights_of(op) if (there := held_params(params)) is not None]
-        depth = 1 + max((self._depths.get(there, 0) for there in inputs if not there.here), default=0)
+        depth = 1
+        if answer.packages:
+            inputs = [there for op in ops for params in weights_of(op) if (there := held_params(params)) is not None]
+            depth += max((self._depths.get(there, 0) for there in inputs if not there.here), default=0)
         packages = [
             Package(reference, functools.partial(self._again, ops, units, place), self.traffic)
             for place, reference in enumerate(answer.packages)
@@ -297,3 +312,12 @@ class RayExecutor:
             f"the Ray processes that executed these operations died, {REPEATS + 1} times: {', '.join(names)}{more}; "
             f"is there enough memory? The last one: {cause(error)}"
         )
+
+
+def renumbered(work: Work, units: Sequence[int]) -> list[Unit]:
+    """The units with operations by their places in a message."""
+    found, start = [], 0
+    for unit in (work.units[unit] for unit in units):
+        found.append(Unit(range(start, start + len(unit.operations)), unit.effort, unit.own_program))
+        start += len(unit.operations)
+    return found

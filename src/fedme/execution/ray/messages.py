@@ -6,7 +6,7 @@ schedules) is in the message once. Results that are weights stay with the actor,
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,6 @@ from fedme.execution.ray.packed_weights import PackedWeights
 Number = int  # of weights
 NO_WEIGHTS = -1  # in place of the number of an empty set
 _Model = tuple[int, Number, Number]  # architecture (in `common`), weights, buffers
-NumberOf = Callable[[Params], Number]
 TRAINED, MODEL, SCORE, OUTPUT = range(4)  # kinds of results
 OPERATIONS: tuple[type[Op], ...] = (Train, Evaluate, Predict, EstimateStatistics)
 
@@ -91,10 +90,10 @@ class Splits:
 
 
 class OperationPacker:
-    """Makes the operations of one message; `number` gives the numbers of weights."""
+    """Makes the operations of one message; `numbers` are those of weights by their identity."""
 
-    def __init__(self, splits: Splits, number: NumberOf) -> None:
-        self.splits, self.number = splits, number
+    def __init__(self, splits: Splits, numbers: Mapping[int, Number]) -> None:
+        self.splits, self.numbers = splits, numbers
         self.common: list[Any] = []
         self._places: dict[Any, int] = {}
 
@@ -113,7 +112,7 @@ class OperationPacker:
         return self._shared(model.arch), self._weights(model.params), self._weights(model.buffers)
 
     def _weights(self, params: Params) -> Number:
-        return self.number(params) if params else NO_WEIGHTS
+        return self.numbers[id(params)] if params else NO_WEIGHTS
 
     def _shared(self, value: Any) -> int:
         """The place of a value in `common`; equal values have one place if they can be compared."""
@@ -130,12 +129,13 @@ class OperationPacker:
         return place
 
 
-def weights_of(op: Op) -> Iterator[Params]:
+def weights_of(op: Op) -> list[Params]:
     """Every set of weights that an operation needs."""
-    models = [*op.models.values(), *op.frozen.values()] if isinstance(op, Train) else [op.model]
-    yield from (params for model in models for params in (model.params, model.buffers) if params)
-    if isinstance(op, Train):
-        yield from (state for state in op.opt.values() if state)
+    if not isinstance(op, Train):
+        return [params for params in (op.model.params, op.model.buffers) if params]
+    models = [*op.models.values(), *op.frozen.values()]
+    sets = [params for model in models for params in (model.params, model.buffers)]
+    return [params for params in (*sets, *op.opt.values()) if params]
 
 
 def unpack_operations(message: Message, splits: Splits, held: Mapping[Number, Params]) -> list[Op]:

@@ -1,5 +1,6 @@
 """Sets of weights as one array of bytes: one object of Ray instead of one per tensor."""
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedme.core.flat_params import FlatParams, flat_params, layout_of
+from fedme.core.flat_params import FlatLayout, FlatParams, flat_params, layout_of
 from fedme.core.held_params import Form
 from fedme.core.tree import Params
 
@@ -49,18 +50,24 @@ class PackedWeights:
         return sets
 
 
+@functools.lru_cache(maxsize=1024)
 def nbytes(form: Form) -> int:
     """The bytes of a packed set of weights."""
     if form.flat:
-        layout = layout_of(tuple((name, shape) for name, _, shape in form.tensors), form.tensors[0][1])
+        layout = _layout(form)
         return layout.size * layout.dtype.itemsize
     return sum(dtype.itemsize * math.prod(shape) for _, dtype, shape in form.tensors)
+
+
+@functools.lru_cache(maxsize=1024)
+def _layout(form: Form) -> FlatLayout:
+    return layout_of(tuple((name, shape) for name, _, shape in form.tensors), form.tensors[0][1])
 
 
 def _empty(form: Form) -> tuple[Sequence[Tensor], Params]:
     """Weights without values: the tensors to fill, and the weights that are made of them."""
     if form.flat:
-        layout = layout_of(tuple((name, shape) for name, _, shape in form.tensors), form.tensors[0][1])
+        layout = _layout(form)
         flat = torch.empty(layout.size, dtype=layout.dtype)
         return [flat], FlatParams(layout, flat)
     params = {name: torch.empty(shape, dtype=dtype) for name, dtype, shape in form.tensors}
