@@ -129,6 +129,40 @@ def test_sooner():
     assert of_claim(claim("no later"), findings(a=[slow], b=[quick])).says == "does not hold"
 
 
+def test_the_interval_of_the_rounds_decides_what_is_sooner():
+    """Five seeds can decide: the sign test alone would have needed more, since all of five agree by chance once in 16."""
+    quick = [run(70, 71, 72, 73, 74), run(69, 70.5, 72, 73, 74), run(60, 70, 71, 72, 73), run(70, 70, 70, 70, 70)]
+    slow = [run(50, 60, 65, 66, 70)] * 4
+    found = of_claim(claim("sooner"), findings(a=[*quick, quick[0]], b=[*slow, slow[0]]))
+    assert found.says == "holds"
+    assert 0 < found.p < 0.01
+    (comparison,) = found.comparisons
+    assert (comparison.unit, comparison.seeds, comparison.effect.mean) == ("rounds", 5, 36.0)
+    against = of_claim(claim("sooner"), findings(a=slow, b=quick))
+    assert against.says == "does not hold"
+    assert against.comparisons[0].effect.mean < 0
+    mixed = of_claim(claim("sooner"), findings(a=[quick[0], slow[0], quick[0]], b=[slow[0], quick[0], slow[0]]))
+    assert (mixed.says, mixed.p) == ("not decided at this scale", None)
+
+
+def test_the_deciding_comparison():
+    pairs = tuple((f"femnist/{name} own", "femnist/z own") for name in "abc")
+    base, noise = [60, 61, 62, 60], [0.0, 0.4, -0.4, 0.2]
+
+    def judged(**gains):
+        runs = {name: [run(v + g + n * g / 5) for v, n in zip(base, noise, strict=True)] for name, g in gains.items()}
+        return of_claim(claim("greater", pairs), findings(z=[run(v) for v in base], **runs))
+
+    holds = judged(a=5, b=1, c=3)
+    assert holds.says == "holds"
+    assert holds.deciding.p == max(c.p for c in holds.comparisons)
+    fails = judged(a=5, b=-9, c=-3)
+    assert fails.says == "does not hold"
+    assert fails.deciding.effect.mean < 0
+    assert judged().deciding is None
+    assert judged(a=5).deciding.left == "femnist/a own"
+
+
 def test_between_and_steady():
     pairs = (("femnist/a own", "femnist/b own"), ("femnist/a own", "femnist/c own"))
     assert of_claim(claim("between", pairs), findings(a=[run(60)], b=[run(50)], c=[run(70)])).says == "holds"

@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from fedme.reproduction import catalogue, power_plan
+from fedme.reproduction import catalogue, findings, power_plan, results_page
 from fedme.reproduction.claim_verdicts import Comparison, Verdict, corrected, of_claim
 from fedme.reproduction.findings import Findings
 from fedme.reproduction.measured import Curve, Measured
+from fedme.reproduction.planned_runs import experiment
 from fedme.reproduction.power_plan import PlannedComparison, Row
 
 NOTHING = {"full": Findings("full", {}), "small": Findings("small", {})}
@@ -130,7 +131,10 @@ def test_the_command_prints_the_plan(fedme, tmp_path):
     assert code == 0
     assert rows
     assert float(rows[-1]["hours"]) <= 3
-    assert rows[0]["command"] == f"fedme reproduce --claim {rows[0]['claim']} --scale {rows[0]['scale']}"
+    command = f"fedme reproduce --claim {rows[0]['claim']} --scale {rows[0]['scale']}"
+    assert rows[0]["command"] == command
+    out = fedme("reproduce", "--plan", "3", "--jobs", "2", "--runs", tmp_path, "--page", tmp_path / "page.md", "--json")[1]
+    assert json.loads(out)[0]["command"] == f"{command} --page {tmp_path}/page.md"
 
 
 def test_the_runs_of_a_claim_are_listed_and_unknown_claims_refused(fedme, tmp_path):
@@ -141,3 +145,35 @@ def test_the_runs_of_a_claim_are_listed_and_unknown_claims_refused(fedme, tmp_pa
     code, _, err = fedme("reproduce", "--claim", "99", "--runs", tmp_path)
     assert code == 2
     assert "nothing is planned for it at scale small" in err.replace("\n", " ")
+
+
+def test_archived_runs_of_a_claim_are_not_made_again(fedme, tmp_path):
+    archived = [(run, 0) for run in power_plan.of_claim(9, "small").runs]
+    made = {run: {seed: Measured(experiment(run, "small", seed))} for run, seed in archived}
+    page = tmp_path / "page.md"
+    page.with_suffix("").mkdir()
+    findings.write_archive(Findings("small", made), page.with_suffix("") / "small.jsonl")
+    words = ("reproduce", "--claim", "9", "--runs", tmp_path, "--json")
+    everything = json.loads(fedme(*words, "--list")[1])
+    code, out, _ = fedme(*words, "--list", "--page", page)
+    assert code == 0
+    left = json.loads(out)
+    assert len(left) == len(everything) - len(archived)
+    assert not any("seed 0" in row["run"] for row in left)
+    code, out, _ = fedme(*words, "--no-runs", "--page", page, "--quiet")
+    assert code == 0
+    assert json.loads(out)["claim"].startswith("Clustering alone")
+    assert "| 9 | Clustering alone" in page.read_text()
+
+
+def test_what_is_left_of_the_plan_is_on_the_page(tmp_path):
+    page = tmp_path / "page.md"
+    results_page.write(page, tmp_path / "nothing")
+    table = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| ") and line[2].isdigit()]
+    assert [int(cells[0].strip("| ")) for cells in table] == [number for number, _ in power_plan.numbered().values()]
+    for cells in table:
+        planned = [row for row in power_plan.rows() if row.claim == cells[1]]
+        hours = sum(row.minutes for row in planned) / 60
+        assert cells[3] == f"needs {hours:.1f} hours"
+        assert cells[8].startswith(f"{sum(len(row.runs) * row.seeds for row in planned)}, about ")
+    assert "Of 41 claims, 0 hold and 0 do not" in page.read_text()

@@ -1,7 +1,8 @@
 """Tables and figures of the papers: reproduce."""
 
 import json
-from collections.abc import Sequence
+import shlex
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -80,7 +81,12 @@ def reproduce(
         typer.Option(metavar="HOURS", min=0, help="Print the runs that decide most claims per hour, and their estimated time."),
     ] = None,
     write_page: Annotated[
-        Path | None, typer.Option("--page", help="Write a page with all finished results, and its files beside it.")
+        Path | None,
+        typer.Option(
+            "--page",
+            help="Write a page with all finished results, and its files beside it. With --plan and --claim, runs that are "
+            "archived there count as finished.",
+        ),
     ] = None,
     style: Style = "table",
     quiet: Quiet = False,
@@ -91,7 +97,7 @@ def reproduce(
         return _list(style, as_json)
     if plan is not None:
         return _plan(plan, root, write_page, jobs, style, as_json)
-    if write_page is not None:
+    if write_page is not None and claim is None:
         return _page(write_page, root, quiet)
     wanted = catalogue.find(names or [])
     if not wanted and claim is None:
@@ -103,15 +109,18 @@ def reproduce(
         row = _planned_claim(claim, scale)
         runs, count = list(dict.fromkeys([*runs, *row.runs])), seeds or row.seeds
     failed: Sequence[str] = ()
-    share = parse_shard(shard)
+    share, archive = parse_shard(shard), _archive(write_page, scale)
+    archived = findings.gather(folders, runs, archive).runs if archive else {}
     if show_list:
-        return print_plans(planned_runs.planned(runs, folders, range(count), 1), share, style, as_json)
+        return print_plans(planned_runs.planned(runs, folders, range(count), 1, archived), share, style, as_json)
     if not no_runs:
         with Display(err, quiet) as display:
             batch = Batch(display, 1, measured.take, not no_wait, on_ray(ray) if ray is not None else None)
-            failed = _run(runs, folders, range(count), jobs, share, batch)
+            failed = _run(runs, folders, range(count), archived, jobs, share, batch)
     if claim is not None and not wanted:
-        _print_claim(claim, folders, as_json)
+        _print_claim(claim, folders, archive, as_json)
+        if write_page is not None:
+            _page(write_page, root, quiet)
         return _report_errors(failed)
     finished = findings.gather(folders)
     sheets = [comparison_tables.sheet(result, finished, chosen[result.name]) for result in wanted]
@@ -145,9 +154,9 @@ def _planned_claim(number: int, scale: Scale) -> power_plan.Row:
     return row
 
 
-def _print_claim(number: int, folders: planned_runs.RunFolders, as_json: bool) -> None:
+def _print_claim(number: int, folders: planned_runs.RunFolders, archive: Path | None, as_json: bool) -> None:
     claim = next(claim for n, claim in power_plan.numbered().values() if n == number)
-    verdict = claim_verdicts.of_claim(claim, findings.gather(folders, list(claim.runs)))
+    verdict = claim_verdicts.of_claim(claim, findings.gather(folders, list(claim.runs), archive))
     if as_json:
         print(json.dumps(_plain_verdict(verdict), indent=2))
     else:
@@ -155,13 +164,16 @@ def _print_claim(number: int, folders: planned_runs.RunFolders, as_json: bool) -
         out.print(lines, end="", markup=False, highlight=False)
 
 
+def _archive(page: Path | None, scale: Scale) -> Path | None:
+    """The measurements beside a page."""
+    return page.with_suffix("") / f"{scale}.jsonl" if page else None
+
+
 def _plan(hours: float, root: Path, page: Path | None, jobs: int | None, style: Format, as_json: bool) -> None:
     """Print the steps of the plan; runs that are archived beside a page count as finished."""
     cores = jobs or processors()
     finished = {
-        scale: findings.gather(
-            planned_runs.RunFolders(root, scale), archive=page.with_suffix("") / f"{scale}.jsonl" if page else None
-        )
+        scale: findings.gather(planned_runs.RunFolders(root, scale), archive=_archive(page, scale))
         for scale in results_page.SCALES
     }
     header = ("claim", "scale", "seeds", "runs", "hours", "chance to decide", "needed for the margin", "command")
@@ -178,7 +190,7 @@ def _plan(hours: float, root: Path, page: Path | None, jobs: int | None, style: 
                 f"{total:.1f}",
                 f"{step.chance:.2f}",
                 f"{needed} seeds" if needed else "",
-                step.command,
+                f"{step.command} --page {shlex.quote(str(page))}" if page else step.command,
             )
         )
     print_table(f"what decides most per hour, with {cores} processors (hours add up)", header, rows, style, as_json)
@@ -215,14 +227,16 @@ def _run(
     names: Sequence[str],
     folders: planned_runs.RunFolders,
     seeds: Sequence[int],
+    archived: Mapping[str, Container[int]],
     jobs: int | None,
     share: Shard,
     batch: Batch,
 ) -> list[str]:
     """Run what is missing, and return the errors."""
-    minutes = catalogue.minutes(names, folders.scale) * len(seeds) / share.count
-    batch.jobs = planned_runs.jobs_for(minutes, len(names) * len(seeds), jobs)
-    plans = share.of(planned_runs.planned(names, folders, seeds, 2 if batch.launch else batch.jobs))
+    left = [run for run in names for seed in seeds if seed not in archived.get(run, ())]
+    minutes = catalogue.minutes(left, folders.scale) / share.count
+    batch.jobs = planned_runs.jobs_for(minutes, len(left), jobs)
+    plans = share.of(planned_runs.planned(names, folders, seeds, 2 if batch.launch else batch.jobs, archived))
     if minutes > 2 and batch.launch is None:
         batch.display.note(
             f"{len(plans)} runs, about {catalogue.cost(minutes / batch.jobs)} in total ({folders.root / folders.scale})"

@@ -206,6 +206,11 @@ def _with_pairs(table: Mapping[str, Any]) -> dict[str, Any]:
     return rest | {"pairs": pairs}
 
 
+def words(paper: str) -> str:
+    """What our runs say about a paper, in plain words."""
+    return str(read_data(paper)["words"])
+
+
 @functools.cache
 def settings() -> tuple[Remark, ...]:
     """The settings that need a word: what a paper leaves open, what its authors' code does, what is ours."""

@@ -38,6 +38,8 @@ class Comparison:
     seeds: int
     decision: Decision
     p: float | None = None  # of the decision, two-sided; None without a test
+    effect: Paired | None = None  # left minus right; of "sooner", the rounds that left needs less
+    unit: Literal["points", "rounds"] = "points"
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,22 @@ class Verdict:
         if self.claim.need == "most":  # as many as a majority needs, each after correction for all of them
             return min(1.0, len(made) * known[min(len(known), len(self.comparisons) // 2 + 1) - 1])
         return known[-1] if wanted == "yes" else min(1.0, len(made) * known[0])
+
+    @property
+    def deciding(self) -> Comparison | None:
+        """The comparison behind the verdict: the weakest of those that hold, or the strongest of those that do not.
+
+        Without a verdict, the weakest of those that leave it open. None if nothing was run.
+        """
+
+        def p(comparison: Comparison) -> float:
+            return 1.0 if comparison.p is None else comparison.p
+
+        made = [comparison for comparison in self.comparisons if comparison.decision != "not run"]
+        if self.says.startswith("does not hold"):
+            return min((comparison for comparison in made if comparison.decision == "no"), key=p)
+        doubtful = [comparison for comparison in made if comparison.decision == "open"]
+        return max(doubtful or made, key=p, default=None)
 
 
 def corrected(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -201,7 +219,7 @@ def _greater(claim: Claim, left: str, right: str, findings: Findings) -> Compari
     pair = _pair(left, right, findings)
     if pair is None:
         return Comparison(left, right, "", 0, "not run")
-    return Comparison(left, right, pair.numbers, pair.test.count, pair.greater, pair.p)
+    return Comparison(left, right, pair.numbers, pair.test.count, pair.greater, pair.p, pair.test)
 
 
 def _within(claim: Claim, left: str, right: str, findings: Findings) -> Comparison:
@@ -221,35 +239,44 @@ def _within(claim: Claim, left: str, right: str, findings: Findings) -> Comparis
         above = all(value > most + margin for value in test.differences)
         outside = above or all(value < least - margin for value in test.differences)
     p = pair.p_within(least, most, inside) if inside or outside else None
-    return Comparison(left, right, pair.numbers, test.count, "yes" if inside else "no" if outside else "open", p)
+    return Comparison(left, right, pair.numbers, test.count, "yes" if inside else "no" if outside else "open", p, test)
 
 
 def _sooner(claim: Claim, left: str, right: str, findings: Findings) -> Comparison:
     """Rounds until the left run reaches (nearly) the last value of the right run, against the rounds of the right run.
 
-    For "no later" the same number of rounds is enough.
+    A run that never reaches it counts as twice all rounds. For "no later" the same number of rounds is enough, in every seed
+    (a sign test); for "sooner", the interval of the mean decides.
     """
     (run, _, measure), (other_run, _, other_measure) = left.partition(" "), right.partition(" ")
     runs, others = findings.runs.get(run, {}), findings.runs.get(other_run, {})
-    texts, gains, total, seeds = [], list[float](), 1, 0
+    texts, gains, total = [], dict[float, list[float]](), 1
     for seed in _common_seeds(runs, others):
         line, rival = list(points(runs[seed], measure)), list(points(others[seed], other_measure))
         if not line or not rival:
             continue
-        total, seeds = max(total, rival[-1][0] + 1), seeds + 1
-        for goal in (fraction * rival[-1][1] for fraction in GOALS):
+        total = max(total, rival[-1][0] + 1)
+        for fraction in GOALS:
+            goal = fraction * rival[-1][1]
             needed = [next((t + 1 for t, value in curve if value >= goal), None) for curve in (line, rival)]
             texts.append(f"{needed[0] or 'never'} against {needed[1]} rounds to {goal:.2f}")
-            gains.append((needed[1] or total) - (needed[0] or 2 * total))
+            gains.setdefault(fraction, []).append((needed[1] or total) - (needed[0] or 2 * total))
     if not gains:
         return Comparison(left, right, "", 0, "not run")
-    decision: Decision = "open"
-    if all(gain >= (FRACTION * total if claim.kind == "sooner" else 0) for gain in gains):
-        decision = "yes"
-    elif all(gain <= -FRACTION * total for gain in gains):
-        decision = "no"
-    p = 2.0 ** (1 - seeds) if seeds >= SEEDS and decision != "open" else None  # the sign test: all seeds agree
-    return Comparison(left, right, "; ".join(texts), seeds, decision, p)
+    tests = [compare(values) for values in gains.values()]
+    weakest, seeds = min(tests, key=lambda test: abs(test.mean)), tests[0].count
+    least = FRACTION * total
+    if claim.kind == "no later" or seeds < SEEDS:
+        every = [gain for values in gains.values() for gain in values]
+        yes = all(gain >= (least if claim.kind == "sooner" else 0) for gain in every)
+        no = all(gain <= -least for gain in every)
+        p = 2.0 ** (1 - seeds) if seeds >= SEEDS and (yes or no) else None  # the sign test: all seeds agree
+    else:
+        yes, no = all(test.low > least for test in tests), all(test.high < -least for test in tests)
+        bound = least if yes else -least
+        p = max(compare([gain - bound for gain in values]).p for values in gains.values()) if yes or no else None
+    decision: Decision = "yes" if yes else "no" if no else "open"
+    return Comparison(left, right, "; ".join(texts), seeds, decision, p, weakest, "rounds")
 
 
 def _slower(claim: Claim, left: str, right: str, findings: Findings) -> Comparison:
@@ -272,8 +299,8 @@ def _among(claim: Claim, findings: Findings) -> Comparison:
     if not spreads:
         return Comparison(left, ", ".join(others), "", 0, "not run")
     judge = _between if claim.kind == "between" else _steady
-    numbers, decision, p = judge(left, others, spreads, shared)
-    return Comparison(left, ", ".join(others), numbers, len(_values(left, shared)), decision, p)
+    numbers, decision, p, effect = judge(left, others, spreads, shared)
+    return Comparison(left, ", ".join(others), numbers, len(_values(left, shared)), decision, p, effect)
 
 
 def _shared(sides: Sequence[str], findings: Findings) -> Findings:
@@ -286,7 +313,7 @@ def _shared(sides: Sequence[str], findings: Findings) -> Findings:
 Spreads = Mapping[str, tuple[float, float | None]]
 
 
-Judged = tuple[str, Decision, float | None]
+Judged = tuple[str, Decision, float | None, Paired | None]
 
 
 def _between(left: str, others: Sequence[str], spreads: Spreads, findings: Findings) -> Judged:
@@ -294,18 +321,20 @@ def _between(left: str, others: Sequence[str], spreads: Spreads, findings: Findi
     numbers = f"{spreads[left][0]:.2f}, the others {spreads[worst][0]:.2f} to {spreads[best][0]:.2f}"
     pairs = [pair for pair in (_pair(left, worst, findings), _pair(best, left, findings)) if pair]
     sides = [pair.greater for pair in pairs]
+    effect = min((pair.test for pair in pairs), key=lambda test: test.mean, default=None)  # towards the nearer extreme
     if "no" in sides:
         against = [pair.p for pair in pairs if pair.greater == "no"]
-        return numbers, "no", None if None in against else min(1.0, len(others) * min(p for p in against if p is not None))
+        p = None if None in against else min(1.0, len(others) * min(p for p in against if p is not None))
+        return numbers, "no", p, effect
     tested = [pair.p for pair in pairs if pair.p is not None]
-    return numbers, "open" if "open" in sides else "yes", max(tested) if len(tested) == len(pairs) else None
+    return numbers, "open" if "open" in sides else "yes", max(tested) if len(tested) == len(pairs) else None, effect
 
 
 def _steady(left: str, others: Sequence[str], spreads: Spreads, findings: Findings) -> Judged:
     deviation, deviations = spreads[left][1], [std for side in others if (std := spreads[side][1]) is not None]
     if deviation is None:
-        return "one seed has no deviation", "open", None
+        return "one seed has no deviation", "open", None, None
     numbers = f"{deviation:.2f}, the others {', '.join(f'{std:.2f}' for std in deviations)}"
     if len(_values(left, findings)) < STEADY:
-        return numbers, "open", None
-    return numbers, "yes" if sum(std < deviation for std in deviations) <= 1 else "no", None
+        return numbers, "open", None, None
+    return numbers, "yes" if sum(std < deviation for std in deviations) <= 1 else "no", None, None

@@ -1,8 +1,9 @@
 """Experiments and run directories for the names of runs, such as "pfml-synthetic-mlr/fedavg"."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fedme.config.experiment import override, parse, read_preset
@@ -70,14 +71,23 @@ def _replaced(models: Mapping[str, Any], changes: ScaleChanges) -> dict[str, Any
     return {key: replaced(value) for key, value in models.items()}
 
 
-def planned(runs: Sequence[str], folders: RunFolders, seeds: Sequence[int], jobs: int) -> list[Planned]:
-    """The runs to execute, all runs of the first seed first. With several jobs, each has one worker process."""
+def planned(
+    runs: Sequence[str],
+    folders: RunFolders,
+    seeds: Sequence[int],
+    jobs: int,
+    archived: Mapping[str, Container[int]] = MappingProxyType({}),
+) -> list[Planned]:
+    """The runs to execute, all runs of the first seed first, but for the seeds of runs that are archived.
+
+    With several jobs, each has one worker process.
+    """
     workers = 1 if jobs > 1 else None
     return [
         Planned(f"{run}, seed {seed}", folders.folder(run, seed), experiment(run, folders.scale, seed, workers))
         for seed in seeds
         for run in runs
-        if not run.endswith(f"/{ONLY_DATA}") or seed == seeds[0]
+        if (not run.endswith(f"/{ONLY_DATA}") or seed == seeds[0]) and seed not in archived.get(run, ())
     ]
 
 

@@ -121,9 +121,7 @@ def order(finished: Mapping[Scale, Findings], hours: float, processors: int) -> 
     """
     known, planned = numbered(), rows()
     level = 1 - (1 - LEVEL) / len(planned)  # the strictest level of Holm's correction
-    done = {
-        (scale, run, seed) for scale, results in finished.items() for run, by_seed in results.runs.items() for seed in by_seed
-    }
+    done = _done(finished)
     chosen, left = list[Step](), hours * 60 * processors
     while planned:
         steps = [_step(row, known, done, level) for row in planned]
@@ -138,10 +136,23 @@ def order(finished: Mapping[Scale, Findings], hours: float, processors: int) -> 
     return chosen
 
 
+def missing(row: Row, finished: Mapping[Scale, Findings]) -> list[tuple[str, int]]:
+    """The planned runs and seeds of a claim at a scale that are not finished."""
+    return _missing(row, _done(finished))
+
+
+def _done(finished: Mapping[Scale, Findings]) -> set[tuple[Scale, str, int]]:
+    return {(scale, run, seed) for scale, found in finished.items() for run, by_seed in found.runs.items() for seed in by_seed}
+
+
+def _missing(row: Row, done: set[tuple[Scale, str, int]]) -> list[tuple[str, int]]:
+    return [(run, seed) for seed in range(row.seeds) for run in row.runs if (row.scale, run, seed) not in done]
+
+
 def _step(row: Row, known: Mapping[str, tuple[int, Claim]], done: set[tuple[Scale, str, int]], level: float) -> Step:
     number, claim = known[row.claim]
-    missing = [(run, seed) for seed in range(row.seeds) for run in row.runs if (row.scale, run, seed) not in done]
-    return Step(row, number, row.chance(claim, level), tuple(missing), sum(minutes([run], row.scale) for run, _ in missing))
+    left = _missing(row, done)
+    return Step(row, number, row.chance(claim, level), tuple(left), minutes((run for run, _ in left), row.scale))
 
 
 def of_claim(number: int, scale: Scale) -> Row | None:

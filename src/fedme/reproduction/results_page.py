@@ -17,7 +17,7 @@ from fedme.reproduction.planned_runs import RunFolders
 from fedme.results.tables import text
 
 SCALES: tuple[Scale, ...] = ("full", "small")
-HEAD = importlib.resources.files("fedme") / "reproduction" / "data" / "head.md"
+DATA = importlib.resources.files("fedme") / "reproduction" / "data"
 
 
 def write(path: Path, root: Path) -> list[Path]:
@@ -54,7 +54,9 @@ def write(path: Path, root: Path) -> list[Path]:
         written.append(folder / f"{paper}.md")
     write_text(folder / "plan.md", _plan(path))
     written.append(folder / "plan.md")
-    write_text(path, "\n".join([HEAD.read_text(encoding="utf-8"), _claims(judged, folder), _missing(missing)]))
+    head, reading, differ = ((DATA / f"{name}.md").read_text(encoding="utf-8") for name in ("head", "reading", "differ"))
+    parts = (head, _claims(judged, by_scale), _papers(judged, folder), differ, reading, _missing(missing))
+    write_text(path, "\n".join(parts))
     return [*written, path]
 
 
@@ -107,13 +109,57 @@ def _judged(by_scale: Mapping[Scale, Findings]) -> dict[str, list[Judged]]:
     return judged
 
 
-def _claims(judged: Mapping[str, Sequence[Judged]], folder: Path) -> str:
-    parts = ["## Verdicts\n\nThe claims of the papers, and what our runs say about them.\n"]
-    header = ("", "claim", "source", *(f"{scale} scale" for scale in SCALES))
+def _claims(judged: Mapping[str, Sequence[Judged]], by_scale: Mapping[Scale, Findings]) -> str:
+    """One table of all claims: the verdict, the comparison that decides it, and what the plan still asks for."""
+    header = ("", "claim", "source", "verdict", "scale", "effect", "95 % interval", "seeds", "planned runs left")
+    every = [claim for claims in judged.values() for claim in claims]
+    rows = [_row(*claim, by_scale) for claim in every]
+    return f"## The claims\n\n{_counts(every)}\n\n{text(header, rows, 'markdown')}"
+
+
+def _row(number: int, claim: Claim, verdicts: Mapping[Scale, Verdict], by_scale: Mapping[Scale, Findings]) -> tuple[str, ...]:
+    scale = max(verdicts, key=lambda scale: (_weight(verdicts[scale]), -SCALES.index(scale)))
+    verdict, planned = verdicts[scale], [row for row in power_plan.rows() if row.claim == claim.text]
+    left = [(row.scale, run, seed) for row in planned for run, seed in power_plan.missing(row, by_scale)]
+    hours = sum(catalogue.minutes([run], of) for of, run, _ in left) / 60
+    to_do = f"{len(left)}, about {hours:.1f} hours" if left else "none"
+    if (found := verdict.deciding) is None:
+        return (str(number), claim.text, claim.source, f"needs {hours:.1f} hours", "", "", "", "", to_do)
+    effect, interval = "", ""
+    if found.effect is not None:
+        effect = f"{found.effect.mean:+.2f} {found.unit}"
+        low, high = found.effect.low, found.effect.high
+        interval = f"{low:+.2f} to {high:+.2f}" if found.effect.count >= claim_verdicts.SEEDS else ""
+    says = verdict.says.replace(" at this scale", "")
+    seeds = next((f"{found.seeds} of {row.seeds}" for row in planned if row.scale == scale), str(found.seeds))
+    return (str(number), claim.text, claim.source, says, scale, effect, interval, seeds, to_do)
+
+
+def _weight(verdict: Verdict) -> int:
+    """Verdicts with a test come before those without, and both before no verdict."""
+    if not verdict.says.startswith(("holds", "does not hold")):
+        return 0 if verdict.says == "not run" else 1
+    return 2 if "so far" in verdict.says else 3
+
+
+def _counts(claims: Sequence[Judged]) -> str:
+    """How many claims hold, do not hold, are not decided and have not been run."""
+    best = [max(verdicts.values(), key=_weight) for _, _, verdicts in claims]
+    holds = sum(_weight(verdict) == 3 and verdict.says.startswith("holds") for verdict in best)
+    fails = sum(_weight(verdict) == 3 for verdict in best) - holds
+    waiting = sum(_weight(verdict) == 0 for verdict in best)
+    return (
+        f"Of {len(best)} claims, {holds} hold and {fails} do not, each with a test that is corrected for the number of claims; "
+        f"{len(best) - holds - fails - waiting} are not decided yet, and {waiting} have not been run."
+    )
+
+
+def _papers(judged: Mapping[str, Sequence[Judged]], folder: Path) -> str:
+    """A paragraph on every paper."""
+    parts = ["## The papers in plain words\n"]
     for paper, claims in judged.items():
-        rows = [(str(number), c.text, c.source, *(v.says for v in verdicts.values())) for number, c, verdicts in claims]
         link = f"[Tables, figures and comparisons]({folder.name}/{paper}.md)"
-        parts.append(f"### {PAPERS[paper]}\n\n{link}\n\n{text(header, rows, 'markdown')}")
+        parts.append(f"### {PAPERS[paper]}\n\n{_counts(claims)} {catalogue.words(paper)}\n\n{link}\n")
     return "\n".join(parts)
 
 
