@@ -192,11 +192,11 @@ def _traffic(lines: Iterable[Mapping[str, Any]], reply: str) -> dict[str, Any]:
 
 def _from_records(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """How many replies of a site were refused, and what it has spent of its privacy in the last run that counts it."""
-    found: dict[str, Any] = {"refused": 0, "epsilon": None}
+    totals: dict[str, Any] = {"refused": 0, "epsilon": None}
     for row in rows:
-        found["refused"] += str(row.get("notes", {}).get("missing", "")).startswith("refused")
-        found["epsilon"] = row.get("epsilon", found["epsilon"])
-    return found
+        totals["refused"] += str(row.get("notes", {}).get("missing", "")).startswith("refused")
+        totals["epsilon"] = row.get("epsilon", totals["epsilon"])
+    return totals
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:

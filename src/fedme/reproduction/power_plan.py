@@ -142,7 +142,9 @@ def missing(row: Row, finished: Mapping[Scale, Findings]) -> list[tuple[str, int
 
 
 def _done(finished: Mapping[Scale, Findings]) -> set[tuple[Scale, str, int]]:
-    return {(scale, run, seed) for scale, found in finished.items() for run, by_seed in found.runs.items() for seed in by_seed}
+    return {
+        (scale, run, seed) for scale, archive in finished.items() for run, by_seed in archive.runs.items() for seed in by_seed
+    }
 
 
 def _missing(row: Row, done: set[tuple[Scale, str, int]]) -> list[tuple[str, int]]:

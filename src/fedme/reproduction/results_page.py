@@ -123,15 +123,15 @@ def _row(number: int, claim: Claim, verdicts: Mapping[Scale, Verdict], by_scale:
     left = [(row.scale, run, seed) for row in planned for run, seed in power_plan.missing(row, by_scale)]
     hours = sum(catalogue.minutes([run], of) for of, run, _ in left) / 60
     to_do = f"{len(left)}, about {hours:.1f} hours" if left else "none"
-    if (found := verdict.deciding) is None:
+    if (deciding := verdict.deciding) is None:
         return (str(number), claim.text, claim.source, f"needs {hours:.1f} hours", "", "", "", "", to_do)
     effect, interval = "", ""
-    if found.effect is not None:
-        effect = f"{found.effect.mean:+.2f} {found.unit}"
-        low, high = found.effect.low, found.effect.high
-        interval = f"{low:+.2f} to {high:+.2f}" if found.effect.count >= claim_verdicts.SEEDS else ""
+    if deciding.effect is not None:
+        effect = f"{deciding.effect.mean:+.2f} {deciding.unit}"
+        low, high = deciding.effect.low, deciding.effect.high
+        interval = f"{low:+.2f} to {high:+.2f}" if deciding.effect.count >= claim_verdicts.SEEDS else ""
     says = verdict.says.replace(" at this scale", "")
-    seeds = next((f"{found.seeds} of {row.seeds}" for row in planned if row.scale == scale), str(found.seeds))
+    seeds = next((f"{deciding.seeds} of {row.seeds}" for row in planned if row.scale == scale), str(deciding.seeds))
     return (str(number), claim.text, claim.source, says, scale, effect, interval, seeds, to_do)
 
 

@@ -316,8 +316,8 @@ class RayExecutor:
 
 def renumbered(work: Work, units: Sequence[int]) -> list[Unit]:
     """The units with operations by their places in a message."""
-    found, start = [], 0
+    in_message, start = [], 0
     for unit in (work.units[unit] for unit in units):
-        found.append(Unit(range(start, start + len(unit.operations)), unit.effort, unit.own_program))
+        in_message.append(Unit(range(start, start + len(unit.operations)), unit.effort, unit.own_program))
         start += len(unit.operations)
-    return found
+    return in_message
