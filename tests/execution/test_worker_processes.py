@@ -12,7 +12,7 @@ from torch import nn
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 from fedme.core.operations import BatchSchedule, EstimateStatistics, Evaluate, Predict, Train
-from fedme.execution import compiled, dispatcher, reference
+from fedme.execution import compiled, dispatcher, reference, worker_processes
 from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.reference import Reference
 from fedme.execution.routing import effort
@@ -72,6 +72,19 @@ def test_results_are_those_of_one_process_bit_for_bit(workers):
             else:
                 assert want == got
             assert seconds >= 0
+
+
+def test_results_that_do_not_fit_the_shared_memory(monkeypatch):
+    """They go through the pipe, which has no room for them, while the next work is on its way."""
+    monkeypatch.setattr(worker_processes, "LEAST_MEMORY", 1 << 10)
+    pool, data = Workers(2, [REFERENCE]), split(20_000, Key(0))
+    ops = [Predict(Model.init(LINEAR, Key(i), torch.float64), data) for i in range(8)]
+    try:
+        found = single(pool, ops)
+    finally:
+        pool.close()
+    assert found[0][0].nbytes > pool.memory
+    assert all(torch.equal(got, reference.run(op)) for op, (got, _) in zip(ops, found, strict=True))
 
 
 @pytest.mark.parametrize("name", ["fedme", "fml", "fedavg", "pfml"])

@@ -19,6 +19,7 @@ from fedme.core.task_types import TASK_LOSSES, TaskType, task_type_of
 Array = NDArray[Any]
 
 CALIBRATION_BINS = 15  # as in Guo et al. 2017
+FEW = 128  # samples up to which every pair is compared
 _BIN_EDGES = np.linspace(0.0, 1.0, CALIBRATION_BINS + 1)[1:-1]
 
 
@@ -228,9 +229,11 @@ def _classification(logits: Tensor, labels: Tensor) -> Metrics:
     samples, classes = logits.shape
     z, y = logits.double().numpy(force=True), labels.numpy(force=True)
     log_probabilities = _log_softmax(z)
-    loss = -log_probabilities[np.arange(samples), y].mean()
-    top = log_probabilities.max(1)  # NaN if any entry of the row is
-    predictions = np.where(np.isnan(top), classes, z.argmax(1))
+    loss = -_mean(log_probabilities[np.arange(samples), y])
+    top = np.maximum.reduce(log_probabilities, 1)  # NaN if any entry of the row is
+    unknown, predictions = np.isnan(top), z.argmax(1)
+    if has_nan := bool(unknown.any()):
+        predictions[unknown] = classes
     hits = predictions == y
 
     support = np.bincount(y, minlength=classes)
@@ -239,25 +242,29 @@ def _classification(logits: Tensor, labels: Tensor) -> Metrics:
     present = support > 0
     seen = support + predicted > 0
 
-    correct = int(hits.sum())
-    has_nan = np.isnan(top).any()
+    correct = int(np.count_nonzero(hits))
     return Metrics(
         samples=samples,
         correct=correct,
-        classes_present=int(present.sum()),
-        loss=float(loss),
+        classes_present=int(np.count_nonzero(present)),
+        loss=loss,
         accuracy=correct / samples,
-        balanced_accuracy=float((right[present] / support[present]).mean()),
-        macro_f1=float((2 * right[seen] / (support + predicted)[seen]).mean()),
+        balanced_accuracy=_mean(right[present] / support[present]),
+        macro_f1=_mean(2 * right[seen] / (support + predicted)[seen]),
         auroc=None if has_nan else _auroc(log_probabilities, y),
         ece=None if has_nan else _calibration_error(np.exp(top), hits),
     )
 
 
+def _mean(values: Array) -> float:
+    """What ``values.mean()`` is, in half the time for a few values."""
+    return float(np.add.reduce(values)) / len(values)
+
+
 def _log_softmax(logits: Array) -> Array:
     with np.errstate(invalid="ignore"):  # infinite logits give NaN, which the metrics report
-        shifted: Array = logits - logits.max(1, keepdims=True)
-        shifted -= np.log(np.exp(shifted).sum(1, keepdims=True))
+        shifted: Array = logits - np.maximum.reduce(logits, 1, keepdims=True)
+        shifted -= np.log(np.add.reduce(np.exp(shifted), 1, keepdims=True))
     return shifted
 
 
@@ -271,6 +278,13 @@ def _auroc(scores: Array, labels: Array) -> float | None:
     classes = support.nonzero()[0]
     if len(classes) < 2:  # a class with all samples has no negative ones
         return None
+    positives = support[classes]
+    if samples <= FEW:  # every sample with all others is faster than to sort them
+        own = scores[np.arange(samples), labels]
+        others = scores[:, labels]
+        below, not_above = (np.add.reduce(less.view(np.uint8), 0, np.uint8) for less in (others < own, others <= own))
+        ranks = np.bincount(labels, weights=(below + not_above.astype(np.float64) + 1) / 2)[classes]
+        return _area(ranks, positives, samples)
     class_scores = scores.T[classes]
     order, values = class_scores.argsort(1), np.sort(class_scores, 1)  # several times faster than to gather by `order`
     changes = values[:, 1:] != values[:, :-1]
@@ -284,8 +298,12 @@ def _auroc(scores: Array, labels: Array) -> float | None:
         last = np.minimum.accumulate(np.where(np.hstack((changes, edge)), places, samples)[:, ::-1], 1)[:, ::-1]
         twice = first + last
     ranks = ((twice + 2) * positive).sum(1) / 2  # ranks start at 1
-    positives = support[classes]
-    return float(((ranks - positives * (positives + 1) / 2) / (positives * (samples - positives))).mean())
+    return _area(ranks, positives, samples)
+
+
+def _area(ranks: Array, positives: Array, samples: int) -> float:
+    """The mean AUROC from the sum of the ranks of the positive samples of every class, and their number."""
+    return _mean((ranks - positives * (positives + 1) / 2) / (positives * (samples - positives)))
 
 
 def _calibration_error(confidence: Array, hits: Array) -> float:

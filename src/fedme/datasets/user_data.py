@@ -242,7 +242,7 @@ def fingerprint(dataset: Dataset) -> str:
     grouped = {} if dataset.groups is None else {"group": dataset.groups}
     for name, value in {**x, "label": source.labels, **grouped}.items():
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.contiguous().numpy().tobytes())
+        digest.update(value.contiguous().numpy())
     return digest.hexdigest()
 
 

@@ -190,7 +190,9 @@ class Compiled:
     def run(self, ops: Sequence[Op], tick: Tick) -> list[Any]:
         """Run operations on several threads; `tick` is called on this thread."""
         threads, efforts = max(torch.get_num_threads(), self.threads), [effort(op) for op in ops]
-        parts = pieces(efforts, min(sum(efforts) / (PIECES * threads), LARGE))
+        # Predictions of one call share the weights of a model that they have in common.
+        most = LARGE if isinstance(ops[0], Train) else 10 * LARGE
+        parts = pieces(efforts, min(sum(efforts) / (PIECES * threads), most))
         compute = functools.partial(_together, table=self.tables.table(ops[0]))
         results = dict[int, Any]()
         for part, done in zip(

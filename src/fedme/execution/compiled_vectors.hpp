@@ -248,6 +248,12 @@ inline ParameterLayout row_layout(int64_t rows, int64_t columns, int64_t padded_
     return layout;
 }
 
+// Call a function with a constant that is true or false.
+template <typename Function>
+inline void choose(bool flag, const Function &function) {
+    flag ? function(std::true_type()) : function(std::false_type());
+}
+
 enum RuleType : int64_t { MOMENTUM, ADAM };
 
 // One step with a gradient g, as in learning/optimizers.py.
@@ -349,17 +355,9 @@ struct Parameter {
         layout.store(second, part(spec.second)), layout.store(anchor, part(spec.anchor));
     }
 
-    // The step for the gradient of the vector at a place; updates the optimizer state.
-    vector<real> step(const UpdateRule<real> &rule, int64_t place, vector<real> gradient) {
+    vector<real> adam_step(const UpdateRule<real> &rule, int64_t place, vector<real> gradient) {
         if (rule.weight_decay) gradient += rule.weight_decay * at(&value[place]);
         if (rule.prox) gradient -= rule.prox * at(&anchor[place]);
-        if (rule.type == ADAM) return adam_step(rule, place, gradient);
-        if (!rule.momentum) return gradient;
-        const vector<real> velocity = at(&momentum[place]) = gradient + rule.momentum * at(&momentum[place]);
-        return rule.nesterov ? gradient + rule.momentum * velocity : velocity;
-    }
-
-    vector<real> adam_step(const UpdateRule<real> &rule, int64_t place, vector<real> gradient) {
         const vector<real> mean = at(&momentum[place]) += (1 - rule.momentum) * (gradient - at(&momentum[place]));
         const vector<real> square = at(&second[place]) =
             rule.beta2 * at(&second[place]) + (1 - rule.beta2) * (gradient * gradient);
@@ -375,21 +373,36 @@ struct Parameter {
 
     // A step for `count` values from a place on, with these gradients.
     void descend(const UpdateRule<real> &rule, int64_t place, int64_t count, const real *gradients) {
-        constexpr int64_t lanes = LANES<real>;
-        const bool alone = !rule.weight_decay && !rule.prox;
-        if (rule.is_plain()) {  // usual cases: no question in the loop
-            if (rule.measures) return measure(place, count, gradients, rule.lr);
-            real *w = &own()[place];
-            for (int64_t i = 0; i < count; i += lanes) at(w + i) -= rule.lr * at(gradients + i);
-        } else if (alone && rule.type == MOMENTUM && rule.momentum && !rule.nesterov) {
-            real *w = &value[place], *v = &momentum[place];
-            for (int64_t i = 0; i < count; i += lanes)
-                at(w + i) -= rule.lr * (at(v + i) = at(gradients + i) + rule.momentum * at(v + i));
-        } else if (alone && rule.type == ADAM) {
-            for (int64_t i = 0; i < count; i += lanes)
+        if (rule.measures) return measure(place, count, gradients, rule.lr);
+        if (rule.type == ADAM) {
+            for (int64_t i = 0; i < count; i += LANES<real>)
                 at(&value[place + i]) -= rule.lr * adam_step(rule, place + i, at(gradients + i));
-        } else {
-            for (int64_t i = 0; i < count; i += lanes) at(&value[place + i]) -= rule.lr * step(rule, place + i, at(gradients + i));
+            return;
+        }
+        choose(rule.weight_decay != 0, [&](auto decays) {
+            choose(rule.prox != 0, [&](auto has_anchor) {
+                choose(rule.momentum != 0, [&](auto has_momentum) {
+                    descend_by<decays.value, has_anchor.value, has_momentum.value>(rule, place, count, gradients);
+                });
+            });
+        });
+    }
+
+    // With no question in the loop.
+    template <bool DECAYS, bool HAS_ANCHOR, bool HAS_MOMENTUM>
+    void descend_by(const UpdateRule<real> &rule, int64_t place, int64_t count, const real *gradients) {
+        real *w = own().data() + place, *v = momentum.data() + place;
+        const real *a = anchor.data() + place, lr = rule.lr, decay = rule.weight_decay, prox = rule.prox, part = rule.momentum;
+        const bool nesterov = rule.nesterov;
+        for (int64_t i = 0; i < count; i += LANES<real>) {
+            vector<real> step = at(gradients + i);
+            if (DECAYS) step += decay * at(w + i);
+            if (HAS_ANCHOR) step -= prox * at(a + i);
+            if (HAS_MOMENTUM) {
+                const vector<real> velocity = at(v + i) = step + part * at(v + i);
+                step = nesterov ? step + part * velocity : velocity;
+            }
+            at(w + i) -= lr * step;
         }
     }
 

@@ -1,8 +1,9 @@
 """Worker processes of one thread each: they run operations of the reference backend and parts of large stacks.
 
 Workers are forked, so they have the data without a copy. Weights and row numbers travel through shared memory. The longest work
-goes first. A worker gets its next work before its results are read: they are in one of two memories that it writes in turns. A
-worker that dies is replaced and its work is done again, with the same result.
+goes first. A worker gets its next work while it computes, so that it never waits: messages take turns in two memories, and
+results in three, because those of the work before may not be read yet. A worker that dies is replaced and its work is done
+again, with the same result.
 """
 
 import contextlib
@@ -13,8 +14,10 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -25,6 +28,9 @@ from fedme.execution.worker_messages import SharedMemory, SharedObjects, needed_
 
 PARENT_CHECK = 0.5  # seconds between two checks that the parent is alive
 DEATHS = 3  # of workers over one piece of work before it fails
+AHEAD = 2  # pieces of work that a worker has: what it does, and what it does next
+FEW = 4  # operations of a message that may be sent ahead: others would be packed in vain
+SHORT = 1 << 14  # bytes of a message that a pipe takes while nobody reads: a worker may be writing its results
 LEAST_MEMORY = 1 << 24  # bytes that a process shares with a worker in each direction; they are taken when they are used
 Work = tuple[Backend, Sequence[Op]]  # operations of one group, and their backend
 
@@ -34,18 +40,18 @@ class WorkerError(RuntimeError):
 
 
 class Worker:
-    """One process and the connection to it; `task` is the number of the work it does."""
+    """One process and the connection to it; `tasks` are the numbers of the work it does and of what it does next."""
 
     def __init__(self, backends: Sequence[Backend], shared: SharedObjects, memory: int) -> None:
         context = mp.get_context("fork")
         self.line, worker_end = context.Pipe()
-        self.there, backs = SharedMemory(memory), (SharedMemory(memory), SharedMemory(memory))
-        self.backs = itertools.cycle(backs)
-        arguments = (worker_end, self.there, backs, backends, shared, os.getpid())
+        theres, backs = ([SharedMemory(memory) for _ in range(count)] for count in (AHEAD, AHEAD + 1))
+        self.theres, self.backs, self.sent = theres, itertools.cycle(backs), 0
+        arguments = (worker_end, theres, backs, backends, shared, os.getpid())
         self.process = context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         worker_end.close()
-        self.task: int | None = None
+        self.tasks: deque[int] = deque()
 
     def stop(self) -> None:
         """Kill the process: it has no state."""
@@ -56,7 +62,7 @@ class Worker:
 
 def _serve(
     line: Connection,
-    there: SharedMemory,
+    theres: Sequence[SharedMemory],
     backs: Sequence[SharedMemory],
     backends: Sequence[Backend],
     shared: SharedObjects,
@@ -67,7 +73,7 @@ def _serve(
     torch.set_num_threads(1)
     _keep_freed_memory()
     threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
-    for back in itertools.cycle(backs):
+    for there, back in zip(itertools.cycle(theres), itertools.cycle(backs), strict=False):
         try:
             number, message = line.recv()
         except EOFError:
@@ -122,11 +128,10 @@ class Workers:
         try:
             while len(results) < len(work):
                 self._assign(work, waiting)
-                busy = {worker.line: worker for worker in self.workers if worker.task is not None}
+                busy = {worker.line: worker for worker in self.workers if worker.tasks}
                 for line in wait(list(busy), timeout=1.0):
                     worker = busy[line]  # type: ignore[index]
-                    task, worker.task = worker.task, None
-                    assert task is not None
+                    task = worker.tasks.popleft()
                     try:
                         (values, seconds), failure = worker.line.recv()
                     except (EOFError, OSError):  # it died
@@ -135,7 +140,7 @@ class Workers:
                             raise WorkerError(
                                 f"{DEATHS} worker processes died over one operation; is there enough memory?"
                             ) from None
-                        waiting.append(task)
+                        waiting.extend([*reversed(worker.tasks), task])
                         self._replace(worker)
                         continue
                     if failure:
@@ -154,16 +159,25 @@ class Workers:
     def _assign(self, work: Sequence[Work], waiting: list[int]) -> None:
         while len(self.workers) < min(self.count, len(work)):
             self.workers.append(self._start())
-        for worker in list(self.workers):
-            if worker.task is None and waiting:
-                task = waiting.pop()
-                backend, ops = work[task]
+        for ahead in range(AHEAD):  # nobody has a second piece before all have one; the last ones go to who is ready first
+            for worker in list(self.workers):
+                if len(worker.tasks) > ahead or len(waiting) <= ahead * self.count:
+                    continue
+                backend, ops = work[waiting[-1]]
+                if ahead and len(ops) > FEW:
+                    continue
+                packed = self.shared.pack(ops, worker.theres[worker.sent % AHEAD])
+                message = ForkingPickler.dumps((self.backends.index(backend), packed))
+                if ahead and len(message) > SHORT:
+                    continue
                 try:
-                    worker.line.send((self.backends.index(backend), self.shared.pack(ops, worker.there)))
-                    worker.task = task
-                except (BrokenPipeError, ConnectionResetError):  # it died while idle
-                    waiting.append(task)
-                    self._replace(worker)
+                    worker.line.send_bytes(message)
+                except (BrokenPipeError, ConnectionResetError):  # it died; over work, `wait` says so too
+                    if not worker.tasks:
+                        self._replace(worker)
+                    continue
+                worker.sent += 1
+                worker.tasks.append(waiting.pop())
 
     def _replace(self, worker: Worker) -> None:
         with contextlib.suppress(OSError):

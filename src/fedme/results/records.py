@@ -16,6 +16,7 @@ finite, or beyond 1e100. The metrics of a row depend on the task type (`core/met
 has added, and `callbacks` the numbers that its callbacks returned for the client in this round (`core/callbacks.py`).
 """
 
+import itertools
 import json
 import math
 import os
@@ -114,10 +115,12 @@ def _recordable(row: dict[str, Any], names: Collection[ClientId]) -> dict[str, A
     for key, value in row.items():
         if isinstance(value, dict):
             plain[key] = _recordable(value, names)
-        elif isinstance(value, str):
-            plain[safe_name(key)] = value if value in names else one_line(value, LONGEST)
+            continue
+        name = key if key in COLUMNS else safe_name(key)
+        if isinstance(value, str):
+            plain[name] = value if value in names else one_line(value, LONGEST)
         else:
-            plain[safe_name(key)] = None if isinstance(value, float) and abs(value) > LARGEST else value
+            plain[name] = None if isinstance(value, float) and abs(value) > LARGEST else value
     return plain
 
 
@@ -147,6 +150,17 @@ NUMBERS = ("client_seconds", "server_seconds")
 ADDED = ("own", "callbacks")  # numbers that a program has added
 NULLABLE = {task: [name for name in Metrics(0, 0, 0).plain(task) if name != "samples"] for task in MEASURES}
 
+COLUMNS = frozenset([*TEXTS, *COUNTS, *NUMBERS, "arch", *itertools.chain(*NULLABLE.values())])
+TYPES_OF_COLUMNS = {  # of every task: the types of the values of a valid row, and what they are called
+    task: {
+        **dict.fromkeys(TEXTS, (frozenset([str]), "text")),
+        **dict.fromkeys(COUNTS, (frozenset([int]), "an integer")),
+        **dict.fromkeys(NUMBERS, (frozenset([int, float]), "a number")),
+        **dict.fromkeys(names, (frozenset([int, float, type(None)]), "a number or null")),
+    }
+    for task, names in NULLABLE.items()
+}
+
 
 def _is_added(name: str, value: Any) -> bool:
     finite = value is None or (type(value) in (int, float) and abs(value) <= LARGEST)
@@ -157,16 +171,11 @@ def checked(row: Any) -> dict[str, Any]:
     """A row with valid types and values, or a ValueError."""
     if not isinstance(row, dict):
         raise ValueError("not a table")
-    for names, types, expected in (
-        (TEXTS, (str,), "text"),
-        (COUNTS, (int,), "an integer"),
-        (NUMBERS, (int, float), "a number"),
-        (NULLABLE[task_type_of_row(row)], (int, float, type(None)), "a number or null"),
-    ):
-        for name in names:
-            value = row.get(name, ...)
-            if type(value) not in types or (type(value) is float and not math.isfinite(value)):
-                raise ValueError(f"'{name}' must be {expected}")
+    for name, (types, expected) in TYPES_OF_COLUMNS[task_type_of_row(row)].items():
+        value = row.get(name, ...)
+        kind = type(value)
+        if kind not in types or (kind is float and not math.isfinite(value)):
+            raise ValueError(f"'{name}' must be {expected}")
     if not isinstance(row.get("arch"), str | None) or not isinstance(row.get("notes", {}), dict):
         raise ValueError("'arch' must be text and 'notes' a table")
     for table in ADDED:

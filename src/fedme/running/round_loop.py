@@ -242,7 +242,8 @@ class RoundLoop:
     def _keep_best_round(self, client: ClientId, evaluation: Evaluation, t: int) -> None:
         best = better(self.best.get(client), evaluation, t) if evaluation.models else None
         if best is not None and best is not self.best.get(client):
-            self.best[client] = self.store.keep(best)
+            keep = self.store.keep  # of what has weights: to look through the scores of all clients takes longer
+            self.best[client] = replace(best, model=keep(best.model), outputs=keep(best.outputs))
 
     def _groups(self, task: Task) -> Iterator[list[ClientId]]:
         """Groups of clients whose models, with copies for fine-tuning, take at most a part of the memory budget."""
