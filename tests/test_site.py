@@ -207,11 +207,15 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     subprocess.run([sys.executable, "-c", program, str(ROOT / "docs" / "tour.ipynb")], cwd=tmp_path, check=True)
 
     def shape(path):
-        """The first line that a cell printed, with numbers left out: their last digits are this machine's."""
-        cells = json.loads(path.read_text())["cells"]
-        printed = [[o for o in cell.get("outputs", []) if o.get("name") == "stdout"] for cell in cells]
-        texts = ["".join("".join(o["text"]) for o in outputs) for outputs in printed]  # a stream may come in pieces
-        return [re.sub(r"[\d.]+", "#", text).splitlines()[:1] for text in texts]
+        """The first line of every output, with numbers left out: their last digits are this machine's."""
+        lines = []
+        for cell in json.loads(path.read_text())["cells"]:
+            outputs = [o for o in cell.get("outputs", []) if o.get("name") != "stderr"]
+            texts = ["".join(o.get("text") or o["data"].get("text/plain", "")) for o in outputs if o["output_type"] != "stream"]
+            stream = "".join("".join(o["text"]) for o in outputs if o["output_type"] == "stream")  # it may come in pieces
+            firsts = [next((line for line in text.splitlines() if line.strip()), "") for text in [stream, *texts]]
+            lines.append([" ".join(re.sub(r"[\d.]+", "#", re.sub(r"\x1b\[\d*m|0x\w+", "", line)).split()) for line in firsts])
+        return lines
 
     assert shape(tmp_path / "done.ipynb") == shape(ROOT / "docs" / "tour.ipynb")
     drawn = [o for cell in json.loads((tmp_path / "done.ipynb").read_text())["cells"] for o in cell.get("outputs", [])]

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, TensorDataset
 
 import fedme
+from fedme.api.display import Table
 from fedme.config.experiment import ConfigError
 from fedme.core.atomic_files import RunError
 from fedme.core.key import Key
@@ -260,6 +261,16 @@ def test_errors_are_there_once():
     assert error.value.__suppress_context__
     with pytest.raises(ConfigError, match="models.pool: unknown architecture 'cnn-9'"):
         fedme.FedMe(models={"pool": ["cnn-9"]})
+
+
+def test_a_table_in_a_notebook_has_its_text_too(monkeypatch, capsys):
+    """A notebook asks for text and HTML; the text must not appear on the page by itself."""
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    table = Table("methods", ("method", "accuracy"), [("fedme", "93.1")], ["A sentence."])
+    assert repr(table).startswith("methods\n")
+    assert "93.1" in repr(table)
+    assert repr(table).endswith("A sentence.")
+    assert capsys.readouterr().out == ""
 
 
 def test_quiet_is_quiet(capfd):

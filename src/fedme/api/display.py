@@ -30,7 +30,7 @@ class Table:
     def __repr__(self) -> str:
         file = io.StringIO()
         width = shutil.get_terminal_size((WIDE, 24)).columns if sys.stdout.isatty() else WIDE
-        console = Console(file=file, width=width)
+        console = Console(file=file, width=width, force_jupyter=False)  # a notebook would show it at once, beside the HTML
         render(self.title, self.header, self.rows, "table", console)
         for line in self.lines:
             console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)

@@ -60,9 +60,9 @@ def print_prose(lines: Iterable[str], console: Console, style: str | None = None
 
 
 def wrapped(line: str, console: Console) -> str:
-    """The line for a console: with breaks between words if it is a terminal. A command is one word, and can be copied."""
+    """The line for a console, with breaks between words in a terminal or notebook. A command is one word, and can be copied."""
     text, rows = one_line(line, LONGEST), [""]
-    if not console.is_terminal:
+    if not (console.is_terminal or console.is_jupyter):
         return text
     for word in WORD.findall(text):
         longer = f"{rows[-1]} {word}".lstrip()
