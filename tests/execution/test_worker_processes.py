@@ -200,7 +200,7 @@ def test_weights_travel_through_shared_memory_that_grows_when_it_must(workers):
             want = reference.run(op)
             assert same(want.models["own"], got.models["own"])
             assert all(torch.equal(want.opt["own"][n], got.opt["own"][n]) for n in want.opt["own"])
-        assert all(worker.there.used > 0.9 * sent for worker in workers.workers)
+        assert all(worker.theres[0].used > 0.9 * sent for worker in workers.workers)
         single(workers, ops)
         assert [worker.process.pid for worker in workers.workers] == processes
 
