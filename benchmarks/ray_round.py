@@ -24,6 +24,7 @@ from rich.console import Console
 
 import report
 from fedme.config.experiment import parse
+from fedme.results import records
 from fedme.running import run
 from fedme.running.progress import Display
 
@@ -75,7 +76,9 @@ def one(job: dict[str, Any]) -> None:
             digest.update(path.read_bytes())
         log = (done / "engine.log").read_text().splitlines()
         said = next((line for line in log if line.startswith("on Ray: ")), "")
-        facts = {"start_s": round(watch.ends[0] - began, 2), "models": digest.hexdigest(), "said": said}
+        rounds = {(row["round"], row["client"]): row for row in records.read(done)}  # several rows say the same
+        sent = {name: round(sum(row[name] for row in rounds.values()) / 1e6, 1) for name in ("bytes_down", "bytes_up")}
+        facts = {"start_s": round(watch.ends[0] - began, 2), "models": digest.hexdigest(), "said": said, "method_mb": sent}
     protocol.answer("fedme", "ray", seconds, 0, 0, 0.0, **facts)
 
 
@@ -108,6 +111,7 @@ def main() -> None:
             print(f"{what:9} {side:20} {found[side]['seconds']:>12.3f} {found[side]['start_s']:>21.1f}", flush=True)
         if "ray" in found and "in one process" in found:
             equal = found["ray"]["models"] == found["in one process"]["models"]
+            print(f"{what:9} the method itself sends {found['ray']['method_mb']} MB")
             print(f"{what:9} {found['ray']['said']}; models {'equal to the bit' if equal else 'DIFFER'}")
             ratio = found["ray"]["seconds"] / found["in one process"]["seconds"]
             print(f"{what:9} ray / in one process: {ratio:.2f} (at most 1.5)")
