@@ -97,6 +97,9 @@ def test_verdicts_are_corrected_for_the_number_of_claims():
     weak, strong = verdict("holds", 0.001, 0.03), verdict("does not hold", 0.002, 0.9)
     assert weak.p == 0.03  # all must hold
     assert strong.p == 0.004  # one of two is enough not to
+    assert verdict("does not hold", 0.002, None).p == 0.004  # a comparison that agrees with too few seeds takes nothing away
+    assert verdict("holds", 0.002, None).p is None  # all must hold, and one has no test
+    assert verdict("does not hold", 0.002, None, need="most").p is None
     few, undecided = verdict("holds", None), verdict("not decided at this scale", None)
     says = [v.says for v in corrected([weak, strong, few, undecided])]
     assert says == ["holds (p = 0.030)", "does not hold (p = 0.008)", "holds, so far: too few seeds for a test", undecided.says]
@@ -176,4 +179,4 @@ def test_what_is_left_of_the_plan_is_on_the_page(tmp_path):
         hours = sum(row.minutes for row in planned) / 60
         assert cells[3] == f"needs {hours:.1f} hours"
         assert cells[8].startswith(f"{sum(len(row.runs) * row.seeds for row in planned)}, about ")
-    assert "Of 41 claims, 0 hold and 0 do not" in page.read_text()
+    assert "41 claims: 0 hold, 0 do not hold, 0 are not decided, 41 wait for their first runs." in page.read_text()

@@ -55,14 +55,16 @@ class Verdict:
         """The p value of "holds" or "does not hold"; None without a verdict, or where too few seeds allow no test.
 
         A claim holds if all comparisons do, so the largest p value counts; it does not hold if any of them does not, so the
-        smallest counts, times their number. For "most", Bonferroni's correction in both directions.
+        smallest counts, times their number: others that agree without a test take nothing away. For "most", Bonferroni's
+        correction in both directions.
         """
         wanted = "yes" if self.says.startswith("holds") else "no" if self.says.startswith("does not hold") else ""
         made = [comparison for comparison in self.comparisons if comparison.decision != "not run"]
         p_values = [comparison.p for comparison in made if comparison.decision == wanted]
-        if not p_values or None in p_values:
-            return None
         known = sorted(p for p in p_values if p is not None)
+        any_is_enough = wanted == "no" and self.claim.need == "all"
+        if not known or (len(known) < len(p_values) and not any_is_enough):
+            return None
         if self.claim.need == "most":  # as many as a majority needs, each after correction for all of them
             return min(1.0, len(made) * known[min(len(known), len(self.comparisons) // 2 + 1) - 1])
         return known[-1] if wanted == "yes" else min(1.0, len(made) * known[0])

@@ -143,14 +143,14 @@ def _weight(verdict: Verdict) -> int:
 
 
 def _counts(claims: Sequence[Judged]) -> str:
-    """How many claims hold, do not hold, are not decided and have not been run."""
+    """How many claims hold or do not hold with a test, are not decided, and have not been run."""
     best = [max(verdicts.values(), key=_weight) for _, _, verdicts in claims]
     holds = sum(_weight(verdict) == 3 and verdict.says.startswith("holds") for verdict in best)
     fails = sum(_weight(verdict) == 3 for verdict in best) - holds
     waiting = sum(_weight(verdict) == 0 for verdict in best)
     return (
-        f"Of {len(best)} claims, {holds} hold and {fails} do not, each with a test that is corrected for the number of claims; "
-        f"{len(best) - holds - fails - waiting} are not decided yet, and {waiting} have not been run."
+        f"{len(best)} claims: {holds} hold, {fails} do not hold, {len(best) - holds - fails - waiting} are not decided, "
+        f"{waiting} wait for their first runs."
     )
 
 
