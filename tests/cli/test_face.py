@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from fedme.cli import app
-from fedme.cli.app import all_runs, next_step, source
+from fedme.cli.app import all_runs, next_step, quoted, source
 from fedme.config.experiment import ConfigError, presets
 from fedme.methods import METHODS
 from fedme.running.progress import Display
@@ -235,10 +235,10 @@ def test_the_next_step_names_a_directory_of_many_runs(tmp_path):
     folders = [tmp_path / f"run-{i}" for i in range(4)]
     for folder in folders:
         folder.mkdir()
-    assert all_runs(folders) == f"{tmp_path}/*"
-    assert all_runs(folders[:3]) == " ".join(map(str, folders[:3]))
+    assert all_runs(folders) == f"{quoted(tmp_path)}/*"
+    assert all_runs(folders[:3]) == " ".join(map(quoted, folders[:3]))
     (tmp_path / "other").mkdir()
-    assert all_runs(folders) == " ".join(map(str, folders))
+    assert all_runs(folders) == " ".join(map(quoted, folders))
 
 
 def test_every_command_says_what_is_next():

@@ -149,7 +149,11 @@ def test_a_restart_that_was_asked_for_has_its_own_reason(tmp_path):
     """Any earlier error in the output of Flower's server was named after `fedme deploy renew`."""
     said = []
     supervisor = Supervisor(tmp_path, {}, said.append)
-    code = "import time; print('Error: long ago', flush=True); time.sleep(600)"
+    # With a handler, as Flower's programs: a shell's `&` leaves SIGINT ignored.
+    code = (
+        "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "print('Error: long ago', flush=True); time.sleep(600)"
+    )
     supervisor.start("program", lambda: [sys.executable, "-c", code])
     wait_for(lambda: "long ago" in supervisor.output("program"), "the program", 60)
     supervisor.restart("program", "a new certificate")

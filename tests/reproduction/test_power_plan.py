@@ -1,6 +1,7 @@
 """The plan of the runs that decide the claims."""
 
 import json
+import shlex
 
 import pytest
 
@@ -137,7 +138,7 @@ def test_the_command_prints_the_plan(fedme, tmp_path):
     command = f"fedme reproduce --claim {rows[0]['claim']} --scale {rows[0]['scale']}"
     assert rows[0]["command"] == command
     out = fedme("reproduce", "--plan", "3", "--jobs", "2", "--runs", tmp_path, "--page", tmp_path / "page.md", "--json")[1]
-    assert json.loads(out)[0]["command"] == f"{command} --page {tmp_path}/page.md"
+    assert json.loads(out)[0]["command"] == f"{command} --page {shlex.quote(str(tmp_path / 'page.md'))}"
 
 
 def test_the_runs_of_a_claim_are_listed_and_unknown_claims_refused(fedme, tmp_path):

@@ -193,8 +193,8 @@ def _multi_label(logits: Tensor, y: Tensor) -> Metrics:
     right = (predictions & y).sum(0).double()
     seen = present + predicted > 0
     f1 = 2 * right[seen] / (present + predicted)[seen]
-    pairs = [] if bool(z.isnan().any()) else zip(z.T.numpy(force=True), y.T.numpy(force=True), strict=True)
-    areas = [area for score, label in pairs if (area := _auroc(np.stack((-score, score), 1), label)) is not None]
+    labelled = [] if bool(z.isnan().any()) else zip(z.T.numpy(force=True), y.long().T.numpy(force=True), strict=True)
+    areas = [area for score, label in labelled if (area := _auroc(np.stack((-score, score), 1), label)) is not None]
     return Metrics(
         samples=len(y),
         correct=int(hits.sum()),
