@@ -192,6 +192,15 @@ def test_fedamp_second_round_is_pulled_to_a_mixture_of_similar_models(alpha, sig
     assert [bool(total > 1) for total in sums] == [alpha == 2.0] * 3
 
 
+def test_fedamp_mixes_for_all_clients_as_for_some():
+    models = torch.randn(7, 300, generator=Key(5).torch(), dtype=torch.float64)
+    models[3] = models[2] + 1e-9  # close to each other
+    method = FedAMP(ONE, sigma=400.0)
+    xi = method.mixing_weights(models, range(7))
+    assert torch.allclose(xi[[1, 3, 4]], method.mixing_weights(models, [1, 3, 4]), rtol=1e-12, atol=0)
+    assert xi[2, 3] > 3 * xi[2, 4] > 0
+
+
 def test_hypcluster_chooses_by_training_loss_and_averages_members():
     data = clients((7, 12, 4), seed=3)
     method = HypCluster(ONE, clusters=3)

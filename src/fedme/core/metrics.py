@@ -158,7 +158,6 @@ def task_type_of_row(row: Mapping[str, Any]) -> TaskType:
     return "regression" if "rmse" in row else "multi-label" if "exact_match" in row else "classification"
 
 
-@torch.no_grad()
 def possible(correct: int, samples: int, accuracy: float | None, task_type: TaskType) -> bool:
     """Whether so many predictions can be correct: at most one per sample or, if a sample has several labels, one per label.
 
@@ -172,6 +171,7 @@ def possible(correct: int, samples: int, accuracy: float | None, task_type: Task
     return 0.5 < labels < sys.maxsize and abs(labels - round(labels)) < 1e-6 * labels
 
 
+@torch.no_grad()
 def measure(logits: Tensor, y: Tensor, unit: Sequence[float] = ()) -> Metrics:
     """All metrics of outputs of shape (samples, classes, labels or targets), computed in double precision.
 

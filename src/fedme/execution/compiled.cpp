@@ -328,19 +328,11 @@ struct Network {
         extra->counts[label]++;
     }
 
-    // Until `step_in_mixture`, the weights are those of the mixture with another network, and the anchors the own ones.
+    // Until `step_in_mixture`, the network is its mixture with another one.
     void mix_with(Network &other) {
         const auto own = parameters(), others = other.parameters();
-        for (size_t n = 0; n < own.size(); n++) {
-            if (!own[n]->trained) continue;
-            own[n]->anchor.resize(own[n]->value.size());
-            const real *v = own[n]->value.data(), *w = others[n]->value.data(), part = mix;
-            real *mixture = own[n]->anchor.data();
-            for (int64_t i = 0, size = own[n]->value.size(); i < size; i += LANES<real>)
-                at(mixture + i) = at(w + i) + part * (at(v + i) - at(w + i));
-            std::swap(own[n]->value, own[n]->anchor);
-            own[n]->mixed_with = w;
-        }
+        for (size_t n = 0; n < own.size(); n++)
+            if (own[n]->trained) own[n]->begin_mixture(others[n]->value.data(), mix);
     }
 
     // A step of the own weights with the gradient of the mixture; the own part in it moves along its derivative.

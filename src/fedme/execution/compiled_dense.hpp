@@ -34,6 +34,7 @@ struct Dense final : Node<real> {
         context.load(weight, 0, layout);
         context.load(bias, 1, out);
         if (input.needs_gradient) transposed.resize(transposed_panels.size());
+        weight.mixes_late = !input.needs_gradient;  // a tile is needed once
     }
 
     std::vector<Parameter<real> *> parameters() override { return {&weight, &bias}; }
@@ -47,7 +48,10 @@ struct Dense final : Node<real> {
         rows[0] = rows_group(samples, SOME, SOME, padded_out);
         for (int64_t k = 0; k < width; k += SOME) {
             rows[0].first = k, rows[0].spans[0].count = std::min(SOME, width - k);
-            correlate<real>(&x[k * batch], y, weight.value.data(), panels, rows, 1, nullptr, k ? ADD_TO : ASSIGN);
+            if (weight.mixed_with && weight.mixes_late)
+                forward_mixture(k, y);
+            else
+                correlate<real>(&x[k * batch], y, weight.value.data(), panels, rows, 1, nullptr, k ? ADD_TO : ASSIGN);
         }
         for (int64_t b = 0; b < samples; b++, y += padded_out)
             for (int64_t o = 0; o < padded_out; o += LANES<real>) {
@@ -55,6 +59,19 @@ struct Dense final : Node<real> {
                 at(y + o) = relu ? rectified<real>(z) : z;
             }
     }
+
+    // The same with tiles of a mixture with other weights, which are mixed while they are in the nearest cache.
+    void forward_mixture(int64_t k, real *y) {
+        for (int64_t v = 0; v < panels.vectors(); v += 2) {
+            weight.mix(panels.start(v / 2) + k * wide(v), rows[0].spans[0].count * wide(v), weight.mixed_with, weight.own_part,
+                       tile.data());
+            const WeightPanels<real> panel{SOME, wide(v)};
+            rows[0].first = 0;
+            correlate<real>(&x[k * batch], y + v * LANES<real>, tile.data(), panel, rows, 1, nullptr, k ? ADD_TO : ASSIGN);
+        }
+    }
+
+    int64_t wide(int64_t v) const { return std::min<int64_t>(2, panels.vectors() - v) * LANES<real>; }  // the panel of a vector
 
     void backward(const Pass &pass, const UpdateRule<real> &rule) override {
         Value<real> &input = *this->inputs[0];
@@ -84,7 +101,6 @@ struct Dense final : Node<real> {
         const real *own = this->output->gradient.data();
         const bool adds = !stores && rule.is_plain() && !rule.measures;  // -lr times the gradient, as it is computed
         const real scale = adds ? -rule.lr : real(1);
-        const auto wide = [&](int64_t v) { return std::min<int64_t>(2, panels.vectors() - v) * lanes; };
         for (int64_t v = 0; v < panels.vectors(); v += 2)
             for (int64_t b = 0; b < samples; b++)
                 for (int64_t i = 0; i < wide(v); i += lanes)

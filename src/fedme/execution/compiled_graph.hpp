@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "compiled_vectors.hpp"
+#include "compiled_optimizers.hpp"
 
 // These structures are those of execution/compiled_networks.py, field by field.
 struct ValueSpec {

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "compiled_vectors.hpp"
+#include "compiled_optimizers.hpp"
 
 namespace {
 
