@@ -18,7 +18,7 @@ import pytest
 import uvicorn
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.proto import fleet_pb2, message_pb2, node_pb2, recorddict_pb2
+from flwr.proto import fleet_pb2, heartbeat_pb2, message_pb2, node_pb2, recorddict_pb2
 from flwr.supercore.inflatable.inflatable_object import get_object_id
 
 from fedme.deployment import provisioning, proxy_files, reverse_proxy
@@ -38,7 +38,7 @@ class Upstream(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
         self.server.received.append((self.path, len(body)))
-        self.send_response(200)
+        self.send_response(self.server.status)
         self.send_header("content-length", "2")
         self.end_headers()
         self.wfile.write(b"ok")
@@ -60,7 +60,7 @@ class Gate:
         for name, node in NODES.items():
             (self.federation / "server" / "nodes" / f"{name}.json").write_text(json.dumps({"node-id": str(node)}))
         self.upstream = http.server.ThreadingHTTPServer(("127.0.0.1", control), Upstream)
-        self.upstream.received = []
+        self.upstream.received, self.upstream.status = [], 200
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.load_cert_chain(self.federation / "server" / "server.crt", self.federation / "server" / "server.key")
         self.upstream.socket = tls.wrap_socket(self.upstream.socket, server_side=True)
@@ -163,6 +163,17 @@ def test_what_nodes_send_passes(gate):
         == 200
     )
     assert [path.rpartition("/")[2] for path, _ in gate.upstream.received] == ["push-messages", "push-object", "pull-messages"]
+
+
+def test_a_failing_server_is_one_to_try_again(gate):
+    # With a full disk Flower's server answers 500, after which a node's heartbeat ends for good.
+    heartbeat = heartbeat_pb2.SendNodeHeartbeatRequest(node=node_pb2.Node(node_id=11)).SerializeToString()
+    gate.upstream.status = 500
+    try:
+        assert gate.post("send-node-heartbeat", heartbeat, "a") == (503, "ok")
+    finally:
+        gate.upstream.status = 200
+    assert "the server failed at /v1/fleet/send-node-heartbeat; see superlink.log" in gate.log.read_text()
 
 
 def test_a_body_without_a_signature_is_cut(gate):

@@ -201,6 +201,19 @@ def test_a_node_has_neither_pytorch_nor_a_database_in_memory():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
+def test_a_node_ends_when_one_of_its_threads_fails():
+    # Flower's heartbeat ended for good after an answer it did not expect, and the site waited for messages for ever.
+    code = (
+        "import threading, time, fedme.deployment.flower_site_internals as internals\n"
+        "internals.end_with_any_thread()\n"
+        "threading.Thread(target=lambda: {}['heartbeat'], daemon=True).start()\n"
+        "time.sleep(60)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert ended.returncode == 1
+    assert "KeyError: 'heartbeat'" in ended.stderr
+
+
 def test_unpacked_apps_of_earlier_starts_are_deleted(tmp_path, monkeypatch):
     (tmp_path / "apps" / "fedme.fedme-run.1.0.0.12345678" / "fedme").mkdir(parents=True)
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))

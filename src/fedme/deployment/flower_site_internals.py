@@ -198,6 +198,18 @@ def node() -> None:
     program.flower_supernode()
 
 
+def end_with_any_thread() -> None:
+    """End the process if one of its threads fails: a node without its heartbeat would not be asked again. It is started anew."""
+
+    def end(failed: threading.ExceptHookArgs) -> None:
+        try:
+            threading.__excepthook__(failed)
+        finally:
+            os._exit(1)
+
+    threading.excepthook = end
+
+
 class ClientAppExecutor:
     """Starts client apps as processes of this interpreter. Flower would ask for tasks all the time: it waits for messages."""
 
@@ -283,6 +295,7 @@ def main() -> None:
     leave_out_database()
     require_known_flower(name)
     linecache.clearcache()  # the sources that were compared
+    end_with_any_thread()
     {"node": node, "client": client}[name]()
 
 

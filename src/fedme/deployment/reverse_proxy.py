@@ -272,7 +272,11 @@ def proxy(server: str, trust: ssl.SSLContext | bool, inspector: Inspector) -> AS
             received = await upstream.send(forwarded, stream=True)
         except httpx.TransportError:
             return PlainTextResponse("the server is not running\n", 503)  # nodes try again
-        response = StreamingResponse(received.aiter_raw(), received.status_code, background=BackgroundTask(received.aclose))
+        status = received.status_code
+        if status == 500:  # a full disk, for example; nodes try again after 503, but after 500 their heartbeat ends for good
+            log.warning("the server failed at %s; see superlink.log", one_line(request.scope["path"]))
+            status = 503
+        response = StreamingResponse(received.aiter_raw(), status, background=BackgroundTask(received.aclose))
         lowered = [(name.lower(), value) for name, value in received.headers.raw]
         response.raw_headers = [(name, value) for name, value in lowered if name not in HOP_HEADERS - {b"content-length"}]
         return response

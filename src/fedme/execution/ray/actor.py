@@ -1,5 +1,6 @@
 """An actor: a process of a Ray cluster that has opened the data of an experiment and executes operations."""
 
+import gc
 import hashlib
 import platform
 import socket
@@ -73,6 +74,7 @@ class OperationActor:
         except Exception as error:  # of files that are not there, or of a user's code; an exception may not be picklable
             return Failure(f"{socket.gethostname()}: {type(error).__name__}: {error}")
         self.splits, self.execute = Splits(opened.splits), opened.execute
+        gc.freeze()  # what is here now stays: garbage is looked for among the objects of messages only
         return Identity.of(self.splits)
 
     def run(self, message: Message, *sent: PackedWeights) -> Results | Failure:
