@@ -199,7 +199,7 @@ def node() -> None:
 
 
 def end_with_any_thread() -> None:
-    """End the process if one of its threads fails: without its heartbeat, a node would not be asked again. It is started anew."""
+    """End the process if one of its threads fails: without its heartbeat, a node would not be asked again. It starts anew."""
 
     def end(failed: threading.ExceptHookArgs) -> None:
         try:
