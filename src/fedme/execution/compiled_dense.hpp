@@ -99,7 +99,9 @@ struct Dense final : Node<real> {
     void update_weight(int64_t samples, const UpdateRule<real> &rule, bool stores) {
         constexpr int64_t lanes = LANES<real>;
         const real *own = this->output->gradient.data();
-        const bool adds = !stores && rule.is_plain() && !rule.measures;  // -lr times the gradient, as it is computed
+        // Without momentum, -lr times the gradient is added as it is computed.
+        const bool adds = !stores && (weight.mixed_with ? rule.is_plain() && !rule.measures : rule.has_no_state());
+        const bool pulls = adds && !rule.is_plain();
         const real scale = adds ? -rule.lr : real(1);
         for (int64_t v = 0; v < panels.vectors(); v += 2)
             for (int64_t b = 0; b < samples; b++)
@@ -110,8 +112,10 @@ struct Dense final : Node<real> {
             for (int64_t v = 0; v < panels.vectors(); v += 2) {
                 const int64_t inputs = std::min(SOME, width - k), place = panels.start(v / 2) + k * wide(v);
                 real *to = adds ? &weight.own()[place] : stores ? &weight.gradient[place] : tile.data();
+                const real *anchor = !pulls ? nullptr : rule.prox ? &weight.anchor[place] : to;
                 accumulate<real>({&x[k * batch], 0, SOME}, offsets.data(), inputs,
-                                 {&gradients[v * lanes * samples], 0, wide(v)}, 1, samples, wide(v) / lanes, to, !adds);
+                                 {&gradients[v * lanes * samples], 0, wide(v)}, 1, samples, wide(v) / lanes, to,
+                                 {!adds, rule.lr * rule.weight_decay, rule.lr * rule.prox, anchor});
                 if (!adds && !stores) weight.descend(rule, place, inputs * wide(v), to);
             }
     }

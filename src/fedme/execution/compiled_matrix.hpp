@@ -160,18 +160,31 @@ struct Rectangle {
     int64_t line, padded_channels;
 };
 
-// gradient[k] += the sum over a rectangle of x[offsets[k]] * output_gradients, for K inputs and V vectors of outputs; a `fresh`
-// gradient is written only.
+// What sums begin with: nothing, what is there, or what is there after decay and a pull towards an anchor.
+template <typename real>
+struct Start {
+    bool fresh = false;
+    real decay = 0, pull = 0;
+    const real *anchor = nullptr;  // null: neither decay nor pull
+
+    Start from(int64_t place) const { return {fresh, decay, pull, anchor ? anchor + place : nullptr}; }
+};
+
+// gradient[k] += the sum over a rectangle of x[offsets[k]] * output_gradients, for K inputs and V vectors of outputs.
 template <typename real, int K, int V>
 __attribute__((noinline)) void accumulate_block(const Rectangle<real> &x, const int64_t *offsets,
                                                 const Rectangle<real> &output_gradients, int64_t rows, int64_t columns,
-                                                real *gradient, bool fresh) {
+                                                real *gradient, const Start<real> &start) {
     constexpr int64_t lanes = LANES<real>;
     alignas(64) static constexpr real zeros[K * V * lanes] = {};
-    const real *start = fresh ? zeros : gradient;
+    const real *before = start.fresh ? zeros : gradient;
     vector<real> sums[K][V];
     UNROLLED for (int k = 0; k < K; k++)
-        UNROLLED for (int v = 0; v < V; v++) sums[k][v] = at(start + (k * V + v) * lanes);
+        UNROLLED for (int v = 0; v < V; v++) sums[k][v] = at(before + (k * V + v) * lanes);
+    if (start.anchor)
+        UNROLLED for (int k = 0; k < K; k++)
+            UNROLLED for (int v = 0; v < V; v++)
+                sums[k][v] -= start.decay * sums[k][v] - start.pull * at(start.anchor + (k * V + v) * lanes);
     for (int64_t r = 0; r < rows; r++) {
         const real *inputs[K], *gradients = output_gradients.first + r * output_gradients.line;
         UNROLLED for (int k = 0; k < K; k++) inputs[k] = x.first + r * x.line + offsets[k];
@@ -187,12 +200,12 @@ __attribute__((noinline)) void accumulate_block(const Rectangle<real> &x, const 
 template <typename real, int K, int V>
 inline void accumulate_rest(int64_t count, const Rectangle<real> &x, const int64_t *offsets,
                             const Rectangle<real> &output_gradients, int64_t rows, int64_t columns, real *gradient,
-                            bool fresh) {
+                            const Start<real> &start) {
     if constexpr (K > 0) {
         if (count == K)
-            accumulate_block<real, K, V>(x, offsets, output_gradients, rows, columns, gradient, fresh);
+            accumulate_block<real, K, V>(x, offsets, output_gradients, rows, columns, gradient, start);
         else
-            accumulate_rest<real, K - 1, V>(count, x, offsets, output_gradients, rows, columns, gradient, fresh);
+            accumulate_rest<real, K - 1, V>(count, x, offsets, output_gradients, rows, columns, gradient, start);
     }
 }
 
@@ -200,22 +213,22 @@ inline void accumulate_rest(int64_t count, const Rectangle<real> &x, const int64
 template <typename real, int K, int V>
 inline void accumulate_blocks(const Rectangle<real> &x, const int64_t *offsets, int64_t inputs,
                               const Rectangle<real> &output_gradients, int64_t rows, int64_t columns, real *gradient,
-                              bool fresh) {
+                              const Start<real> &start) {
     const int64_t blocks = (inputs + K - 1) / K;
     for (int64_t block = 0; block < blocks; block++) {
-        const int64_t k = inputs * block / blocks, next = inputs * (block + 1) / blocks;
-        accumulate_rest<real, K, V>(next - k, x, offsets + k, output_gradients, rows, columns, gradient + k * V * LANES<real>,
-                                    fresh);
+        const int64_t k = inputs * block / blocks, next = inputs * (block + 1) / blocks, place = k * V * LANES<real>;
+        accumulate_rest<real, K, V>(next - k, x, offsets + k, output_gradients, rows, columns, gradient + place,
+                                    start.from(place));
     }
 }
 
 template <typename real>
 void accumulate(const Rectangle<real> &x, const int64_t *offsets, int64_t inputs, const Rectangle<real> &output_gradients,
-                int64_t rows, int64_t columns, int64_t vectors, real *gradient, bool fresh = false) {
+                int64_t rows, int64_t columns, int64_t vectors, real *gradient, const Start<real> &start = {}) {
     if (vectors == 2)
-        accumulate_blocks<real, 6, 2>(x, offsets, inputs, output_gradients, rows, columns, gradient, fresh);
+        accumulate_blocks<real, 6, 2>(x, offsets, inputs, output_gradients, rows, columns, gradient, start);
     else
-        accumulate_blocks<real, 8, 1>(x, offsets, inputs, output_gradients, rows, columns, gradient, fresh);
+        accumulate_blocks<real, 8, 1>(x, offsets, inputs, output_gradients, rows, columns, gradient, start);
 }
 
 // The same values with one panel of outputs next to each other: rows far apart may compete for the same lines of the cache.
@@ -270,7 +283,7 @@ struct Accumulator {
                 const Rectangle<real> own =
                     packed.pack({output_gradients + r * gradient_step + v * lanes, 0, gradient_step}, 1, some, vectors);
                 accumulate<real>({lines.data(), 0, LINE}, offsets.data(), panels.inputs, own, 1, some, vectors,
-                                 gradient + panels.start(v / 2), fresh && !r);
+                                 gradient + panels.start(v / 2), Start<real>{fresh && !r});
             }
         }
     }

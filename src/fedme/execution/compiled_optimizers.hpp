@@ -101,7 +101,8 @@ struct UpdateRule {
     real beta2 = 0, decoupled_decay = 0;  // of ADAM, whose beta1 is `momentum`
     real root_factor = 1, scaled_eps = 0;  // of ADAM: correction1 / sqrt(correction2), and correction1 eps
     bool clips() const { return clip < std::numeric_limits<real>::infinity(); }
-    bool is_plain() const { return type == MOMENTUM && !momentum && !weight_decay && !prox; }
+    bool has_no_state() const { return type == MOMENTUM && !momentum; }
+    bool is_plain() const { return has_no_state() && !weight_decay && !prox; }
 };
 
 // Where a parameter is in memory; null where there is none, and all are written to.
