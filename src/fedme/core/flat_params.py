@@ -39,6 +39,14 @@ class FlatLayout:
             view.copy_(params[name])
             flat[start + view.numel() : end] = 0
 
+    def flat(self, params: Mapping[str, Tensor]) -> Tensor:
+        """The weights in one tensor: the one that they are in, or a copy."""
+        if (given := flat_params(params)) is not None and given.layout is self:
+            return given.flat
+        copy = torch.empty(self.size, dtype=self.dtype)
+        self.fill(copy, params)
+        return copy
+
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The single weights."""
         return {

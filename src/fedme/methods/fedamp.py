@@ -12,13 +12,16 @@ mixture of independent random networks means nothing. A client is mixed with oth
 first model. Distances and mixtures are over weights, with `shared` over those that travel; buffers are every client's own.
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pdist
 
 from fedme.core.data import ClientData, ClientId
+from fedme.core.flat_params import FlatLayout, FlatParams, flat_layout
 from fedme.core.key import Key
 from fedme.core.method import Method, Plan, Report, Round, Task
 from fedme.core.model import Model
@@ -82,17 +85,16 @@ class FedAMP(Method[Server, State, SharedModel, SharedModel]):
         mixed = dict.fromkeys(plan.train, SharedModel(server.first))
         asked = [i for i, client in enumerate(known) if client in mixed]
         if asked:
-            models = _rows([server.models[client] for client in known])
-            mixtures = self.mixing_weights(models, asked) @ models
-            for i, mixture in zip(asked, mixtures, strict=True):
-                mixed[known[i]] = SharedModel(_with_weights(server.models[known[i]], mixture))
+            models = [server.models[client] for client in known]
+            xi = self.mixing_weights(squared_distances(models, asked), asked)
+            for i, params in zip(asked, mixtures(models, xi), strict=True):
+                mixed[known[i]] = SharedModel(models[i].with_params(params))
         return immediately(mixed)
 
-    def mixing_weights(self, models: Tensor, clients: Sequence[int]) -> Tensor:
-        """xi, Eq. 3: a row per client with the weights of all models in its mixture. Models are rows."""
+    def mixing_weights(self, distances: Tensor, clients: Sequence[int]) -> Tensor:
+        """xi, Eq. 3: a row per client with the weights of all models in its mixture, from its squared distances from all."""
         own = torch.arange(len(clients)), torch.tensor(clients)
-        distances = _distances(models, clients)
-        xi = self.alpha / self.sigma * torch.exp(-distances.square() / self.sigma)
+        xi = self.alpha / self.sigma * torch.exp(-distances / self.sigma)
         xi[own] = 0.0
         xi = xi / xi.sum(1, keepdim=True).clamp(min=1.0)
         xi[own] = 1.0 - xi.sum(1)
@@ -120,23 +122,41 @@ class FedAMP(Method[Server, State, SharedModel, SharedModel]):
         return server.models
 
 
-def _distances(models: Tensor, clients: Sequence[int]) -> Tensor:
-    """A row per client with its distances from all models."""
+TILE = 1 << 16  # weights of every model that are looked at together: tiles take little memory and stay in the cache
+
+
+def _layout(models: Sequence[Model]) -> FlatLayout:
+    layout = flat_layout(models[0].params)
+    assert layout is not None  # weights are of the type of the experiment
+    return layout
+
+
+def _tiles(models: Sequence[Model]) -> Iterator[Tensor]:
+    """Some weights, a row per model; then the next ones."""
+    layout = _layout(models)
+    rows = (layout.flat(model.params).split(TILE) for model in models)
+    return (torch.stack(tile) for tile in zip(*rows, strict=True))
+
+
+def squared_distances(models: Sequence[Model], clients: Sequence[int]) -> Tensor:
+    """A row per client with the squared distances of its model from all models."""
     # Not by products of matrices, which would lose digits where models are close to each other.
     if len(clients) < len(models):
-        return torch.cdist(models[list(clients)], models, compute_mode="donot_use_mm_for_euclid_dist")
-    above = torch.zeros(len(models), len(models), dtype=models.dtype)  # every pair once: several times faster
-    above[tuple(torch.triu_indices(len(models), len(models), 1))] = torch.nn.functional.pdist(models)
+        some = list(clients)
+        exact = "donot_use_mm_for_euclid_dist"
+        return _sum(torch.cdist(tile[some], tile, compute_mode=exact).square() for tile in _tiles(models))
+    pairs = _sum(pdist(tile).square() for tile in _tiles(models))  # every pair once: several times faster
+    above = torch.zeros(len(models), len(models), dtype=pairs.dtype)
+    above[tuple(torch.triu_indices(len(models), len(models), 1))] = pairs
     return above + above.T
 
 
-def _rows(models: Sequence[Model]) -> Tensor:
-    """A row per model with all its weights, in the order of their names."""
-    weights = [model.params[name].flatten() for model in models for name in sorted(model.params)]
-    return torch.cat(weights).view(len(models), -1)
+def mixtures(models: Sequence[Model], xi: Tensor) -> list[FlatParams]:
+    """The weights of a mixture for every row of xi."""
+    mixed = [xi @ tile for tile in _tiles(models)]
+    # A tensor per client: memory of that size is used again in the next round, that of one large tensor would be new.
+    return [FlatParams(_layout(models), torch.cat([tile[i] for tile in mixed])) for i in range(len(xi))]
 
 
-def _with_weights(model: Model, flat: Tensor) -> Model:
-    names = sorted(model.params)
-    parts = dict(zip(names, flat.split([model.params[name].numel() for name in names]), strict=True))
-    return model.with_params({name: parts[name].view(value.shape) for name, value in model.params.items()})
+def _sum(tensors: Iterable[Tensor]) -> Tensor:
+    return functools.reduce(torch.add, tensors)
