@@ -28,9 +28,9 @@ def show(
     run_folder = quoted(folder)
     if clients:
         views.clients(folder, style, out, as_json)
-        alone = summary.config_of(folder)["method"]["name"] == "local"
+        isolated = summary.config_of(folder)["method"]["name"] == "local"
         judge = f"`{verdicts.command(folder)}` tells which of them gained by joining"
-        next_step(f"`fedme report {run_folder}` draws them" if alone else judge)
+        next_step(f"`fedme report {run_folder}` draws them" if isolated else judge)
     else:
         views.results(folder, style, out, as_json, everything)
         next_step(f"`fedme show {run_folder} --clients` lists every client, `fedme report {run_folder}` draws it")
