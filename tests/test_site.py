@@ -161,7 +161,7 @@ def test_search_works_in_a_page_opened_as_a_file(site):
 
 
 @needs_chromium
-@pytest.mark.parametrize("name", ["index", "tutorial-compare", "methods/heterofl", "reference/methods", "reproduction"])
+@pytest.mark.parametrize("name", ["index", "tour", "tutorial-compare", "methods/heterofl", "reference/methods", "reproduction"])
 def test_nothing_is_wider_than_a_telephone(site, name):
     with chromium.launch() as browser:
         page, _ = new_page(browser, width=390, height=844)

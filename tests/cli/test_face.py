@@ -1,6 +1,7 @@
 """What a person sees of the command line: help with examples, completion, next steps, tables of one style, clean pipes."""
 
 import io
+import json
 import os
 import pty
 import re
@@ -205,6 +206,31 @@ def test_pipes_stay_clean(fedme, trained):
     *_, last, rest = shown.rstrip().splitlines()
     assert last.startswith("Next: `fedme show runs/first --clients`")
     assert rest == "`fedme report runs/first` draws it"
+
+
+def test_the_next_step_after_training_alone_is_no_verdict(fedme):
+    fedme("run", "digits-fedavg", "method.name=local", *QUICK, "rounds=1", "output=runs/alone", "-q")
+    assert in_terminal("show", "runs/alone", "--clients")[1].rstrip().endswith("Next: `fedme report runs/alone` draws them")
+    out = fedme("show", "runs/alone")[1]
+    assert "Nothing was sent;" in out
+
+
+@pytest.mark.parametrize(("what", "name"), [("presets", "digits-fedme"), ("models", "cnn-small")])
+def test_list_shows_one(fedme, what, name):
+    assert [row["name"] for row in json.loads(fedme("list", what, name, "--json")[1])] == [name]
+    assert [row["name"] for row in json.loads(fedme("list", "models", "dnn-64", "--json")[1])] == ["dnn-<hidden>"]
+    code, _, err = fedme("list", what, f"{name}x")
+    assert code == 2
+    assert f"there is no '{name}x' among the {what}; did you mean '{name}'?" in err
+
+
+def test_paragraphs_of_help_are_not_broken_within_a_sentence():
+    """Only the first paragraph is wrapped again in a terminal; other lines stay as they are in the source."""
+
+    for path, command in commands():
+        _, *more = (command.help or "").split("\n\n")
+        for line in "\n".join(more).splitlines():
+            assert line.endswith("."), path
 
 
 def test_the_next_step_is_on_a_terminal(monkeypatch):

@@ -138,11 +138,11 @@ def test_words_name_the_worst_client_and_say_what_is_compared(story):
     assert "digits-fedme: Compared with Local, seed 0: " in text["In short"]
     run = story["runs"][0]
     worst = min(range(5), key=lambda i: run["results"]["test round"][i])
-    assert f"The worst clients are {run['clients'][worst]} (" in text["digits-fedme"]
-    assert "5 clients clearly better" in text["digits-fedme"]
-    assert "20 models were lent" in text["digits-fedme"]
-    assert "Nothing was sent." in text["digits-local"]
-    assert "±" in text["digits-fedme"]
+    assert f"The worst clients are {run['clients'][worst]} (" in text["More about digits-fedme"]
+    assert "5 clients clearly better" in text["More about digits-fedme"]
+    assert "20 models were lent" in text["More about digits-fedme"]
+    assert "Nothing was sent." in text["More about digits-local"]
+    assert "±" in text["More about digits-fedme"]
 
 
 def test_a_run_without_local_says_so(runs):
@@ -263,6 +263,22 @@ def test_verdicts_per_client(runs, tmp_path):
     many = gain_view.Comparison("verdict", "", [replace(JUDGED[1], client=str(i)) for i in range(30)])
     assert len(many.alarms()) == 6
     assert many.alarms()[-1].startswith("ALARM: joining hurts 25 more clients")
+    unsure = verdict("9", -0.1, -0.19, -0.01, 0.03)
+    assert unsure.decision == "do not join"
+    comparison = gain_view.Comparison("verdict", "", [*JUDGED, unsure])
+    assert comparison.overall.worse == ("1",)
+    assert len(comparison.alarms()) == 1  # as many as the page counts as lost
+
+
+def test_models_worse_than_the_most_frequent_label_are_the_first_step(runs, tmp_path):
+    folder = shutil.copytree(runs[0], tmp_path / "run")
+    labels = unsealed(json.loads((folder / "labels.json").read_text()))
+    for of_client in labels["clients"].values():
+        of_client["labels"] = dict.fromkeys(of_client["labels"], 0) | {next(iter(of_client["labels"])): 10}
+    write_json(folder / "labels.json", sealed(labels))
+    first, *_ = report.story(families([folder]))["families"][0]["next"]
+    assert first["text"].startswith("The models are worse than always predicting the most frequent label.")
+    assert "most frequent label" not in json.dumps(report.story(families(runs[:1]))["families"][0]["next"])
 
 
 def test_gains_over_a_run_of_local_are_those_of_the_answers_to_every_sample(runs, monkeypatch):

@@ -9,6 +9,7 @@ from scipy import optimize, stats as reference
 
 from fedme.core.key import Key
 from fedme.results.statistics import (
+    Gain,
     accuracy_gain,
     auroc_gain,
     bootstrap,
@@ -16,6 +17,7 @@ from fedme.results.statistics import (
     equivalent,
     holm,
     mean_gain,
+    over_clients,
     paired,
     pairs_needed,
     power,
@@ -266,6 +268,18 @@ def test_bootstrap_covers_the_mean_over_clients_and_seeds():
         inside.append(low <= 0.7 <= high)
     assert 0.92 <= np.mean(inside) <= 0.985
     assert bootstrap(np.ones((1, 3)), Key(0)) == (1.0, -math.inf, math.inf)
+
+
+def test_the_interval_over_few_clients_is_wider_than_their_range():
+    draw = np.random.default_rng(5)
+    for count in (2, 3, 5):
+        drawn = draw.normal(0.3, 1, (400, count))
+        intervals = [over_clients([Gain(100, g, g, g, 1.0) for g in gains], Key(0)) for gains in drawn]
+        assert 0.92 <= np.mean([low <= 0.3 <= high for _, low, high in intervals]) <= 0.98
+    equal = [Gain(15, 0.0, -0.2, 0.2, 1.0)] * 2  # two clients without a gain, on few samples
+    assert over_clients(equal, Key(0)) == (0.0, pytest.approx(-0.141, abs=1e-3), pytest.approx(0.141, abs=1e-3))
+    assert over_clients(equal[:1], Key(0)) == (0.0, -math.inf, math.inf)
+    assert math.isnan(over_clients([], Key(0))[0])
 
 
 def test_bootstrap_agrees_with_scipy():

@@ -1,7 +1,8 @@
 """What is available: methods, datasets, models, partitions, presets and settings; and how data is partitioned."""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -70,7 +71,8 @@ def list_command(
         typer.Argument(metavar="WHAT", help="One of methods, datasets, models, partitions, presets, settings."),
     ],
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Explain every setting of this one.", autocompletion=completion.listed)
+        str | None,
+        typer.Argument(metavar="NAME", help="Show only this one, with its settings.", autocompletion=completion.listed),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -88,14 +90,21 @@ def list_command(
         rows = [(key, _first_line(entry), _settings(entry, values)) for key, entry in REGISTRIES[what].items()]
     else:
         user_defined = what == "methods" and ":" in name  # named by its import path
-        if not user_defined and name not in REGISTRIES[what]:
-            raise ConfigError(f"there is no '{name}' among the {what}{nearest(name, REGISTRIES[what])}")
-        entry = import_method(name) if user_defined else REGISTRIES[what][name]
+        entry = import_method(name) if user_defined else REGISTRIES[what][_checked(name, what, REGISTRIES[what])]
         header, title = ("setting", "default", "about"), f"{name}: {_first_line(entry)}"
         rows = [tuple(setting) for setting in settings_of(entry)]
+    if name is not None and what not in REGISTRIES:
+        pattern = "dnn-<hidden>" if what == "models" and re.fullmatch(r"dnn-\d+", name) else name
+        rows = [row for row in rows if row[0] == _checked(pattern, what, [row[0] for row in rows])]
     print_table(title, header, rows, "table", as_json)
     more = f"`fedme list {what} NAME` explains its settings, " if name is None and what in REGISTRIES else ""
     next_step((more + NEXT[what]).replace("NAME", quoted(name) if name is not None else "NAME"))
+
+
+def _checked(name: str, what: str, known: Collection[str]) -> str:
+    if name not in known:
+        raise ConfigError(f"there is no '{name}' among the {what}{nearest(name, known)}")
+    return name
 
 
 def _first_line(entry: type[Any]) -> str:
@@ -127,7 +136,7 @@ def data_show(
         federation = assembly.gather(experiment)
     except DataError as error:  # what the tables contain is what helps to correct it
         if error.columns and not as_json and column is None:
-            print_table("columns", *_columns_table(error.columns), "table", False)
+            print_table(COLUMNS, *_columns_table(error.columns), "table", False)
         elif error.columns and column is not None:
             _show_column(error.columns, column)
         raise
@@ -141,7 +150,7 @@ def data_show(
     counts, caption = federation.table(first)
     print_table(f"samples of every client, by class; {caption}", *counts, "table", False)
     if summaries:
-        print_table("columns", *_columns_table(summaries), "table", False)
+        print_table(COLUMNS, *_columns_table(summaries), "table", False)
     for note in federation.notes:
         out.print(f"note: {literal(note)}")
     number = experiment.partition_key.seed
@@ -158,6 +167,7 @@ def _show_column(summaries: Sequence[ColumnSummary], column: str) -> None:
     print_table(f"{column} ({chosen.kind})", ("client", "samples", "missing", "range (median)"), rows, "table", False)
 
 
+COLUMNS = "columns: smallest to largest number (median), or the texts"
 SIDE_BY_SIDE = 3  # clients that fit side by side in a terminal
 
 

@@ -27,7 +27,7 @@ from fedme.datasets.user_data import ClientSamples, FileDataset
 from fedme.results import summary, verdicts
 from fedme.results.classification_details import Details
 from fedme.results.run_directory import similar_run
-from fedme.results.tables import Format, render
+from fedme.results.tables import Format, print_prose, render
 from fedme.running import assembly
 from fedme.running.progress import Display
 
@@ -100,6 +100,7 @@ def predict(
         writer.writerow([*cells, *values, *([unusable.get(number, "")] if unusable else [])])
     if output is None:
         sys.stdout.write(text.getvalue())
+        next_step("`--output predictions.csv` writes them to a file")
     else:
         write_text(output, text.getvalue())
         next_step(f"the predictions are in {output}; `fedme evaluate {quoted(run)} DATA` compares with labels")
@@ -107,7 +108,7 @@ def predict(
 
 def print_line(text: str) -> None:
     """Print a sentence below a table."""
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
+    print_prose([text], out)
 
 
 Predicted = tuple[list[Any], list[float]]  # of one sample: predictions, and the probability of every class or label

@@ -28,7 +28,9 @@ def show(
     run_folder = quoted(folder)
     if clients:
         views.clients(folder, style, out, as_json)
-        next_step(f"`{verdicts.command(folder)}` tells which of them gained by joining")
+        isolated = summary.config_of(folder)["method"]["name"] == "local"
+        judge = f"`{verdicts.command(folder)}` tells which of them gained by joining"
+        next_step(f"`fedme report {run_folder}` draws them" if isolated else judge)
     else:
         views.results(folder, style, out, as_json, everything)
         next_step(f"`fedme show {run_folder} --clients` lists every client, `fedme report {run_folder}` draws it")
@@ -56,9 +58,9 @@ def verdict(
 ) -> None:
     """Does joining help? Compare every client's model with the best that it could train alone, on its own test samples.
 
-    The first time, every client is trained alone, with every architecture of the federation. Runs on the same samples share
-    these models: they are kept in .local beside the run directory. The runs of --folds are kept in folds/ of the run directory;
-    the same command continues them after an interruption.
+    The first time, every client is trained alone, with every architecture of the federation.
+    These models are kept in .local beside the run directory; runs on the same samples share them.
+    The runs of --folds are kept in folds/ of the run directory; the same command continues them after an interruption.
     """
     families = summary.families({folder: summary.read(folder) for folder in folders})
     if len(families) > 1:

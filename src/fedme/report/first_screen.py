@@ -82,9 +82,15 @@ def _quality(family: Family) -> dict[str, Any]:
     details = [f"personal models, mean over {clients(len(run.last(('personal', 'round', split))))}; {seeds}"]
     tuned, _ = summary_text.client_means(family, ("personal", "finetuned", split))
     details += [f"{number(measure, tuned)} after fine-tuning"] if tuned is not None else []
-    majority = [value for value in client_view.majority(run) if value is not None] if measure.key == "accuracy" else []
-    details += [f"always the most frequent label: {number(measure, statistics.fmean(majority))}"] if majority else []
+    majority = _majority(run)
+    details += [f"always the most frequent label: {number(measure, majority)}"] if majority is not None else []
     return _tile(title, number(measure, mean, std), details, "rounds")
+
+
+def _majority(run: Run) -> float | None:
+    """The mean accuracy of always predicting a client's most frequent label."""
+    known = [value for value in client_view.majority(run) if value is not None]
+    return statistics.fmean(known) if known and run.measures[0].key == "accuracy" else None
 
 
 def _gained(family: Family, compared: Sequence[Comparison]) -> dict[str, Any]:
@@ -144,7 +150,13 @@ def _cost(family: Family) -> dict[str, Any]:
 def steps(family: Family, compared: Sequence[Comparison]) -> list[dict[str, Any]]:
     """What to look at next, the most important first: a text, and a chart, a client or a command."""
     run = family.runs[0]
-    proposals = [*_unfinished(family), *_losses(compared), *_uncompared(family, compared), *_one_seed(family)]
+    proposals = [
+        *_unfinished(family),
+        *_below_majority(run),
+        *_losses(compared),
+        *_uncompared(family, compared),
+        *_one_seed(family),
+    ]
     proposals += [*_few_samples(run, compared), *_still_rising(run)]
     gone = lineage_view.lost(run)
     if gone:
@@ -163,6 +175,14 @@ def _unfinished(family: Family) -> list[dict[str, Any]]:
         {"text": f"Finish seed {run.result['seed']}, which has {run.result['unfinished']}:", "command": _fedme("resume", run)}
         for run in open_runs[:1]
     ]
+
+
+def _below_majority(run: Run) -> list[dict[str, Any]]:
+    majority, mean = _majority(run), client_mean(run.last(PERSONAL), "accuracy")
+    if majority is None or mean is None or mean >= majority:
+        return []
+    text = "The models are worse than always predicting the most frequent label. Train longer, or with another learning rate."
+    return [{"text": text, "link": "rounds"}]
 
 
 def _losses(compared: Sequence[Comparison]) -> list[dict[str, Any]]:

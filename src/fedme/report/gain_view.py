@@ -47,8 +47,9 @@ class Comparison:
         )
 
     def alarms(self) -> list[str]:
-        """The first alarms, and how many more there are."""
-        lines = verdicts.alarms(self.verdicts)
+        """The first alarms, of clients that lost beyond chance, and how many more there are."""
+        lost = set(self.overall.worse)
+        lines = verdicts.alarms([verdict for verdict in self.verdicts if verdict.client in lost])
         more = [f"ALARM: joining hurts {len(lines) - ALARMS} more clients; the table names them."]
         return lines[:ALARMS] + (more if len(lines) > ALARMS else [])
 

@@ -6,8 +6,14 @@ from fedme.methods import METHODS
 from fedme.report.formats import clients, listed
 from fedme.report.run_data import Family, Run
 
-# The data are the clients' own, given in the experiment's file, as Python objects, or at sites.
-OWN = {"clients": "their own data", "given": "their own data", "sites": "the data of their sites"}
+# Data whose name in an experiment says too little; those of the first three are the clients' own.
+DATA = {
+    "clients": "their own data",
+    "given": "their own data",
+    "sites": "the data of their sites",
+    "images": "generated images",
+    "synthetic": "synthetic data",
+}
 MOST = 4  # methods that a title names
 
 
@@ -20,7 +26,7 @@ def method(name: str) -> str:
 def data(run: Run) -> str:
     """The name of the data."""
     name = str(run.config["data"]["name"])
-    return OWN.get(name, name)
+    return DATA.get(name, name)
 
 
 def title(families: Sequence[Family]) -> str:

@@ -21,7 +21,7 @@ Compared = Sequence[Sequence[Comparison]]  # by family
 def view(families: Sequence[Family], compared: Compared) -> dict[str, Any]:
     """A paragraph per family, after a ranking if there are several, and a table with a row per model of every family."""
     paragraphs = [("In short", ranking)] if (ranking := _ranking(families, compared)) else []
-    paragraphs += [(family.label, _family(family, one)) for family, one in zip(families, compared, strict=True)]
+    paragraphs += [(f"More about {family.label}", _family(family, one)) for family, one in zip(families, compared, strict=True)]
     return {
         "paragraphs": [{"about": about, "lines": lines} for about, lines in paragraphs],
         "table": _table(families, compared),

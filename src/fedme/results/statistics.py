@@ -5,6 +5,7 @@
 * `pairs_needed`, `power`: how many pairs a comparison needs, and the chance that it decides.
 * `holm`: p values corrected for several tests (Holm 1979).
 * `bootstrap`: the mean over clients and seeds, with an interval that takes both into account.
+* `over_clients`: the mean gain over clients; few of them have an interval of their own.
 * `refits`: the mean over repeated random splits or folds of the same samples (Nadeau and Bengio 2003); `same_samples`: over
   repeated trainings that were tested on the same samples.
 * `proportion`: the interval of an accuracy (Wilson 1927).
@@ -31,6 +32,7 @@ from fedme.results.summary import spread
 LEVEL = 0.95  # of confidence intervals
 POWER = 0.8  # with which `Gain.needed` samples show a difference
 RESAMPLES = 2000  # of the bootstrap
+FEW_CLIENTS = 6  # five values contain their median between the smallest and the largest in 94 % of all cases, six in 97 %
 ROUNDING = 1e-9  # a smaller standard error is none
 Z, Z_POWER = NormalDist().inv_cdf((1 + LEVEL) / 2), NormalDist().inv_cdf(POWER)
 
@@ -161,6 +163,20 @@ def error_of_samples(gains: Sequence["Gain"]) -> float:
     """The standard error of the mean of gains on different samples, from the interval of each; 0 if none has one."""
     variances = [((gain.high - gain.low) / (2 * Z)) ** 2 for gain in gains if math.isfinite(gain.high - gain.low)]
     return math.sqrt(float(np.mean(variances)) / len(gains)) if variances else 0.0
+
+
+def over_clients(gains: Sequence["Gain"], key: Key) -> tuple[float, float, float]:
+    """The mean gain over clients and its interval.
+
+    A bootstrap never leaves the range of its values, which is too narrow for fewer than `FEW_CLIENTS`. For them the interval is
+    Student's, and no narrower than their numbers of test samples allow.
+    """
+    if not gains:
+        return math.nan, -math.inf, math.inf
+    if len(gains) >= FEW_CLIENTS:
+        return bootstrap(np.array([[gain.gain] for gain in gains]), key)
+    few = refits([gain.gain for gain in gains], 0.0, error_of_samples(gains))
+    return few.mean, few.low, few.high
 
 
 def needed_samples(samples: int, mean: float, reach: float) -> int | None:

@@ -27,10 +27,10 @@ from fedme.results.statistics import (
     Gain,
     accuracy_gain,
     auroc_gain,
-    bootstrap,
     error_of_samples,
     holm,
     needed_samples,
+    over_clients,
     refits,
     rmse_gain,
     same_samples,
@@ -239,8 +239,7 @@ def overall(verdicts: Sequence[Verdict], seed: int = 0) -> Overall:
     for verdict in verdicts:
         clear = corrected.get(verdict.client, 1.0) < LEVEL
         groups[verdict.main.direction if clear else 0].append(verdict.client)
-    values = np.array([[v.main.gain] for v in verdicts if math.isfinite(v.main.gain)])
-    mean, low, high = bootstrap(values, Key(seed).at("verdicts")) if len(values) else (math.nan, -math.inf, math.inf)
+    mean, low, high = over_clients([v.main for v in verdicts if math.isfinite(v.main.gain)], Key(seed).at("verdicts"))
     equal = tuple(v.client for v in verdicts if v.equivalent and v.client in set(groups[0]))
     first = verdicts[0]
     return Overall(tuple(groups[1]), tuple(groups[-1]), tuple(groups[0]), first.measure, mean, low, high, equal, first.margin)

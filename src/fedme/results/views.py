@@ -49,13 +49,14 @@ def result_table(folder: Path, result: Mapping[str, Any], everything: bool) -> t
 
 
 def _below_results(folder: Path, result: Mapping[str, Any], first: Measure, out: Console) -> None:
-    mega = (result["bytes_up"] + result["bytes_down"]) / 1e6
+    sent = result["bytes_up"] + result["bytes_down"]
     out.print(
         f"Means over clients, with the standard deviation (ddof = 1) of {first.title}; pooled weights all samples equally."
     )
     out.print(f"Rounds count from 0; best is the best round by validation {first.title}.")
     seconds = f"{_seconds(result['client_seconds'])} at clients, {_seconds(result['server_seconds'])} at the server"
-    out.print(f"Sent {mega:.1f} MB in all; {seconds}.")
+    amount = f"{sent / 1e6:.1f} MB" if sent >= 1e5 else f"{sent / 1e3:.1f} kB"
+    out.print(f"Sent {amount} in all; {seconds}." if sent else f"Nothing was sent; {seconds}.")
     if "privacy" in result:
         out.print(private(result["privacy"]), markup=False, highlight=False)
     if missing := result.get("missing"):

@@ -42,7 +42,7 @@ views.push({
     const ends = [...drawn.map(({ gain }) => gain), ...shown.flatMap(({ low, high }) => [low, high])].filter(known);
     const small = isPercent(headline) ? 0.02 : largest(ends.map(Math.abs), 0) * 0.1 || 1e-3;
     const [low, high] = [smallest(ends, -small) * 1.05, largest(ends, small) * 1.05];
-    const sides = Object.entries(SIDES).map(([name, [color, shape]]) => ({ name, color, shape, label: `${name} (${clients.filter((client) => client.side === name).length})` }));
+    const sides = Object.entries(SIDES).map(([name, [color, shape]]) => ({ name, color, shape, label: `${name} (${clients.filter((client) => client.side === name).length.toLocaleString("en")})` }));
     drawRows(figure, {
       order,
       series: sides.map(({ name, color, label }) => ({ label, color, values: drawn.filter((client) => client.side === name).map(({ gain }) => gain) })),

@@ -61,7 +61,13 @@ function drawRows(figure, { order, series, outlined = false, low, high, write, a
 }
 
 function histogram(chart, { series, outlined, low, high, x, height }) {
-  const count = Math.max(8, Math.min(40, Math.floor(chart.width / 16)));
+  let count = Math.max(8, Math.min(40, Math.floor(chart.width / 16)));
+  if (low < 0 && high > 0) { // 0 is the middle of a bar: clients that neither gained nor lost are on no side
+    const step = (high - low) / count;
+    low = -(Math.ceil(-low / step - 0.5) + 0.5) * step;
+    high = low + (count + 1) * step;
+    count += 1;
+  }
   const wide = (x(high) - x(low)) / count;
   const binOf = (value) => Math.min(count - 1, Math.max(0, Math.floor(((value - low) / (high - low || 1)) * count)));
   const counted = series.map(({ values }) => {
@@ -73,7 +79,7 @@ function histogram(chart, { series, outlined, low, high, x, height }) {
   const most = largest(totals, 1);
   const y = linear([0, most], [height, 12]);
   for (const value of ticks(0, most, 3, true)) {
-    chart.plot.append(node("text", { class: "soft small", x: -7, y: y(value) + 4, "text-anchor": "end" }, `${value}`));
+    chart.plot.append(node("text", { class: "soft small", x: -7, y: y(value) + 4, "text-anchor": "end" }, value.toLocaleString("en")));
     chart.plot.append(node("line", { class: "rule", x1: 0, x2: chart.width, y1: y(value), y2: y(value) }));
   }
   chart.plot.append(node("text", { class: "soft small", x: -chart.left, y: 8 }, "clients"));

@@ -3,7 +3,7 @@
 // `columns` are {title, number?, better?}, `rows` {cells, client?}; a cell is a text or [text, value to sort by].
 // `better` is "higher" or "lower": the best value of the column is bold, unless all are equal.
 function dataTable(id, label, columns, rows) {
-  const text = (cell) => (Array.isArray(cell) ? cell[0] : `${cell}`);
+  const text = (cell) => (Array.isArray(cell) ? cell[0] : typeof cell === "number" ? cell.toLocaleString("en", { maximumFractionDigits: 20 }) : `${cell}`);
   const value = (cell) => (Array.isArray(cell) ? cell[1] : cell);
   const wrap = element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label });
   const best = columns.map(({ better }, i) => {
