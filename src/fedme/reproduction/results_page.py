@@ -148,10 +148,13 @@ def _counts(claims: Sequence[Judged]) -> str:
     holds = sum(_weight(verdict) == 3 and verdict.says.startswith("holds") for verdict in best)
     fails = sum(_weight(verdict) == 3 for verdict in best) - holds
     waiting = sum(_weight(verdict) == 0 for verdict in best)
-    return (
-        f"{len(best)} claims: {holds} hold, {fails} do not hold, {len(best) - holds - fails - waiting} are not decided, "
-        f"{waiting} wait for their first runs."
-    )
+    counts = [
+        (holds, "holds", "hold"),
+        (fails, "does not hold", "do not hold"),
+        (len(best) - holds - fails - waiting, "is not decided", "are not decided"),
+        (waiting, "waits for its first runs", "wait for their first runs"),
+    ]
+    return f"{len(best)} claims: {', '.join(f'{count} {one if count == 1 else many}' for count, one, many in counts)}."
 
 
 def _papers(judged: Mapping[str, Sequence[Judged]], folder: Path) -> str:
