@@ -34,7 +34,7 @@ struct Dense final : Node<real> {
         context.load(weight, 0, layout);
         context.load(bias, 1, out);
         if (input.needs_gradient) transposed.resize(transposed_panels.size());
-        weight.mixes_late = !input.needs_gradient;  // a tile is needed once
+        weight.mixes_late = true;
     }
 
     std::vector<Parameter<real> *> parameters() override { return {&weight, &bias}; }
@@ -48,7 +48,7 @@ struct Dense final : Node<real> {
         rows[0] = rows_group(samples, SOME, SOME, padded_out);
         for (int64_t k = 0; k < width; k += SOME) {
             rows[0].first = k, rows[0].spans[0].count = std::min(SOME, width - k);
-            if (weight.mixed_with && weight.mixes_late)
+            if (weight.mixed_with)
                 forward_mixture(k, y);
             else
                 correlate<real>(&x[k * batch], y, weight.value.data(), panels, rows, 1, nullptr, k ? ADD_TO : ASSIGN);
@@ -60,14 +60,16 @@ struct Dense final : Node<real> {
             }
     }
 
-    // The same with tiles of a mixture with other weights, which are mixed while they are in the nearest cache.
+    // The same with tiles of a mixture with other weights, which are mixed when they are needed. The backward pass may need all.
     void forward_mixture(int64_t k, real *y) {
+        if (this->in().needs_gradient) weight.anchor.resize(weight.value.size());
         for (int64_t v = 0; v < panels.vectors(); v += 2) {
-            weight.mix(panels.start(v / 2) + k * wide(v), rows[0].spans[0].count * wide(v), weight.mixed_with, weight.own_part,
-                       tile.data());
+            const int64_t place = panels.start(v / 2) + k * wide(v), count = rows[0].spans[0].count * wide(v);
+            real *mixture = this->in().needs_gradient ? &weight.anchor[place] : tile.data();
+            weight.mix(place, count, weight.mixed_with, weight.own_part, mixture);
             const WeightPanels<real> panel{SOME, wide(v)};
             rows[0].first = 0;
-            correlate<real>(&x[k * batch], y + v * LANES<real>, tile.data(), panel, rows, 1, nullptr, k ? ADD_TO : ASSIGN);
+            correlate<real>(&x[k * batch], y + v * LANES<real>, mixture, panel, rows, 1, nullptr, k ? ADD_TO : ASSIGN);
         }
     }
 
@@ -81,7 +83,8 @@ struct Dense final : Node<real> {
         for (int64_t i = 0; relu && i < samples * padded_out; i += LANES<real>)
             at(own + i) = at(&this->output->data[i]) > zero ? at(own + i) : zero;
         if (input.needs_gradient) {
-            panels.transpose_to(transposed_panels, weight.value.data(), transposed.data());
+            const auto &values = weight.mixed_with ? weight.anchor : weight.value;
+            panels.transpose_to(transposed_panels, values.data(), transposed.data());
             correlate<real>(own, input.gradient.data(), transposed.data(), transposed_panels,
                             {rows_group(samples, out, padded_out, width)}, out, nullptr, input.sums ? ADD_TO : ASSIGN);
         }

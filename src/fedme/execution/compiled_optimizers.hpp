@@ -138,7 +138,7 @@ struct Parameter {
     const real *mixed_with = nullptr;  // the network is a mixture with these
     real own_part = 1;                 // in the mixture
     double derivative = 0;             // of the loss by the own part
-    bool mixes_late = false;  // the node mixes what it needs; otherwise `value` is the mixture, and the own ones are in the anchor
+    bool mixes_late = false;  // the node mixes; otherwise `value` is the mixture, and the own values are in the anchor
 
     bool exists() const { return index >= 0; }
 
