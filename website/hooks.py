@@ -42,7 +42,7 @@ SECTIONS: dict[str, list[str]] = {
         "add-a-method",
         "migrate",
     ],
-    "Methods": [f"methods/{name}" for name in ("index", *method_pages.in_order())],
+    "Methods": [f"methods/{name}" for name in ("index", *METHODS)],
     "Reference": ["reference/settings", "reference/commands", "reference/python", "reference/methods"],
     "Explanations": ["architecture", "threat-model", "errata"],
     "Measurements": [

@@ -13,12 +13,7 @@ from markdown_tables import escaped, first_line, settings_table, table
 
 from fedme.methods import METHODS
 
-FIRST = ("fedme", "fml", "pfml")  # the methods of this library's papers come first
-
-
-def in_order() -> list[str]:
-    """The names of the methods, in the order of the navigation."""
-    return [*FIRST, *(name for name in METHODS if name not in FIRST)]
+OF_PAPERS = ("fedme", "fml", "pfml")  # the methods of this library's papers
 
 
 # What an experiment may ask for, and why a method refuses it, by the method's description of itself. Tests try every cell.
@@ -38,7 +33,7 @@ def index() -> str:
     """All methods in one table, what works with which, and questions that help to choose."""
     rows = [
         (f"[{name}]({name}.md)", first_line(METHODS[name]), METHODS[name].travels, _yes(METHODS[name].own_architectures))
-        for name in in_order()
+        for name in METHODS
     ]
     methods = table(("method", "idea", "clients share", "own architectures"), rows)
     return f"# All methods\n\n{methods}\n{options()}\n{chooser()}"
@@ -46,7 +41,7 @@ def index() -> str:
 
 def options() -> str:
     """Which options work with which method. Those that work with all are in the text."""
-    rows = [(f"[{name}]({name}.md)", *(_yes(not why(METHODS[name])) for why in OPTIONS.values())) for name in in_order()]
+    rows = [(f"[{name}]({name}.md)", *(_yes(not why(METHODS[name])) for why in OPTIONS.values())) for name in METHODS]
     text = (
         "\n## What works with which method\n\nRounds with some of the clients, missing replies, fine-tuning, resuming, "
         "reports, worker processes and Flower's simulation work with all methods. An option that does not work with a method "
@@ -84,7 +79,7 @@ def chooser() -> str:
     )
     for question, answer in questions.items():
         groups: dict[str, list[str]] = {}
-        for name in in_order():
+        for name in METHODS:
             groups.setdefault(answer(METHODS[name]), []).append(f"[{name}]({name}.md)")
         text += f"### {question}\n\n{table(('answer', 'methods'), ((a, ', '.join(names)) for a, names in groups.items()))}\n"
     return text
@@ -144,7 +139,7 @@ def example(method: type[Any]) -> str:
 def papers() -> str:
     """The papers of all methods, once each, with the methods that follow them."""
     cited: dict[str, list[str]] = {}
-    for name in in_order():
+    for name in METHODS:
         if paper := vars(METHODS[name]).get("paper"):
             cited.setdefault(paper, []).append(f"[{name}](methods/{name}.md)")
     return "".join(f"* {', '.join(names)}: {linked(paper)}.\n" for paper, names in cited.items())
@@ -157,7 +152,7 @@ def linked(paper: str) -> str:
 
 def bibtex() -> str:
     """BibTeX entries of the three methods of this library's papers."""
-    return "\n\n".join(_entry(name, METHODS[name].paper) for name in FIRST)
+    return "\n\n".join(_entry(name, METHODS[name].paper) for name in OF_PAPERS)
 
 
 def _entry(name: str, paper: str) -> str:

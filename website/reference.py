@@ -40,7 +40,7 @@ def settings() -> str:
     for name, options in TABLES.items():
         text += f"## [{name}] {{#{name}}}\n\n{first_line(options)}\n\n{settings_table(options)}\n"
     groups: Mapping[str, Mapping[str, type[Any]]] = {
-        "method": {name: METHODS[name] for name in method_pages.in_order()},
+        "method": METHODS,
         "data": DATASETS,
         "partition": PARTITIONS,
     }
@@ -110,7 +110,7 @@ def learners() -> str:
         "All methods inherit [`fit`](python.md#fedme.Learner.fit) and the other members of "
         "[`fedme.Learner`](python.md#fedme.Learner).\n\n"
     )
-    for name in method_pages.in_order():
+    for name in METHODS:
         method = METHODS[name]
         learner = getattr(fedme, method.__name__)
         signature = inspect.signature(learner)

@@ -57,3 +57,11 @@ def test_a_command_wider_than_the_terminal_stays_whole():
     out = io.StringIO()
     print_prose(["Next: `fedme report runs/first runs/second` draws them"], Console(file=out, width=20, force_terminal=True))
     assert "`fedme report runs/first runs/second`" in out.getvalue().splitlines()
+
+
+def test_rows_can_be_told_apart_in_every_part_of_a_table():
+    header = ["client", "model", "attack", *(f"number {i}" for i in range(6))]
+    rows = [["all clients", model, attack, *"123456"] for model in ("shared", "private") for attack in ("loss", "shadow")]
+    lines = [" ".join(line.split()) for line in printed(header, rows, 80).splitlines()]
+    assert [line.startswith("client model attack number") for line in lines].count(True) == 2
+    assert sum(line.startswith("all clients private shadow") for line in lines) == 2

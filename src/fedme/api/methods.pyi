@@ -26,6 +26,58 @@ class ExperimentSettings(typing.TypedDict, total=False):
     attack: collections.abc.Mapping[str, typing.Any]
     faults: collections.abc.Mapping[str, typing.Any]
 
+class FedMe(Learner):
+    """Clients of any architecture exchange models, learn mutually and keep the better model."""
+
+    def __init__(
+        self,
+        *,
+        clusters: int | collections.abc.Mapping[int, int] = ...,
+        cluster_on: typing.Literal['logits', 'softmax'] = ...,
+        tuning: bool = ...,
+        mutual: bool = ...,
+        clustering: bool = ...,
+        adopt: str | collections.abc.Callable[[fedme.methods.fedme.adoption.Candidate], float] = ...,
+        adopt_by: collections.abc.Mapping[str, str | collections.abc.Callable[[fedme.methods.fedme.adoption.Candidate], float]] = ...,
+        order: typing.Literal['simultaneous', 'alternating'] = ...,
+        shared: str | tuple[str, ...] = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class FML(Learner):
+    """A shared and a private model, of any architecture, learn from each other; only the shared one travels."""
+
+    def __init__(
+        self,
+        *,
+        alpha: float | tuple[float, float] = ...,
+        beta: float | tuple[float, float] = ...,
+        schedule: typing.Literal['linear', 'step'] = ...,
+        shared: str | tuple[str, ...] = ...,
+        loss: typing.Literal['convex', 'sum'] = ...,
+        weighting: typing.Literal['uniform', 'samples'] = ...,
+        optimizer_state: typing.Literal['keep', 'reset'] = ...,
+        order: typing.Literal['simultaneous', 'alternating'] = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
+class PFML(Learner):
+    """Regularised mutual learning of a shared local model and a private auxiliary one."""
+
+    def __init__(
+        self,
+        *,
+        lam: float = ...,
+        inner_steps: int = ...,
+        inner_lr: float | None = ...,
+        beta: float = ...,
+        l2: float | tuple[float, float] = ...,
+        aux: typing.Literal['persistent', 'anchored', 'reset'] = ...,
+        train_all: bool = ...,
+        shared: str | tuple[str, ...] = ...,
+        **experiment: typing.Unpack[ExperimentSettings],
+    ) -> None: ...
+
 class Local(Learner):
     """Every client trains its own model on its own data."""
 
@@ -267,57 +319,5 @@ class FedMD(Learner):
         digest_epochs: int = ...,
         digest_batch: int = ...,
         digest_loss: typing.Literal['mae', 'mse', 'kl'] = ...,
-        **experiment: typing.Unpack[ExperimentSettings],
-    ) -> None: ...
-
-class FML(Learner):
-    """A shared and a private model, of any architecture, learn from each other; only the shared one travels."""
-
-    def __init__(
-        self,
-        *,
-        alpha: float | tuple[float, float] = ...,
-        beta: float | tuple[float, float] = ...,
-        schedule: typing.Literal['linear', 'step'] = ...,
-        shared: str | tuple[str, ...] = ...,
-        loss: typing.Literal['convex', 'sum'] = ...,
-        weighting: typing.Literal['uniform', 'samples'] = ...,
-        optimizer_state: typing.Literal['keep', 'reset'] = ...,
-        order: typing.Literal['simultaneous', 'alternating'] = ...,
-        **experiment: typing.Unpack[ExperimentSettings],
-    ) -> None: ...
-
-class PFML(Learner):
-    """Regularised mutual learning of a shared local model and a private auxiliary one."""
-
-    def __init__(
-        self,
-        *,
-        lam: float = ...,
-        inner_steps: int = ...,
-        inner_lr: float | None = ...,
-        beta: float = ...,
-        l2: float | tuple[float, float] = ...,
-        aux: typing.Literal['persistent', 'anchored', 'reset'] = ...,
-        train_all: bool = ...,
-        shared: str | tuple[str, ...] = ...,
-        **experiment: typing.Unpack[ExperimentSettings],
-    ) -> None: ...
-
-class FedMe(Learner):
-    """Clients of any architecture exchange models, learn mutually and keep the better model."""
-
-    def __init__(
-        self,
-        *,
-        clusters: int | collections.abc.Mapping[int, int] = ...,
-        cluster_on: typing.Literal['logits', 'softmax'] = ...,
-        tuning: bool = ...,
-        mutual: bool = ...,
-        clustering: bool = ...,
-        adopt: str | collections.abc.Callable[[fedme.methods.fedme.adoption.Candidate], float] = ...,
-        adopt_by: collections.abc.Mapping[str, str | collections.abc.Callable[[fedme.methods.fedme.adoption.Candidate], float]] = ...,
-        order: typing.Literal['simultaneous', 'alternating'] = ...,
-        shared: str | tuple[str, ...] = ...,
         **experiment: typing.Unpack[ExperimentSettings],
     ) -> None: ...

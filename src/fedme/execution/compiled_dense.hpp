@@ -60,16 +60,14 @@ struct Dense final : Node<real> {
             }
     }
 
-    // The same with tiles of a mixture with other weights, which are mixed when they are needed. The backward pass may need all.
+    // The same with tiles of a mixture with other weights. Larger than the cache, it would take longer to store than to mix again.
     void forward_mixture(int64_t k, real *y) {
-        if (this->in().needs_gradient) weight.anchor.resize(weight.value.size());
         for (int64_t v = 0; v < panels.vectors(); v += 2) {
             const int64_t place = panels.start(v / 2) + k * wide(v), count = rows[0].spans[0].count * wide(v);
-            real *mixture = this->in().needs_gradient ? &weight.anchor[place] : tile.data();
-            weight.mix(place, count, weight.mixed_with, weight.own_part, mixture);
+            weight.mix(place, count, weight.mixed_with, weight.own_part, tile.data());
             const WeightPanels<real> panel{SOME, wide(v)};
             rows[0].first = 0;
-            correlate<real>(&x[k * batch], y + v * LANES<real>, mixture, panel, rows, 1, nullptr, k ? ADD_TO : ASSIGN);
+            correlate<real>(&x[k * batch], y + v * LANES<real>, tile.data(), panel, rows, 1, nullptr, k ? ADD_TO : ASSIGN);
         }
     }
 
@@ -83,8 +81,11 @@ struct Dense final : Node<real> {
         for (int64_t i = 0; relu && i < samples * padded_out; i += LANES<real>)
             at(own + i) = at(&this->output->data[i]) > zero ? at(own + i) : zero;
         if (input.needs_gradient) {
-            const auto &values = weight.mixed_with ? weight.anchor : weight.value;
-            panels.transpose_to(transposed_panels, values.data(), transposed.data());
+            const real *values = weight.value.data();
+            if (weight.mixed_with)
+                panels.transpose_to(transposed_panels, Mixture<real>{values, weight.mixed_with, weight.own_part}, transposed.data());
+            else
+                panels.transpose_to(transposed_panels, PlainValues<real>{values}, transposed.data());
             correlate<real>(own, input.gradient.data(), transposed.data(), transposed_panels,
                             {rows_group(samples, out, padded_out, width)}, out, nullptr, input.sums ? ADD_TO : ASSIGN);
         }

@@ -83,7 +83,7 @@ struct GatedRecurrentUnit final : Node<real> {
         constexpr int64_t lanes = LANES<real>;
         Value<real> &input = *this->inputs[0];
         for (Parameter<real> *parameter : parameters()) parameter->begin_gradient();
-        recurrent_panels.transpose_to(recurrent_transposed, recurrent_weight.value.data(), flipped_recurrent.data());
+        recurrent_panels.transpose_to(recurrent_transposed, PlainValues<real>{recurrent_weight.value.data()}, flipped_recurrent.data());
         std::fill(state_gradient.begin(), state_gradient.end(), real(0));
         std::fill(passed_on.begin(), passed_on.end(), real(0));
         const std::vector<WindowGroup> samples = {rows_group(pass.samples, gates_width, length * gates_width, width)};
@@ -107,7 +107,8 @@ struct GatedRecurrentUnit final : Node<real> {
                 correlate<real>(&before[step_of(0, t)], state_gradient.data(), flipped_recurrent.data(), recurrent_transposed,
                                 samples, gates_width, nullptr, ASSIGN);
         }
-        if (input.needs_gradient) input_panels.transpose_to(input_transposed, input_weight.value.data(), flipped_input.data());
+        if (input.needs_gradient)
+            input_panels.transpose_to(input_transposed, PlainValues<real>{input_weight.value.data()}, flipped_input.data());
         const std::vector<WindowGroup> steps = {rows_group(length, gates_width, gates_width, x_step)};
         for (int64_t s = 0; s < pass.samples; s++) {
             const real *gradients = &gates[step_of(s, 0)], *of_state = &before[step_of(s, 0)];

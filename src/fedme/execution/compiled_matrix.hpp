@@ -83,12 +83,16 @@ struct WeightPanels {
     }
 
     // The same weights in the panels of the transposed matrix.
-    void transpose_to(const WeightPanels &other, const real *from, real *to) const {
+    template <typename Values>
+    void transpose_to(const WeightPanels &other, const Values &values, real *to) const {  // `PlainValues` or `Mixture`
         for_each(
             [&](int64_t place, int64_t step, int64_t k, int64_t o) {
-                copy_transposed<real>(from + place, step, to + other.place(o, k), other.width(k));
+                vector<real> rows[LANES<real>];
+                for (int64_t i = 0; i < LANES<real>; i++) rows[i] = values.some(place + i * step);
+                transpose(rows);
+                for (int64_t i = 0; i < LANES<real>; i++) at(to + other.place(o, k) + i * other.width(k)) = rows[i];
             },
-            [&](int64_t place, int64_t k, int64_t o) { to[other.place(o, k)] = from[place]; });
+            [&](int64_t place, int64_t k, int64_t o) { to[other.place(o, k)] = values.one(place); });
     }
 };
 

@@ -125,6 +125,22 @@ struct Bases {  // null if all places are addresses
     }
 };
 
+template <typename real>
+struct PlainValues {
+    const real *values;
+    vector<real> some(int64_t place) const { return at(values + place); }
+    real one(int64_t place) const { return values[place]; }
+};
+
+// The same of a mixture of two sets of values, of which the first has this part.
+template <typename real>
+struct Mixture {
+    const real *own, *others;
+    real part;
+    vector<real> some(int64_t place) const { return at(others + place) + part * (at(own + place) - at(others + place)); }
+    real one(int64_t place) const { return others[place] + part * (own[place] - others[place]); }
+};
+
 // A parameter of a network with its optimizer state and anchor, which are empty if the rule does not use them.
 template <typename real>
 struct Parameter {
@@ -154,8 +170,8 @@ struct Parameter {
     }
 
     void mix(int64_t place, int64_t count, const real *others, real part, real *to) const {
-        const real *v = &value[place], *w = others + place;
-        for (int64_t i = 0; i < count; i += LANES<real>) at(to + i) = at(w + i) + part * (at(v + i) - at(w + i));
+        const Mixture<real> mixture{value.data() + place, others + place, part};
+        for (int64_t i = 0; i < count; i += LANES<real>) at(to + i) = mixture.some(i);
     }
 
     // Add to the derivative what these gradients of the mixture are in it, and take a plain step with them.

@@ -27,8 +27,9 @@ from fedme.methods.pfml import PFML
 from fedme.methods.scaffold import SCAFFOLD
 
 BUILT_IN = (
+    *(FedMe, FML, PFML),  # mutual learning
     *(Local, Centralized, FedAvg, FedProx, SCAFFOLD),  # one model for all
     *(HypCluster, Mapper, APFL, PFedMe, Ditto, FedPer, FedRep, LGFedAvg, FedBN, FedAMP),  # personal models
-    *(FD, FedProto, FedDF, HeteroFL, FedMD, FML, PFML, FedMe),  # personal models that learn from others
+    *(FD, FedProto, FedDF, HeteroFL, FedMD),  # personal models of different architectures
 )
 METHODS: dict[str, type[Any]] = {method.name(): method for method in BUILT_IN}

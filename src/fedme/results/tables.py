@@ -32,7 +32,7 @@ def wide() -> Console:
 def render(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], style: Format, console: Console) -> None:
     """Print a table; columns of numbers are right-aligned and never wrapped. Cells may have the text of others.
 
-    Columns for which a terminal is too narrow are printed below the others, beside the first column.
+    Columns for which a terminal is too narrow are printed below the others, beside the columns that tell the rows apart.
     """
     title, header, rows = one_line(title), [one_line(cell) for cell in header], _safe(rows)
     if style == "table":
@@ -41,7 +41,7 @@ def render(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], sty
         longest = [max((len(row[i]) for row in rows), default=0) for i in range(len(header))]
         folded = [not right[i] and longest[i] > WHOLE for i in range(len(header))]  # long text
         least = [max(FOLDED if folded[i] else longest[i], len(name)) for i, name in enumerate(header)]
-        for columns in _side_by_side(least, console.width):
+        for columns in _side_by_side(least, console.width, _names_of_rows(rows)):
             table = Table(box=SIMPLE_HEAD, pad_edge=False)
             for i in columns:
                 side: Literal["left", "right"] = "right" if right[i] else "left"
@@ -73,13 +73,24 @@ def wrapped(line: str, console: Console) -> str:
     return "\n".join(rows)
 
 
-def _side_by_side(widths: Sequence[int], available: int) -> list[list[int]]:
-    """The columns of each table, of which the first is in all, so that they fit into the available width if they can."""
-    tables, used = [[0]], widths[0] + GAP
-    for i, width in enumerate(widths[1:], 1):
-        if used + width + GAP > available and len(tables[-1]) > 1:
-            tables.append([0])
-            used = widths[0] + GAP
+def _names_of_rows(rows: Sequence[Sequence[str]]) -> int:
+    """How many of the first columns tell the rows apart; 1 if none do."""
+    columns = range(1, len(rows[0]) if rows else 1)
+    return next((count for count in columns if len({tuple(row[:count]) for row in rows}) == len(rows)), 1)
+
+
+def _side_by_side(widths: Sequence[int], available: int, names: int) -> list[list[int]]:
+    """The columns of each table, so that they fit into the available width if they can.
+
+    The first columns are in all tables: `names` of them, or one if these took more than half of the width.
+    """
+    names = names if sum(widths[:names]) + GAP * names <= available / 2 else 1
+    first = list(range(names))
+    tables, used = [first.copy()], sum(widths[:names]) + GAP * names
+    for i, width in enumerate(widths[names:], names):
+        if used + width + GAP > available and len(tables[-1]) > names:
+            tables.append(first.copy())
+            used = sum(widths[:names]) + GAP * names
         tables[-1].append(i)
         used += width + GAP
     return tables
