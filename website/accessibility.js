@@ -2,7 +2,8 @@
 document$.subscribe(() => {
   document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
   // Code, tables and equations that are wider than the page scroll; the Tab key reaches them.
-  for (const region of document.querySelectorAll(".md-typeset__scrollwrap, .md-typeset pre > code, .equation")) {
+  const wide = ".md-typeset__scrollwrap, .md-typeset pre > code, .md-typeset table.dataframe, .equation";
+  for (const region of document.querySelectorAll(wide)) {
     if (region.scrollWidth > region.clientWidth) region.tabIndex = 0;
   }
 });
