@@ -31,7 +31,7 @@ test: $(READY) check
 test-slow: $(READY)
 	$(IN_VENV) -m pytest -m slow
 
-test-clone: $(READY) # demo and tests, twice, in a used copy of this tree, for an ordinary user; about a quarter of an hour
+test-clone: $(READY) # demo and tests, twice, in a used copy of this tree, for an ordinary user; half an hour or more
 	$(IN_VENV) -m pytest -s tests/test_clone.py -m slow
 
 test-deploy: $(READY)

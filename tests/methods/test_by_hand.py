@@ -13,8 +13,8 @@ import torch
 from fedme.core.key import Key
 from fedme.core.method import Plan, Round
 from fedme.core.model import Model
+from fedme.learning import model_mixtures
 from fedme.learning.training_settings import Training
-from fedme.methods import fedamp
 from fedme.methods.apfl import APFL
 from fedme.methods.centralized import Centralized
 from fedme.methods.ditto import Ditto
@@ -194,15 +194,15 @@ def test_fedamp_second_round_is_pulled_to_a_mixture_of_similar_models(alpha, sig
 
 
 def test_fedamp_mixes_for_all_clients_as_for_some(monkeypatch):
-    monkeypatch.setattr(fedamp, "TILE", 7)  # of 10 weights and 5
+    monkeypatch.setattr(model_mixtures, "TILE", 7)  # of 10 weights and 5
     models = [Model.init(LINEAR, Key(number), torch.float64) for number in range(7)]
     models[3] = models[2].with_params({name: value + 1e-9 for name, value in models[2].params.items()})  # close to each other
-    every, some = (fedamp.squared_distances(models, clients) for clients in (range(7), [1, 3, 4]))
+    every, some = (model_mixtures.squared_distances(models, clients) for clients in (range(7), [1, 3, 4]))
     wanted = [[((array(a) - array(b)) ** 2).sum() for b in models] for a in models]
     assert np.allclose(every, wanted, rtol=1e-7, atol=0)
     assert np.allclose(some, every[[1, 3, 4]], rtol=1e-12, atol=0)
     xi = FedAMP(ONE, sigma=4.0).mixing_weights(some, [1, 3, 4])
-    for row, params in zip(xi, fedamp.mixtures(models, xi), strict=True):
+    for row, params in zip(xi, model_mixtures.mixtures(models, xi), strict=True):
         mixture = models[0].with_params(params)
         assert np.allclose(array(mixture), sum(float(x) * array(m) for x, m in zip(row, models, strict=True)), rtol=1e-12)
 

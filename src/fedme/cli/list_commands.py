@@ -95,7 +95,8 @@ def list_command(
         rows = [tuple(setting) for setting in settings_of(entry)]
     if name is not None and what not in REGISTRIES:
         pattern = "dnn-<hidden>" if what == "models" and re.fullmatch(r"dnn-\d+", name) else name
-        rows = [row for row in rows if row[0] == _checked(pattern, what, [row[0] for row in rows])]
+        shown = _checked(pattern, what, [row[0] for row in rows])
+        rows = [row for row in rows if row[0] == shown]
     print_table(title, header, rows, "table", as_json)
     more = f"`fedme list {what} NAME` explains its settings, " if name is None and what in REGISTRIES else ""
     next_step((more + NEXT[what]).replace("NAME", quoted(name) if name is not None else "NAME"))

@@ -33,7 +33,7 @@ class Arch:
 
     name: str
     factory: Callable[..., nn.Module] = field(repr=False)
-    options: tuple[tuple[str, Option], ...] = field(repr=False)  # they are in the name
+    options: tuple[tuple[str, Option], ...] = field(repr=False)  # what a user gave is in the name
 
     def __init__(self, factory: Callable[..., nn.Module], /, **options: Option) -> None:
         if not hasattr(factory, "__qualname__"):

@@ -12,22 +12,20 @@ mixture of independent random networks means nothing. A client is mixed with oth
 first model. Distances and mixtures are over weights, with `shared` over those that travel; buffers are every client's own.
 """
 
-import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pdist
 
 from fedme.core.data import ClientData, ClientId
-from fedme.core.flat_params import FlatLayout, FlatParams, flat_layout
 from fedme.core.key import Key
 from fedme.core.method import Method, Plan, Report, Round, Task
 from fedme.core.model import Model
 from fedme.core.operations import Computation, Models, immediately, train
 from fedme.core.settings import setting
 from fedme.learning.exchanged_part import SHARED
+from fedme.learning.model_mixtures import mixtures, squared_distances
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.training_settings import Training, require
 from fedme.methods.shared_model import SharedModel
@@ -120,43 +118,3 @@ class FedAMP(Method[Server, State, SharedModel, SharedModel]):
 
     def offers(self, server: Server, task: Task, key: Key) -> Mapping[str, Model]:
         return server.models
-
-
-TILE = 1 << 16  # weights of every model that are looked at together: tiles take little memory and stay in the cache
-
-
-def _layout(models: Sequence[Model]) -> FlatLayout:
-    layout = flat_layout(models[0].params)
-    assert layout is not None  # weights are of the type of the experiment
-    return layout
-
-
-def _tiles(models: Sequence[Model]) -> Iterator[Tensor]:
-    """Some weights, a row per model; then the next ones."""
-    layout = _layout(models)
-    rows = (layout.flat(model.params).split(TILE) for model in models)
-    return (torch.stack(tile) for tile in zip(*rows, strict=True))
-
-
-def squared_distances(models: Sequence[Model], clients: Sequence[int]) -> Tensor:
-    """A row per client with the squared distances of its model from all models."""
-    # Not by products of matrices, which would lose digits where models are close to each other.
-    if len(clients) < len(models):
-        some = list(clients)
-        exact = "donot_use_mm_for_euclid_dist"
-        return _sum(torch.cdist(tile[some], tile, compute_mode=exact).square() for tile in _tiles(models))
-    pairs = _sum(pdist(tile).square() for tile in _tiles(models))  # every pair once: several times faster
-    above = torch.zeros(len(models), len(models), dtype=pairs.dtype)
-    above[tuple(torch.triu_indices(len(models), len(models), 1))] = pairs
-    return above + above.T
-
-
-def mixtures(models: Sequence[Model], xi: Tensor) -> list[FlatParams]:
-    """The weights of a mixture for every row of xi."""
-    mixed = [xi @ tile for tile in _tiles(models)]
-    # A tensor per client: memory of that size is used again in the next round, that of one large tensor would be new.
-    return [FlatParams(_layout(models), torch.cat([tile[i] for tile in mixed])) for i in range(len(xi))]
-
-
-def _sum(tensors: Iterable[Tensor]) -> Tensor:
-    return functools.reduce(torch.add, tensors)
