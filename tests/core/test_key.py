@@ -1,5 +1,8 @@
 """A key names a source of randomness: the name decides everything, the order of asking nothing."""
 
+import hashlib
+import json
+
 import numpy as np
 import torch
 from hypothesis import given, strategies as st
@@ -22,6 +25,14 @@ def test_bits_never_change() -> None:
     # Written down once: results of old runs depend on it.
     assert Key(0).integer() == 5621864261735219286
     assert Key(42).at("round", 0, "client", "7").integer() == 1237363886440073565
+
+
+@given(st.integers(-(2**70), 2**70), st.lists(st.one_of(NAMES, st.booleans(), st.floats(allow_nan=False))).map(tuple))
+def test_the_name_is_what_json_writes(seed: int, path: tuple[int | str, ...]) -> None:
+    name = json.dumps([seed, *path]).encode()
+    digest = hashlib.blake2b(name, digest_size=8).digest()
+    assert Key(seed).at(*path).integer() == int.from_bytes(digest, "little") >> 1
+    assert Key(seed).at(*path).integers(2) == [Key(seed).at(*path, index).integer() for index in range(2)]
 
 
 @given(PATHS, PATHS)

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, strategies as st
 
 from fedme.core.key import Key
-from fedme.datasets import DataError, DataOptions, federate
+from fedme.datasets import DataError, DataOptions, federate, preprocessing
 from fedme.datasets.data_files import read_file
 from fedme.datasets.partitioners import Natural
-from fedme.datasets.preprocessing import Preparation
+from fedme.datasets.preprocessing import Preparation, standard_scaling
 from fedme.datasets.python_objects import read_object
 from fedme.datasets.raw_samples import parse_column, to_column
 from fedme.datasets.user_data import ClientSamples, UserDataset, unseen_client_dataset
@@ -283,3 +283,22 @@ def test_targets_of_an_unseen_client_are_scaled_once():
     data = federate(dataset, Natural(), DataOptions(), Key(0)).clients["n"]
     expected = torch.tensor(new["ill"].to_numpy())[data.test.rows]
     assert torch.allclose(preparation.unscale_targets(data.test.y)[:, 0], expected, rtol=1e-5)
+
+
+@given(st.integers(1, 40), st.integers(0, 2**32 - 1), st.booleans(), st.sampled_from([1, 8, 64, 1 << 19]))
+def test_scaling_in_parts_is_that_of_all_samples(samples, seed, gaps, chunk):
+    draw = torch.Generator().manual_seed(seed)
+    x = 3 * torch.randn((samples, 4), generator=draw) + 100
+    x[:, 1] = 0.1  # constant: only shifted, however many parts there are
+    if gaps:
+        x[torch.rand((samples, 4), generator=draw) < 0.4] = math.nan
+    rows = torch.randperm(samples, generator=draw)[: max(1, samples - 3)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preprocessing, "CHUNK", chunk)
+        scaling = standard_scaling(x, rows)
+    for feature in range(4):
+        values = x[rows, feature].double()
+        present = values[~values.isnan()]
+        std = present.std(correction=0) if len(present) else torch.tensor(0.0)
+        assert torch.allclose(scaling.mean[feature].double(), present.mean() if len(present) else torch.tensor(0.0).double())
+        assert scaling.std[feature].item() == 1.0 if std == 0 else torch.allclose(scaling.std[feature].double(), std, rtol=1e-5)

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from fedme.core.flat_params import flat_copy
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
-from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train
+from fedme.core.operations import BatchSchedule, Collect, Evaluate, GaussianMechanism, Predict, Train
 from fedme.execution import compiled, dispatcher, reference
 from fedme.execution.dense_layers import dense_layers
 from fedme.execution.dispatcher import Dispatcher
@@ -15,7 +16,20 @@ from fedme.learning.objectives import CrossEntropy, Imitate, Mutual
 from fedme.learning.optimizers import SGD, Adam, Moreau, MutualMoreau
 from fedme.learning.training_settings import Training
 from fedme.methods import METHODS
-from fedme_test_support import BODIES, DENSE, DROPPING, LINEAR, NORMALISED, WIDE, clients, federate, personal, split, task
+from fedme_test_support import (
+    BODIES,
+    CLASSES,
+    DENSE,
+    DROPPING,
+    LINEAR,
+    NORMALISED,
+    WIDE,
+    clients,
+    federate,
+    personal,
+    split,
+    task,
+)
 
 SIZES = (7, 23, 1, 12, 2)
 NOT_COMPILED = ("fedmd",)  # a loss that the compiled code does not have
@@ -504,3 +518,51 @@ def test_speed_is_measured_in_this_process():
     assert all(score.seconds > 0 for score, _ in batched(ops))
     assert batched.workers.workers == []
     assert batched.paths == {("evaluate", "reference", "the time of inference is measured"): 3}
+
+
+def flat(arch, seed):
+    """A model with its weights in one tensor, as compiled training makes it."""
+    model = Model.init(arch, Key(seed), torch.float64)
+    params = flat_copy(model.params)
+    assert params is not None
+    return model.with_params(params)
+
+
+def test_operations_that_share_a_route_would_have_it_alone():
+    """The route of similar operations is found once; what differs in anything that matters is asked for itself."""
+    data = split(12, Key(1))
+    splits = [data, split(5, Key(2)), data.take(torch.arange(0)), data.labelled(torch.rand(12, CLASSES))]
+    rules = [
+        SGD(CrossEntropy(), 0.1),
+        SGD(Mutual("own", "guest"), 0.1),
+        SGD(CrossEntropy(), 0.1, alternating=True),
+        SGD(CrossEntropy(), 0.1, prox=0.5),
+        SGD(Imitate("mae"), 0.1),
+    ]
+    pairs = [
+        {"own": flat(DENSE, 1)},
+        {"own": flat(DENSE, 2), "guest": flat(WIDE, 3)},
+        {"own": Model.init(DENSE, Key(4), torch.float64)},
+    ]
+    trainings = [
+        Train(models, rule, part, BatchSchedule(), Key(0), frozen=frozen, mechanism=mechanism, collect=collect)
+        for models in pairs
+        for rule in rules
+        for part in splits
+        for frozen in ({}, models)
+        for mechanism in (None, GaussianMechanism(1.0, 1.0))
+        for collect in (None, Collect(CLASSES))
+    ]
+    looks = [
+        op
+        for models in pairs
+        for model in models.values()
+        for part in splits
+        for op in (Predict(model, part), Evaluate(model, part), Evaluate(model, part, timed=True))
+    ]
+    operations = [*trainings, *looks, *reversed(trainings)]
+    batched = Dispatcher()
+    shared, alone = batched._routes(operations), [batched.route(op) for op in operations]
+    assert [(r.backend, r.group, r.reason) for r in shared] == [(r.backend, r.group, r.reason) for r in alone]
+    if not isinstance(compiled.library(), str):
+        assert len({id(route) for route in shared}) < len({id(route) for route in alone})

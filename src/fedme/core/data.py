@@ -39,7 +39,11 @@ class Scaling:
     std: Tensor = field(default_factory=lambda: torch.ones(()))
 
     def __call__(self, raw: Tensor) -> Tensor:
-        return raw.to(torch.float32, copy=True).mul_(self.factor).sub_(self.mean).div_(self.std)
+        return self.in_place(raw.to(torch.float32, copy=True))
+
+    def in_place(self, raw: Tensor) -> Tensor:
+        """The same without a copy of numbers that are float32 already."""
+        return raw.to(torch.float32).mul_(self.factor).sub_(self.mean).div_(self.std)
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,9 @@ class Arrays:
         x = self.x[rows]
         # Before scaling, so that the padding is black and not the mean colour.
         x = self.augmentation(x, augment) if self.augmentation and augment else x
-        return self.scaling(x) if self.scaling else x
+        if self.scaling is None:
+            return x
+        return self.scaling.in_place(x) if rows.dim() else self.scaling(x)  # one number as an index makes no copy
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ There are four operations, `Train`, `Evaluate`, `Predict` and `EstimateStatistic
 the engine and receives their results in the same order.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -327,23 +327,24 @@ def immediately(value: T) -> Computation[T]:
 def in_parallel(steps: Sequence[Computation[T]]) -> Computation[list[T]]:
     """Independent computations of one client. The operations that they wait for are passed to the engine together."""
     results: dict[int, T] = {}
-    waiting: dict[int, tuple[Op, ...]] = {}
+    waiting: list[tuple[int, int]] = []  # what has not ended, and for how many operations it waits
+    wanted: list[Op] = []
 
-    def advance(index: int, resume: Callable[[], tuple[Op, ...]]) -> None:
+    def advance(index: int, answers: Sequence[Any] | None) -> None:
         try:
-            waiting[index] = resume()
+            ops = next(steps[index]) if answers is None else steps[index].send(answers)
         except StopIteration as done:
-            waiting.pop(index, None)
             results[index] = done.value
+        else:
+            waiting.append((index, len(ops)))
+            wanted.extend(ops)
 
-    for index, work in enumerate(steps):
-        advance(index, work.__next__)
+    for index in range(len(steps)):
+        advance(index, None)
     while waiting:
-        pending = list(waiting.items())
-        answers = yield tuple(op for _, ops in pending for op in ops)
-        start = 0
-        for index, ops in pending:
-            part = answers[start : start + len(ops)]
-            start += len(ops)
-            advance(index, lambda index=index, part=part: steps[index].send(part))  # type: ignore[misc]
+        answers = yield tuple(wanted)
+        pending, waiting, wanted, start = waiting, [], [], 0
+        for index, count in pending:
+            advance(index, answers[start : start + count])
+            start += count
     return [results[index] for index in range(len(steps))]

@@ -63,7 +63,7 @@ def distance(a: Params, b: Params) -> float:
     """The norm of `a` minus `b` over the floating-point tensors of `a`."""
     flat, other = flat_params(a), flat_params(b)
     if flat is not None and other is not None and flat.layout is other.layout:
-        return float(torch.linalg.vector_norm(flat.flat - other.flat))
+        return torch.dist(flat.flat, other.flat).item()
     return float(norm(sub({name: value for name, value in a.items() if value.is_floating_point()}, b)))
 
 

@@ -193,10 +193,10 @@ def _prepared(federation: Federation) -> Federation:
     rows = torch.cat([parts.train for parts in federation.partition.clients.values()])
     if dataset.standardise:
         indicators = sum(column.indicates for column in preparation.columns)
-        scaling = standard_scaling(source.x[rows], preparation.category_features(), indicators)
+        scaling = standard_scaling(source.x, rows, preparation.category_features(), indicators)
         source, preparation = replace(source, scaling=scaling), preparation.with_scaling(scaling)
     if schema.task_type == "regression" and preparation.targets is None:
-        preparation = replace(preparation, targets=Scale.of(standard_scaling(source.labels[rows])))
+        preparation = replace(preparation, targets=Scale.of(standard_scaling(source.labels, rows)))
         assert preparation.targets is not None
         source = replace(source, labels=preparation.scale_targets(source.labels))
         schema = replace(schema, unit=preparation.targets.std)

@@ -17,7 +17,7 @@ def fill_gaps(
 ) -> tuple[Tensor, Preparation, dict[ClientId, Preparation]]:
     """The inputs without gaps, the preprocessing of the server, and that of every client."""
     training = torch.cat([parts.train for parts in partition.clients.values()])
-    otherwise = preparation.scale.scaling().mean if preparation.scale is not None else standard_scaling(x[training]).mean
+    otherwise = preparation.scale.scaling().mean if preparation.scale is not None else standard_scaling(x, training).mean
     shared = preparation.with_values(x[:0], otherwise)
     filled, own = shared.fill(x), {}
     for client, parts in partition.clients.items():

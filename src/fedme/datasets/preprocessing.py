@@ -36,6 +36,7 @@ from fedme.datasets.table_columns import (
     unusable_rows,
 )
 
+CHUNK = 1 << 19  # numbers that are read at a time, so that what is computed from them stays in the processor's cache
 DTYPES = {"float32": torch.float32, "uint8": torch.uint8, "int64": torch.int64}
 DType = Literal["float32", "uint8", "int64"]
 
@@ -342,19 +343,34 @@ def _described(specs: Specs) -> str:
     return f"shape {specs.shape} ({specs.dtype})"
 
 
-def standard_scaling(x: Tensor, unscaled: Sequence[int] = (), indicators: int = 0) -> Scaling:
-    """Scale every feature to mean 0 and standard deviation 1; constant features are only shifted, and NaN is left out.
+def standard_scaling(x: Tensor, rows: Tensor, unscaled: Sequence[int] = (), indicators: int = 0) -> Scaling:
+    """Scale every feature to mean 0 and standard deviation 1 over `rows`; constant ones are only shifted, NaN is left out.
 
     The features at the positions `unscaled` stay as they are, and so do the `indicators`, so many features that follow.
     """
-    values = x.double()
-    std, mean = values.std(0, correction=0), values.mean(0)
-    for at in mean.isnan().nonzero().flatten().tolist():
-        present = values[:, at][~values[:, at].isnan()]
-        mean[at], std[at] = (present.mean(), present.std(correction=0)) if len(present) else (0.0, 1.0)
-    std = torch.where(std > 0, std, 1.0)
+    count = torch.zeros(x.shape[1:], dtype=torch.float64)
+    mean, variance = torch.zeros_like(count), torch.zeros_like(count)
+    for chunk in rows.split(max(1, CHUNK // max(1, count.numel()))):
+        more, its_mean, its_variance = _moments(x[chunk].double())
+        total, gap = (count + more).clamp(min=1.0), its_mean - mean
+        variance = (count * variance + more * its_variance) / total + count * more * (gap / total).square()
+        mean, count = mean + gap * (more / total), count + more
+    std = torch.where(variance > 0, variance.sqrt(), 1.0)
     mean[list(unscaled)], std[list(unscaled)] = 0.0, 1.0
     return Scaling(1.0, _extended(mean, 0.0, indicators).float(), _extended(std, 1.0, indicators).float())
+
+
+def _moments(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every feature, how many samples have it, their mean and their variance: exactly zero if they are equal."""
+    variance, mean = torch.var_mean(values, 0, correction=0)
+    count = torch.full_like(mean, len(values))
+    for at in mean.isnan().nonzero().tolist():
+        feature = values[(slice(None), *at)]
+        present = feature[~feature.isnan()]
+        count[tuple(at)], mean[tuple(at)], variance[tuple(at)] = len(present), 0.0, 0.0
+        if len(present):
+            variance[tuple(at)], mean[tuple(at)] = torch.var_mean(present, correction=0)
+    return count, mean, variance
 
 
 def _extended(values: Tensor, value: float, count: int) -> Tensor:

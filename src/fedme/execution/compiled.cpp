@@ -503,6 +503,9 @@ void train(const Table &table, const Batches &batches, NetworkSpec *specs, int64
     Networks<real> copies;
     prepare(networks, specs, count, batches.largest(), true);
     if (optimizer.optimizer == MUTUAL_MOREAU) prepare(copies, specs, count, batches.largest(), true);
+    if (optimizer.optimizer == ADAM_OPTIMIZER || (optimizer.optimizer == SGD && optimizer.momentum))
+        for (Network<real> &network : networks)
+            for (Parameter<real> *parameter : network.parameters()) parameter->begin_state(rule.type == ADAM);
     for (Networks<real> *each : {&networks, &copies})
         for (Network<real> &network : *each) network.learn(loss);
     Trainer<real> trainer(table, batches, optimizer);
@@ -614,7 +617,7 @@ extern "C" void fedme_order(int64_t seed, int64_t count, int64_t *order) {
 }
 
 // The number of this interface, as in execution/compiled.py.
-extern "C" int fedme_interface() { return 7; }
+extern "C" int fedme_interface() { return 8; }
 
 // Whether this processor has the instructions of the code above.
 extern "C" int fedme_runs_here() {

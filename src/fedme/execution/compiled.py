@@ -53,7 +53,7 @@ TASKS: tuple[TaskType, ...] = ("classification", "multi-label", "regression")  #
 LABELS, ADAM = CrossEntropy(), 3  # the number of Adam in the C++ code
 PIECES = 2  # calls per thread: fewer cost less, more are divided more evenly
 LARGE = 2e7  # effort of a call that is worth itself, about 2 ms
-INTERFACE = 7  # of the functions of the C++ code and the structures that they get; change both together
+INTERFACE = 8  # of the functions of the C++ code and the structures that they get; change both together
 
 
 class Table(ctypes.Structure):
@@ -202,6 +202,22 @@ class Compiled:
         return [results[index] for index in range(len(ops))]
 
 
+def alike_for_compiled(op: Op) -> Hashable:
+    """What decides whether and with what an operation runs, in little time; None: ask. As long as the operations live."""
+    data = op.data
+    if data.targets is not None or isinstance(op, EstimateStatistics) or not len(data):
+        return None
+    flats = [flat_params(model.params) for model in models_of(op)]
+    if None in flats:
+        return None
+    archs = [id(model.arch) for model in models_of(op)]
+    layouts = [id(flat.layout) for flat in flats if flat is not None]  # they have the type of the weights
+    if not isinstance(op, Train):
+        return type(op), id(data.source), *archs, *layouts, isinstance(op, Evaluate) and op.timed
+    rules = id(op.optimizer), id(op.mechanism), id(op.collect)
+    return id(data.source), *archs, *layouts, *rules, *op.models, "", *op.frozen
+
+
 def training_obstacle(op: Train) -> str:
     """Why the compiled code cannot train with the optimizer, loss and targets of an operation; empty if it can."""
     optimizer = op.optimizer
@@ -266,7 +282,7 @@ def _train(op: Train, table: InputTable, call: Call) -> Preparing[Trained]:
         states = {role: state for role, model in models.items() if (state := _state(op, role, model))}
         anchors = {role: _copy(op.frozen[role].params) for role in models} if optimizer.prox or optimizer.shift else {}
         seen = dict[Role, ClassSums]()
-        _, losses = yield from _descend(op, table, call, models, states, anchors, _descent_spec(optimizer), seen=seen)
+        _, losses = yield from _descend(op, table, call, models, states, anchors, _descent_spec(call, optimizer), seen=seen)
         _count_steps(op, optimizer, states)
         return Trained(models, states, losses, seen)
     assert isinstance(optimizer, Moreau | MutualMoreau)
@@ -300,7 +316,7 @@ def _train_mixture(
     states = {role: _copy({n: v for n, v in state.items() if n not in names}) for role, state in given.items()}
     alpha = given["own"][names[0]] if names else torch.zeros(())
     moved: list[float] = []
-    spec = _descent_spec(rule, ("never", "round", "step").index(optimizer.adapt) + 1)
+    spec = _descent_spec(call, rule, ("never", "round", "step").index(optimizer.adapt) + 1)
     _, losses = yield from _descend(op, table, call, roles, states, {}, spec, alpha.item(), moved)
     _count_steps(op, rule, states)
     states["own"] = {**states["own"], **{name: torch.full_like(alpha, moved[0]) for name in names}}
@@ -318,9 +334,11 @@ def _count_steps(op: Train, rule: SGD | Adam, states: Mapping[Role, Params]) -> 
 
 
 def _state(op: Train, role: Role, model: Model) -> Params:
-    """A copy of the optimizer state of a role, or a new one."""
+    """A copy of the optimizer state of a role, or a new one; none if nobody asks for it, for compiled code makes its own."""
     if state := op.opt.get(role):
         return _copy(state)
+    if not op.keep_opt:
+        return {}
     flat = flat_params(model.params)
     if isinstance(op.optimizer, SGD) and flat is not None:
         return flat.zeros() if op.optimizer.momentum else {}
@@ -328,7 +346,16 @@ def _state(op: Train, role: Role, model: Model) -> Params:
     return op.optimizer.init_state(model.params)
 
 
-def _descent_spec(optimizer: SGD | Adam, mixing: int = 0) -> "np.ndarray[Any, Any]":
+def _descent_spec(call: Call, optimizer: SGD | Adam, mixing: int = 0) -> "np.ndarray[Any, Any]":
+    """The rule of a descent; clients of one call often have the same."""
+    known = call.specs.get((id(optimizer), mixing))
+    if known is None:
+        known = call.specs[id(optimizer), mixing] = _new_spec(optimizer, mixing)
+        call.keep(optimizer)
+    return known
+
+
+def _new_spec(optimizer: SGD | Adam, mixing: int) -> "np.ndarray[Any, Any]":
     # Other losses than mutual ones are in a structure of their own, and may be different in every round.
     return _made_spec(optimizer if isinstance(optimizer.objective, Mutual) else replace(optimizer, objective=LABELS), mixing)
 

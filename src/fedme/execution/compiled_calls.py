@@ -50,6 +50,7 @@ class Call:
         self._optimizers: dict[int, int] = {}
         self._kept: list[Any] = []
         self.heads: dict[tuple[int, ...], Any] = {}  # what networks have in common, by the identity of what it is made from
+        self.specs: dict[tuple[int, int], np.ndarray[Any, Any]] = {}  # of optimizers, by their identity and mixing
 
     def keep(self, *values: Any) -> None:
         """Keep objects whose memory the call refers to."""

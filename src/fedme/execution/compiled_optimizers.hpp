@@ -210,6 +210,13 @@ struct Parameter {
         trained = spec.trained > 0;
     }
 
+    // A state that was not given is zero, and is not stored.
+    void begin_state(bool has_second) {
+        if (!trained) return;
+        if (momentum.empty()) momentum.assign(value.size(), real(0));
+        if (has_second && second.empty()) second.assign(value.size(), real(0));
+    }
+
     void store(const ParameterSpec *specs) const {
         if (index < 0 || specs[index].trained < 0) return;
         const ParameterSpec &spec = specs[index];

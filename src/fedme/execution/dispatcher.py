@@ -12,7 +12,7 @@ import torch
 
 from fedme.core.operations import EstimateStatistics, Evaluate, Op, Train
 from fedme.execution import compiled
-from fedme.execution.compiled import Compiled
+from fedme.execution.compiled import Compiled, alike_for_compiled
 from fedme.execution.device import DeviceWeights, Precision, arithmetic, free_memory, needed_memory
 from fedme.execution.eager import Eager
 from fedme.execution.input_tables import InputTables
@@ -80,7 +80,7 @@ class Dispatcher:
 
     def __call__(self, operations: Sequence[Op]) -> list[tuple[Any, float]]:
         """The result of every operation and its seconds."""
-        routes = [self.route(op) for op in operations]
+        routes = self._routes(operations)
         here, in_workers = self._place(operations, routes)
         results: dict[int, tuple[Any, float]] = {}
         if self.workers is not None and in_workers:
@@ -92,10 +92,26 @@ class Dispatcher:
             timed = run(routes[piece[0]].backend, [operations[index] for index in piece], self.tick)
             results.update(zip(piece, timed, strict=True))
         for placed, where in ((here, ""), (in_workers, " in workers")):
-            for index in (index for piece in placed for index in piece):
-                name, route = type(operations[index]).__name__.lower(), routes[index]
-                self.paths[name, f"{route.backend.name}{where}", route.reason] += 1
+            taken = Counter((type(operations[index]), id(routes[index])) for piece in placed for index in piece)
+            by_id = {id(route): route for route in routes}
+            for (kind, number), count in taken.items():
+                route = by_id[number]
+                self.paths[kind.__name__.lower(), f"{route.backend.name}{where}", route.reason] += count
         return [results[index] for index in range(len(operations))]
+
+    def _routes(self, operations: Sequence[Op]) -> list[Route]:
+        """The routes of operations; those that compiled code cannot tell apart share one."""
+        known: dict[Hashable, Route] = {}
+        routes = []
+        for op in operations:
+            alike = alike_for_compiled(op)
+            route = known.get(alike) if alike is not None else None
+            if route is None:
+                route = self.route(op)
+                if alike is not None and isinstance(route.backend, Compiled):
+                    known[alike] = route
+            routes.append(route)
+        return routes
 
     def _run_on_device(self, backend: Backend, ops: Sequence[Op], tick: Tick) -> list[tuple[Any, float]]:
         """The results of operations of one group on the device, of as many at once as it has memory for."""

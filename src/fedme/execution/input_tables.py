@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedme.core.data import Arrays, Windows
+from fedme.core.data import Arrays, Source, Windows
 from fedme.core.operations import Op
 from fedme.execution.routing import models_of
 
 LARGEST = 2 << 30  # bytes that the table of one source may take
+CHUNK = 1 << 18  # numbers of a table that are made at a time
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,19 @@ class InputTables:
                 raise IndexError(f"windows of {source.length} symbols must be inside the text, which has {len(text)}")
             tables[dtype] = InputTable(text, (source.length,), starts)
         elif dtype not in tables:
-            x = source.inputs(torch.arange(len(source.labels)))
-            assert isinstance(x, Tensor)
-            flat = x.to(dtype if x.is_floating_point() else torch.int64).flatten(1).contiguous()
-            tables[dtype] = InputTable(flat.to(self.device), tuple(x.shape[1:]))
+            tables[dtype] = _table_of(source, dtype, self.device)
         return tables[dtype]
+
+
+def _table_of(source: Source, dtype: torch.dtype, device: torch.device) -> InputTable:
+    """The table of a source, made of few samples at a time, which stay in the processor's cache."""
+    count = len(source.labels)
+    first = source.inputs(torch.arange(min(count, 1)))
+    features, kind = math.prod(first.shape[1:]), dtype if first.is_floating_point() else torch.int64
+    values = torch.empty((count, features), dtype=kind)
+    for rows in torch.arange(count).split(max(1, CHUNK // max(1, features))):
+        values[rows[0] : rows[-1] + 1] = source.inputs(rows).flatten(1)
+    return InputTable(values.to(device), tuple(first.shape[1:]))
 
 
 def _too_large(x: Tensor) -> str:

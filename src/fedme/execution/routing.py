@@ -92,7 +92,7 @@ def run_timed(backend: Backend, ops: Sequence[Op], tick: Tick = no_tick) -> list
         return [timed for op in ops for timed in run_timed(backend, [op], tick)]
     start = time.perf_counter()
     values = [
-        replace(value, opt={}) if isinstance(op, Train) and not op.keep_opt else value
+        replace(value, opt={}) if isinstance(op, Train) and not op.keep_opt and value.opt else value
         for op, value in zip(ops, backend.run(ops, tick), strict=True)
     ]
     seconds = time.perf_counter() - start

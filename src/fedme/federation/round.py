@@ -29,6 +29,7 @@ from fedme.learning.exchanged_part import exchanged_part
 from fedme.learning.robust_aggregation import OPEN, Defence, defence_of
 
 T = TypeVar("T")
+NOTHING = Report({})
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class Traffic:
     bytes_up: int = 0
     bytes_down: int = 0
     seconds: float = 0.0
-    report: Report = field(default_factory=lambda: Report({}))
+    report: Report = NOTHING
     moved: float | None = None  # the largest change of a model that the client sent
 
     def add(self, down: Any, answer: Reply | NoReply | None) -> None:
@@ -155,10 +156,14 @@ class Traffic:
         self.seconds += answer.seconds
         if answer.moved is not None and (self.moved is None or answer.moved > self.moved):
             self.moved = answer.moved
-        self.report = Report(
-            {**self.report.losses, **answer.report.losses},
-            {**self.report.scores, **answer.report.scores},
-            {**self.report.notes, **answer.report.notes},
+        self.report = (
+            answer.report
+            if self.report is NOTHING
+            else Report(
+                {**self.report.losses, **answer.report.losses},
+                {**self.report.scores, **answer.report.scores},
+                {**self.report.notes, **answer.report.notes},
+            )
         )
 
     def note(self, name: str, value: str) -> None:

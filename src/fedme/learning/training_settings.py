@@ -1,5 +1,6 @@
 """The settings of local training that all methods share: the `[train]` table of an experiment."""
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -11,6 +12,7 @@ from fedme.core.method import Plan, Round
 from fedme.core.operations import BatchSchedule, LastBatch, Objective
 from fedme.core.settings import setting
 from fedme.learning.class_weights import ClassWeighted
+from fedme.learning.objectives import CrossEntropy, Mutual
 from fedme.learning.optimizers import SGD, Adam
 
 
@@ -127,7 +129,12 @@ class Training:
     def local_optimizer(
         self, objective: Objective, when: Round, prox: float = 0.0, alternating: bool = False, shift: bool = False
     ) -> SGD | Adam:
-        """The optimizer of a round."""
+        """The optimizer of a round; where the loss is a plain value, all clients get the same object."""
+        if type(objective) is CrossEntropy or type(objective) is Mutual:
+            return _local_optimizer(self, objective, when, prox, alternating, shift)
+        return self._new_optimizer(objective, when, prox, alternating, shift)
+
+    def _new_optimizer(self, objective: Objective, when: Round, prox: float, alternating: bool, shift: bool) -> SGD | Adam:
         lr = self.lr_at(when)
         objective = objective if self.class_weights is None else ClassWeighted(objective)
         if self.optimizer == "sgd":
@@ -146,3 +153,6 @@ class Training:
         """The cohort counts, and trains; with `train_all` the others train too, for their own sake."""
         cohort = self.draw(present, key)
         return Plan(tuple(present) if train_all else cohort, frozenset(cohort))
+
+
+_local_optimizer = functools.lru_cache(maxsize=64)(Training._new_optimizer)
