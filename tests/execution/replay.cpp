@@ -23,6 +23,8 @@ static std::vector<number> read_numbers() {
     return values;
 }
 
+static int64_t programs = 0;
+
 template <typename real>
 static double replay() {
     const auto inputs = read_numbers<real>();
@@ -59,13 +61,13 @@ static double replay() {
     const int64_t steps = sizes.size();
     const Batches batches{rows.data(), targets.data(), sizes.data(), divisors.data(), steps, int64_t(rows.size()) / steps, CLASSES};
     NetworkSpec network{reinterpret_cast<const ValueSpec *>(values.data()), nodes.data(), int64_t(values.size()) / 3,
-                        int64_t(nodes.size()), int64_t(parameters.size()), output, classes, parameters.data(), {},
-                        seeds.data(), 0, 1, 0, 0, 0};
+                        int64_t(nodes.size()), int64_t(parameters.size()), output, classes, ++programs, parameters.data(), {},
+                        seeds.data(), 0, nullptr, nullptr, 0, 0, 1, 0, 0, 0};
     OptimizerSpec optimizer{};
     optimizer.draws_per_step = 1 << 20, optimizer.lr = 0.05, optimizer.momentum = 0.9;
     optimizer.clip = std::numeric_limits<double>::infinity();
     TrainJob job{batches, {}, &network, 1, &optimizer, nullptr, 0, 0};
-    if (fedme_train(&table, sizeof(real), &job, 1)) std::abort();
+    if (run_piece({&table, sizeof(real), &job, 1, true, WAITING, 0})) std::abort();
     double worst = 0;
     for (size_t i = 0; i < weights.size(); i++) {
         double difference = 0, size = 0;

@@ -3,6 +3,7 @@
 import itertools
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.machinery import EXTENSION_SUFFIXES
 
@@ -310,6 +311,28 @@ def test_compiled_code_runs_on_threads_here_with_the_same_bits():
     assert several.paths == one.paths == {("train", "compiled", ""): 4}
 
 
+@needs_compiled_code
+def test_networks_of_earlier_calls_get_the_weights_of_this_one():
+    """Also if other networks were there in between, and if other weights are at the same place."""
+    engine, source = Dispatcher(path="compiled"), Arrays(torch.randn(9, 36, generator=Key(1).torch()), torch.arange(9) % 5)
+    data = Split(source, torch.arange(9))
+    models = [Model.init(Arch(chain, hidden=hidden), Key(hidden)) for hidden in (8, 9, 8, 8)]
+    looks = [Predict(model, data) for model in models]
+    for _ in range(2):
+        for model, look in zip(models, looks, strict=True):
+            torch.testing.assert_close(engine([look])[0][0], reference.predict(look))
+            op = Train({"own": model}, SGD(CrossEntropy(), 0.1, 0.9), data, BatchSchedule(1, 4), Key(2))
+            expected = reference.train(op).models["own"].params
+            torch.testing.assert_close(dict(engine([op])[0][0].models["own"].params), dict(expected))
+            for value in model.params.values():
+                value += 0.1
+            torch.testing.assert_close(engine([look])[0][0], reference.predict(look))
+
+
+def chain(hidden):
+    return nn.Sequential(nn.Linear(36, hidden), nn.ReLU(), nn.Linear(hidden, 5))
+
+
 def dropping():
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 5))
 
@@ -328,8 +351,12 @@ def test_clients_that_share_a_call_are_each_client_alone(network, monkeypatch):
         ops.append(Train({"own": model}, SGD(CrossEntropy(), 0.1, 0.9), data, schedule, Key(client)))
     engine = Dispatcher(path="compiled")
 
-    def all_alone(operations):
-        return [engine([op])[0][0] for op in operations]
+    def all_alone(operations):  # each on a thread of its own, which has no networks of earlier calls
+        results = []
+        for op in operations:
+            with ThreadPoolExecutor(1) as thread:
+                results.append(thread.submit(engine, [op]).result()[0][0])
+        return results
 
     def equal(one, other):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)

@@ -120,6 +120,42 @@ def test_training_equals_the_reference(pair, samples, local, mutual, momentum, w
     equal(operation(roles, optimizer, images(samples, seed=seed), local, seed=seed))
 
 
+def wide(channels, outputs, size, padding, bias, last):
+    """Windows of 3 x 3 over many channels, which Winograd's method computes: with and without ReLU, and their gradients."""
+    rows, columns = (n + 2 * p - 2 for n, p in zip(size, padding, strict=True))
+    return nn.Sequential(
+        nn.Conv2d(1, channels, 1),
+        nn.Conv2d(channels, outputs, 3, padding=padding, bias=bias),
+        nn.ReLU(),
+        nn.Conv2d(outputs, last, 3, padding=1),
+        nn.Flatten(),
+        nn.Linear(last * rows * columns, CLASSES),
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    channels=st.integers(15, 34),
+    outputs=st.integers(16, 34),
+    last=st.integers(16, 20),
+    size=st.tuples(st.integers(4, 11), st.integers(3, 9)),
+    padding=st.tuples(st.integers(0, 3), st.integers(0, 2)),
+    bias=st.booleans(),
+    samples=st.integers(1, 9),
+    local=locals_,
+    seed=st.integers(0, 1000),
+)
+def test_wide_windows_equal_the_reference(channels, outputs, last, size, padding, bias, samples, local, seed):
+    arch = Arch.named(f"wide-{next(numbers)}", lambda: wide(channels, outputs, size, padding, bias, last))
+    equal(operation({"a": arch}, SGD(CrossEntropy(), 0.02, 0.9), images(samples, (1, *size), seed=seed), local, seed=seed))
+
+
+def test_wide_windows_in_single_precision():
+    arch = Arch.named("wide-single", lambda: wide(24, 16, (32, 31), (1, 1), True, 17))
+    op = operation({"a": arch}, SGD(CrossEntropy(), 0.02, 0.9), images(40, (1, 32, 31)), BatchSchedule(1, 20), torch.float32)
+    equal(replace(op, data=Split(Arrays(op.data.source.x.float(), op.data.source.labels), op.data.rows)), 1e-4)
+
+
 @settings(max_examples=25, deadline=None)
 @given(arch=archs(), other=archs(), local=locals_, inner=st.integers(1, 3), mutual=st.booleans(), seed=st.integers(0, 1000))
 def test_inner_loops_equal_the_reference(arch, other, local, inner, mutual, seed):

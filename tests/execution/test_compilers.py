@@ -22,7 +22,7 @@ from fedme.learning.optimizers import SGD
 from fedme_test_traced_networks import Depthwise, Functional, Grouped, GroupNormNet, ResNet, Transformer
 
 SOURCES = Path(__file__).resolve().parents[2] / "src" / "fedme" / "execution"
-FLAGS = ["-std=c++17", "-O3", "-fno-math-errno", "-I", SOURCES]
+FLAGS = ["-std=c++17", "-O3", "-fno-math-errno", "-pthread", "-I", SOURCES]
 COMPILERS = {"gcc": ["g++"], "clang": ["clang++"], "arm64": ["aarch64-linux-gnu-g++", "-static"]}
 PACKAGES = {"gcc": "g++", "clang": "clang", "arm64": "g++-aarch64-linux-gnu qemu-user-static"}
 NETWORKS = (Functional, ResNet, GroupNormNet, Depthwise, Transformer, Grouped)

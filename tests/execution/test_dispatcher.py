@@ -213,8 +213,9 @@ def test_frozen_weights_stay_and_the_others_are_trained(optimizer, path):
         Moreau(0.1, 0.05, 2.0, 3, 0.01),
         MutualMoreau(0.1, 0.05, 2.0, 2, 0.01),
         MutualMoreau(0.1, 0.05, 2.0, 2, 0.5, aux_l2=0.0),
+        MutualMoreau(0.1, 0.05, 2.0, 2, 0.0, aux_l2=0.5),
     ],
-    ids=["moreau", "mutual", "mutual, l2 of one model"],
+    ids=["moreau", "mutual", "mutual, l2 of the local model", "mutual, l2 of the auxiliary model"],
 )
 def test_inner_loops(optimizer):
     data = clients(SIZES)
@@ -228,9 +229,11 @@ def test_inner_loops(optimizer):
         frozen = {} if isinstance(optimizer, Moreau) else {"aux": aux, "local": w}
         ops.append(Train(models, optimizer, data[str(i)].train, BatchSchedule(2, 4), Key(7).at(i), {}, frozen))
     expected = [reference.run(op) for op in ops]
-    for want, (got, _) in zip(expected, Dispatcher()(ops), strict=True):
+    batched = Dispatcher()
+    for want, (got, _) in zip(expected, batched(ops), strict=True):
         assert all(near(want.models[r], got.models[r]) for r in want.models)
         assert want.losses == pytest.approx(got.losses)
+    assert {way for _, way in taken(batched)} == {"stacked" if isinstance(compiled.library(), str) else "compiled"}
 
 
 @pytest.mark.parametrize("path", ["auto", "stacked"])

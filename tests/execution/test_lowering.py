@@ -322,6 +322,16 @@ OPTIMIZERS = [
 
 
 @needs_compiled_code
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("channels", [6, 8, 16, 24])
+def test_heads_of_whole_and_of_broken_vectors(channels, masked):
+    x = torch.randn(9, channels, 3, 4, generator=Key(1).torch(), dtype=torch.float64)
+    steps = (encoder(masked, True), add_before, encoder(masked, False))
+    arch = Arch.named(f"heads-{channels}-{masked}", lambda: Steps(x.shape[1:], steps))
+    check(operation(arch, x, SGD(CrossEntropy(), 0.05, 0.9)), 1e-9)
+
+
+@needs_compiled_code
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
 def test_networks_as_people_write_them_equal_autograd(network, optimizer):

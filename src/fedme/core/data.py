@@ -3,6 +3,7 @@
 Samples are not copied: all clients share one source, and a batch is gathered by row numbers.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -113,6 +114,14 @@ class Split:
 
     def __len__(self) -> int:
         return self.rows.numel()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "derived"}
+
+    @functools.cached_property
+    def derived(self) -> dict[str, Any]:
+        """What others have made of these samples and need in every round; it lives as long as they do."""
+        return {}
 
     @property
     def y(self) -> Tensor:

@@ -78,6 +78,11 @@ class Arch:
         """The number of weights."""
         return _parameters(self)
 
+    @functools.cached_property
+    def nbytes(self) -> int:
+        """Its size in a message: that of its name."""
+        return len(self.name.encode())
+
 
 @functools.lru_cache(maxsize=256)
 def _parameters(arch: Arch) -> int:
@@ -303,11 +308,15 @@ class Model:
         own = self.own_buffers
         return tree.is_finite(self.params) and (not own or tree.is_finite(own))
 
+    def set_finite(self) -> None:
+        """Note what whoever computed the weights has found: that all are finite."""
+        vars(self)["finite"] = True
+
     @functools.cached_property
     def nbytes(self) -> int:
         """Its size in a message."""
         own = self.own_buffers
-        return len(self.arch.name.encode()) + tree.nbytes(self.params) + (tree.nbytes(own) if own else 0)
+        return self.arch.nbytes + tree.nbytes(self.params) + (tree.nbytes(own) if own else 0)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -338,7 +347,8 @@ class Model:
 
 def not_finite(message: Any) -> Iterator[str]:
     """The places of a message that hold a NaN or infinite value. Models that are known to be finite are skipped."""
-    if tree.is_message(message) and all(_surely_finite(getattr(message, n)) for n in type(message).__dataclass_fields__):
+    fields = tree.message_fields(type(message))
+    if fields is not None and all(_surely_finite(getattr(message, name)) for name in fields):
         return  # most messages: it is faster to see that than to look at every leaf
     for at, leaf in tree.leaves(message, opaque=(Model,)):
         if not (isinstance(leaf, Model) and leaf.finite):
@@ -346,7 +356,7 @@ def not_finite(message: Any) -> Iterator[str]:
 
 
 def _surely_finite(value: Any) -> bool:
-    return value.finite if isinstance(value, Model) else value is None or isinstance(value, (str, int))
+    return value is None or (value.finite if isinstance(value, Model) else isinstance(value, (str, int)))
 
 
 def begin(module: nn.Module, layers: Iterable[str], first: int | Tensor = 0) -> None:
@@ -392,12 +402,15 @@ def average(models: Sequence[Model], weights: Sequence[float] | None = None, com
         raise ValueError(f"cannot average {', '.join(sorted({m.arch.name for m in models}))}: different architectures")
     total = float(sum(weights)) if weights is not None else float(len(models))
     normalised = [weight / total for weight in weights] if weights is not None else [1.0 / total] * len(models)
+    params = combine([model.params for model in models], normalised)
     first = models[0].buffers  # of which those that are equal, such as frozen weights, stay as they are to the last bit
+    if not first:
+        return Model(arch, params, {})
     same = {name for name, value in first.items() if all(_equal(model.buffers[name], value) for model in models[1:])}
     changed = [{name: model.buffers[name] for name in first if name not in same} for model in models]
     combined = combine(changed, normalised) if changed[0] else {}
     buffers = {name: first[name] if name in same else combined[name] for name in first}
-    return Model(models[0].arch, combine([model.params for model in models], normalised), buffers).with_frozen()
+    return Model(arch, params, buffers).with_frozen()
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

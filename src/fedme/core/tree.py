@@ -119,8 +119,8 @@ def leaves(value: Any, at: str = "", opaque: tuple[type, ...] = ()) -> Iterator[
     """Every leaf of a message with its place: tensors, numbers, texts, and values of the types in `opaque`."""
     if isinstance(value, (str, int, float, *opaque)):  # in the order in which tests are fast
         yield at, value
-    elif is_message(value):
-        for name in type(value).__dataclass_fields__:
+    elif (fields := message_fields(type(value))) is not None:
+        for name in fields:
             yield from leaves(getattr(value, name), f"{at}.{name}" if at else name, opaque)
     elif isinstance(value, Tensor):
         yield at, value
@@ -136,7 +136,18 @@ def leaves(value: Any, at: str = "", opaque: tuple[type, ...] = ()) -> Iterator[
 
 def is_message(value: Any) -> bool:
     """Whether a value has fields that travel. An architecture has fields, but travels as its name."""
-    return hasattr(value, "__dataclass_fields__") and not hasattr(value, "__wire__") and not isinstance(value, type)
+    return message_fields(type(value)) is not None
+
+
+def message_fields(kind: type) -> tuple[str, ...] | None:
+    """The names of the fields of values of this type that travel; None if it is no message."""
+    if kind not in _message_fields:
+        fields: Mapping[str, Any] | None = None if hasattr(kind, "__wire__") else getattr(kind, "__dataclass_fields__", None)
+        _message_fields[kind] = None if fields is None else tuple(fields)
+    return _message_fields[kind]
+
+
+_message_fields: dict[type, tuple[str, ...] | None] = {}
 
 
 def not_finite(value: Any) -> Iterator[str]:
@@ -162,19 +173,19 @@ def _is_finite(x: Tensor) -> bool:
 
 def nbytes(value: Any) -> int:
     """The size of a message in bytes: its tensors, 8 bytes per number, and its texts and names."""
-    if isinstance(value, FlatParams):  # in the order in which tests are fast
-        return value.layout.nbytes
-    if isinstance(value, str):
-        return len(value.encode())
-    if value is None or isinstance(value, bool):
+    if value is None or isinstance(value, bool):  # in the order in which tests are fast
         return 1
     if isinstance(value, (int, float)):
         return 8
+    if isinstance(value, str):
+        return len(value.encode())
+    if (fields := message_fields(type(value))) is not None:
+        known: int | None = getattr(value, "nbytes", None)  # of a model
+        return known if known is not None else sum([nbytes(getattr(value, name)) for name in fields])
+    if isinstance(value, FlatParams):
+        return value.layout.nbytes
     if hasattr(value, "__wire__"):  # an architecture travels as its name
         return nbytes(value.__wire__())
-    if is_message(value):
-        known: int | None = getattr(value, "nbytes", None)  # of a model
-        return known if known is not None else sum([nbytes(getattr(value, name)) for name in type(value).__dataclass_fields__])
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, bytes):

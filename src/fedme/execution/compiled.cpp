@@ -12,6 +12,7 @@
 #include "compiled_normalisation.hpp"
 #include "compiled_pooling.hpp"
 #include "compiled_sequences.hpp"
+#include "compiled_threads.hpp"
 
 // These structures are those of execution/compiled_calls.py and compiled_networks.py, field by field.
 // The inputs of all samples; `symbols` are 64-bit integers. Samples stand one after another, or begin at `starts`.
@@ -30,10 +31,15 @@ struct NetworkSpec {
     const ValueSpec *values;
     const NodeSpec *nodes;
     int64_t value_count, node_count, parameter_count, output, classes;
+    int64_t program;  // a number that no other values and nodes ever have
     const ParameterPlaces *parameters;
     Bases bases;
     const int64_t *seeds;  // of the dropout layers
     int64_t steps;  // that Adam has taken before
+    const void *copy_from;  // the weights, where they are not in their place yet; else null
+    void *copy_to;
+    int64_t copy_bytes;
+    int64_t finite;  // a result: whether all weights are known to be finite after a training
     double label_weight, peer_weight;
     double mix;   // the network's own part in its mixture with the other; it moves
     double loss;  // a result: the sum over all samples
@@ -66,6 +72,7 @@ struct OptimizerSpec {
     double outer_lr;  // of the step after the inner ones
     double clip;      // the largest norm of a gradient
     double beta2, eps, decoupled_decay;  // of Adam, whose beta1 is `momentum`
+    double first_decay;                  // of the first network, in addition to `weight_decay`
 };
 
 // One training, of `count` networks.
@@ -127,8 +134,7 @@ struct Network {
     double loss = 0;                 // the sum over all samples
     AlignedVector<real> p, log_p;    // batch x classes: means, and what the losses need (the logarithms of chances, or logits)
     std::vector<ParameterSpec> specs;  // where the parameters are in memory
-    const ValueSpec *value_specs;
-    const NodeSpec *node_specs;
+    int64_t program;
     int64_t batch;
     bool reusable = true;  // for the weights of another client
     std::vector<std::vector<Parameter<real> *>> shared;  // parameters that are parts of one tensor, or the whole several times
@@ -137,14 +143,12 @@ struct Network {
     Network(const NetworkSpec &network, int64_t batch, bool trains = true)
         : values(network.value_count), output(network.output), outputs(network.classes), classes(outputs), mix(real(network.mix)),
           label_weight(real(network.label_weight)), peer_weight(real(network.peer_weight)), steps(network.steps),
-          value_specs(network.values), node_specs(network.nodes), batch(batch) {
+          program(network.program), batch(batch) {
         for (int64_t i = 0; i < network.parameter_count; i++) specs.push_back(network.bases.of(network.parameters[i]));
         if (trains) find_gradients(network);
         for (int64_t i = 0; i < network.value_count; i++) {
             const ValueSpec &spec = network.values[i];
-            values[i].size = spec.size, values[i].sums = spec.sums;
-            if (i) values[i].data.resize(batch * spec.size);
-            if (values[i].needs_gradient) values[i].gradient.resize(batch * spec.size);
+            values[i].size = spec.size, values[i].sums = values[i].is_shared = spec.sums;
         }
         for (int64_t i = 0; i < network.node_count; i++) {
             const NodeSpec &spec = network.nodes[i];
@@ -154,8 +158,34 @@ struct Network {
             nodes.back()->output = &values[spec.output];
             if (spec.seed >= 0) reusable = false;  // dropout has the seeds of one client
         }
+        for (int64_t i = 0; i < network.value_count; i++) allocate(network, i);
         p.resize(batch * classes), log_p.resize(batch * classes);
+        for (const auto &node : nodes)  // the last of its readers, which goes back first
+            for (Value<real> *input : node->inputs)
+                if (input) input->begins_with = node->gives_all() && node->output->needs_gradient ? node.get() : nullptr;
+        for (const auto &node : nodes)
+            if (node->inputs[1] && node->inputs[0] == node->inputs[1]) node->inputs[0]->begins_with = nullptr;
+        values[output].begins_with = nullptr;  // there the loss does
         if (trains) find_shared();
+    }
+
+    // A value that only nodes know which compute one sample after another may have room for one sample.
+    void allocate(const NetworkSpec &network, int64_t index) {
+        Value<real> &value = values[index];
+        bool inside = index && index != output && !value.is_shared, is_read = false, is_read_again = false;
+        size_t writer = nodes.size();
+        for (size_t i = 0; i < nodes.size(); i++)
+            for (int64_t input : network.nodes[i].inputs) {
+                if (network.nodes[i].output == index) writer = i, is_read_again |= nodes[i]->needs_output();
+                if (input != index) continue;
+                for (size_t k = writer; k < i; k++) inside &= together(k, k + 1);
+                inside &= writer < i, is_read = true, is_read_again |= nodes[i]->needs_inputs();
+            }
+        inside &= is_read;
+        value.step = inside && !is_read_again ? 0 : value.size, value.gradient_step = inside ? 0 : value.size;
+        const auto room = [&](int64_t step) { return (step ? batch : 1) * value.size; };
+        if (index) value.data.resize(room(value.step));
+        if (value.needs_gradient) value.gradient.resize(room(value.gradient_step));
     }
 
     // A value needs a gradient if trained weights are before it: none does in a part whose weights are frozen.
@@ -172,9 +202,14 @@ struct Network {
 
     // Whether this network with other weights is the one that is wanted.
     bool fits(const NetworkSpec &network, int64_t samples) const {
-        bool same = reusable && value_specs == network.values && node_specs == network.nodes && samples <= batch;
+        bool same = reusable && program == network.program && samples <= batch;
         for (size_t i = 0; same && i < specs.size(); i++) same = specs[i].trained == network.parameters[i].trained;
         return same;
+    }
+
+    // Weights at the same place may be others in another call.
+    void forget_places() {
+        for (ParameterSpec &spec : specs) spec.value = nullptr;
     }
 
     void reload(const NetworkSpec &network, bool trains) {
@@ -219,21 +254,40 @@ struct Network {
         return parameters;
     }
 
-    void store() {
+    // Whether all numbers are known to be finite.
+    bool store() {
         vector<real> sum = {};
         for (Parameter<real> *parameter : parameters()) {
             parameter->store(specs.data());
             for (size_t i = 0; i < parameter->value.size(); i += LANES<real>) sum += at(&parameter->value[i]);
         }
-        for (int64_t i = 0; i < LANES<real>; i++) keep_if_finite(sum[i]);
+        bool finite = true;
+        for (int64_t i = 0; i < LANES<real>; i++) finite = finite && std::isfinite(sum[i]);
+        keep_if_finite(finite);
+        return finite;
     }
 
     // A NaN may be in the padding too, and no client must see that of another.
-    void keep_if_finite(real number) { reusable = reusable && std::isfinite(number); }
+    void keep_if_finite(bool finite) { reusable = reusable && finite; }
+
+    bool together(size_t i, size_t next) const { return nodes[i]->computes_by_sample() && nodes[next]->computes_by_sample(); }
+
+    // work(pass) with a batch for one node, and with one sample after another for several nodes that compute so.
+    template <typename Work>
+    static void for_each_part(size_t count, const Pass &pass, const Work &work) {
+        if (count == 1) return work(pass);
+        for (int64_t s = 0; s < pass.samples; s++) work({s + 1, pass.draw, s});
+    }
 
     void forward(const std::vector<const real *> &x, const Pass &pass) {
         values[0].rows = x.data();
-        for (auto &node : nodes) node->forward(pass);
+        for (size_t i = 0, next; i < nodes.size(); i = next) {
+            next = i + 1;
+            while (next < nodes.size() && together(next - 1, next)) next++;
+            for_each_part(next - i, pass, [&](const Pass &part) {
+                for (size_t k = i; k < next; k++) nodes[k]->forward(part);
+            });
+        }
     }
 
     const real *logits(int64_t b) const { return values[output].of(b); }
@@ -375,9 +429,19 @@ struct Network {
     // Gradients of all parameters, and a step with them.
     void backward(const Pass &pass, const UpdateRule<real> &rule) {
         for (Value<real> &value : values)
-            if (value.sums && value.needs_gradient) std::fill_n(value.gradient.begin(), pass.samples * value.size, real(0));
-        for (size_t i = nodes.size(); i-- > 0;)
-            if (nodes[i]->output->needs_gradient) nodes[i]->backward(pass, rule);
+            if (value.is_shared && !value.begins_with && value.needs_gradient)
+                std::fill_n(value.gradient.begin(), pass.samples * value.size, real(0));
+        for (size_t end = nodes.size(), first; end > 0; end = first) {
+            first = end - 1;
+            while (first > 0 && together(first - 1, first)) first--;
+            for_each_part(end - first, pass, [&](const Pass &part) {
+                for (size_t k = end; k-- > first;) {
+                    for (Value<real> *input : nodes[k]->inputs)
+                        if (input) input->sums = input->is_shared && input->begins_with != nodes[k].get();
+                    if (nodes[k]->output->needs_gradient) nodes[k]->backward(part, rule);
+                }
+            });
+        }
         add_shared();
         if (rule.stores) return;
         if (rule.clips()) clip(rule);
@@ -461,6 +525,7 @@ struct Trainer {
             networks[i].backward_loss(optimizer.mutual ? &networks[1 - i] : nullptr, batches, step, samples, draw == 0);
         for (auto &network : networks) {
             UpdateRule<real> own = rule;
+            if (&network == &networks[0]) own.weight_decay += real(optimizer.first_decay);
             if (rule.type == ADAM) {
                 const double taken = double(network.steps + step + 1);
                 const double correction1 = 1 - std::pow(optimizer.momentum, taken), correction2 = 1 - std::pow(optimizer.beta2, taken);
@@ -535,14 +600,18 @@ void train(const Table &table, const Batches &batches, NetworkSpec *specs, int64
     for (int64_t i = 0; i < count; i++) {
         specs[i].mix = double(networks[i].mix);
         specs[i].loss = networks[i].loss + (copies.empty() ? 0 : copies[i].loss);
-        networks[i].store();
+        specs[i].finite = networks[i].store();
     }
 }
+
+constexpr int64_t VALUES = 1 << 22;  // of all samples that are predicted together, unless these are few
 
 template <typename real>
 void predict(const Table &table, const int64_t *rows, int64_t count, const NetworkSpec &spec, real *logits,
              Networks<real> &networks) {
-    const int64_t batch = std::min<int64_t>(count, 100);
+    int64_t size = 0;  // of the values of a sample
+    for (int64_t i = 0; i < spec.value_count; i++) size += spec.values[i].size;
+    const int64_t some = std::clamp<int64_t>(VALUES / std::max<int64_t>(size, 1), 20, 100), batch = std::min(count, some);
     prepare(networks, &spec, 1, batch, false);
     Network<real> &network = networks[0];
     Inputs<real> inputs(table, batch);
@@ -551,7 +620,7 @@ void predict(const Table &table, const int64_t *rows, int64_t count, const Netwo
         network.forward(inputs.of(rows + first, samples), {samples, EVALUATION});
         for (int64_t b = 0; b < samples; b++) std::copy_n(network.logits(b), spec.classes, logits + (first + b) * spec.classes);
     }
-    network.keep_if_finite(std::accumulate(logits, logits + count * spec.classes, real(0)));
+    network.keep_if_finite(std::isfinite(std::accumulate(logits, logits + count * spec.classes, real(0))));
 }
 
 template <typename real>
@@ -564,6 +633,10 @@ void run(const Table &table, TrainJob &job, Networks<real> &networks) {
         if (!in_range(job.draw, classes)) throw std::out_of_range("");
         drawn = std::make_unique<DrawnBatches>(job.draw);
         job.batches = drawn->batches(job.draw);
+    }
+    for (int64_t i = 0; i < job.count; i++) {
+        const NetworkSpec &network = job.networks[i];
+        if (network.copy_from) std::memcpy(network.copy_to, network.copy_from, network.copy_bytes);
     }
     train<real>(table, job.batches, job.networks, job.count, *job.optimizer, job.loss, networks);
     for (int64_t step = 0; step < job.batches.steps; step++) {
@@ -579,10 +652,21 @@ void run(const Table &table, PredictJob &job, Networks<real> &networks) {
     predict<real>(table, job.rows, job.count, *job.network, static_cast<real *>(job.logits), networks);
 }
 
+constexpr int64_t KEPT = 128 << 20;  // bytes of a thread that may wait for its next call
+
+// The networks stay for the next call: to map and clear memory that the last one gave back took a fifth of the time of five steps
+// of a small transformer.
 template <typename real, typename Job>
 void run_each(const Table &table, Job *jobs, int64_t count) {
-    Networks<real> networks;
-    for (int64_t i = 0; i < count; i++) run<real>(table, jobs[i], networks);
+    static thread_local Networks<real> networks;
+    for (Network<real> &network : networks) network.forget_places();
+    try {
+        for (int64_t i = 0; i < count; i++) run<real>(table, jobs[i], networks);
+    } catch (...) {
+        networks.clear();
+        throw;
+    }
+    if (allocated > KEPT) networks.clear();
 }
 
 template <typename Job>
@@ -597,17 +681,22 @@ int run_all(const Table &table, int64_t bytes, Job *jobs, int64_t count) {
     }
 }
 
+// All jobs of a piece, one after another.
+int run_piece(const Piece &piece) {
+    const Table &table = *static_cast<const Table *>(piece.table);
+    return piece.trains ? run_all(table, piece.bytes, static_cast<TrainJob *>(piece.jobs), piece.count)
+                        : run_all(table, piece.bytes, static_cast<PredictJob *>(piece.jobs), piece.count);
+}
+
 }  // namespace
 
-// Both run one job after another. They return 0, or 1 if there is not enough memory, or 2 if a row is not in the table or a
-// target is no class. `bytes` is the size of one number.
-extern "C" int fedme_train(const Table *table, int64_t bytes, TrainJob *jobs, int64_t count) {
-    return run_all(*table, bytes, jobs, count);
-}
+// Threads that compute; they are never ended.
+extern "C" Helpers *fedme_helpers(int64_t count) { return new Helpers(run_piece, count); }
 
-extern "C" int fedme_predict(const Table *table, int64_t bytes, PredictJob *jobs, int64_t count) {
-    return run_all(*table, bytes, jobs, count);
-}
+// The status of a piece becomes 0, or 1 if there is not enough memory, or 2 if a row is not in the table or a target is no class.
+extern "C" void fedme_start(Helpers *helpers, Piece *piece) { helpers->start(*piece); }
+extern "C" void fedme_finish(Helpers *helpers, const Piece *piece) { helpers->finish(*piece); }
+extern "C" void fedme_cancel(Helpers *helpers, Piece *piece) { helpers->cancel(*piece); }
 
 // The order of so many samples, for a check that it is that of torch.
 extern "C" void fedme_order(int64_t seed, int64_t count, int64_t *order) {
@@ -617,7 +706,7 @@ extern "C" void fedme_order(int64_t seed, int64_t count, int64_t *order) {
 }
 
 // The number of this interface, as in execution/compiled.py.
-extern "C" int fedme_interface() { return 8; }
+extern "C" int fedme_interface() { return 10; }
 
 // Whether this processor has the instructions of the code above.
 extern "C" int fedme_runs_here() {

@@ -6,9 +6,10 @@ a call (`compiled_calls.py`), which has their networks (`compiled_networks.py`).
 
 import ctypes
 import functools
+import itertools
 import math
-from collections.abc import Generator, Hashable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedme.core.data import Arrays, Split
-from fedme.core.flat_params import flat_copy, flat_params
+from fedme.core.flat_params import FlatParams, flat_copy, flat_params
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 from fedme.core.operations import (
@@ -36,6 +37,7 @@ from fedme.core.operations import (
 from fedme.core.task_types import TaskType, task_type_of
 from fedme.core.tree import Params
 from fedme.execution import reference
+from fedme.execution.alike_trainings import AlikeTrainings
 from fedme.execution.compiled_calls import NOT_DRAWN, NOT_GIVEN, OPTIMIZER, PREDICT_JOB, TRAIN_JOB, Call
 from fedme.execution.compiled_losses import CHANCES, add_loss, chances, classes_of, loss_obstacle, loss_weights
 from fedme.execution.compiled_networks import VECTOR_BYTES, known_program, network_fields
@@ -43,8 +45,8 @@ from fedme.execution.input_tables import InputTable, InputTables
 from fedme.execution.lowering import lowered
 from fedme.execution.program import Program
 from fedme.execution.reference import DRAWS_PER_STEP, scores
-from fedme.execution.routing import Tick, effort, models_of, no_tick, pieces
-from fedme.execution.threads import Computing, on_threads, result_of
+from fedme.execution.routing import Route, Tick, effort, models_of, no_tick, pieces
+from fedme.execution.threads import Computing, Helpers, Running, on_threads
 from fedme.learning.objectives import CrossEntropy, Imitate, Mutual
 from fedme.learning.optimizers import ALPHA, SGD, Adam, Mixing, Moreau, MutualMoreau
 
@@ -53,7 +55,7 @@ TASKS: tuple[TaskType, ...] = ("classification", "multi-label", "regression")  #
 LABELS, ADAM = CrossEntropy(), 3  # the number of Adam in the C++ code
 PIECES = 2  # calls per thread: fewer cost less, more are divided more evenly
 LARGE = 2e7  # effort of a call that is worth itself, about 2 ms
-INTERFACE = 8  # of the functions of the C++ code and the structures that they get; change both together
+INTERFACE = 10  # of the functions of the C++ code and the structures that they get; change both together
 
 
 class Table(ctypes.Structure):
@@ -73,7 +75,7 @@ class Table(ctypes.Structure):
         return cls(table.values.data_ptr(), table.features, table.symbols, starts)
 
 
-Preparing = Generator[None, None, T]  # adds a job to a call, and after it was done returns the result
+Finish = Callable[[], T]  # the result of a job, after its call
 
 
 @functools.lru_cache(maxsize=1)
@@ -189,17 +191,26 @@ class Compiled:
 
     def run(self, ops: Sequence[Op], tick: Tick) -> list[Any]:
         """Run operations on several threads; `tick` is called on this thread."""
-        threads, efforts = max(torch.get_num_threads(), self.threads), [effort(op) for op in ops]
+        helpers, efforts = self._helpers(), [effort(op) for op in ops]
         # Predictions of one call share the weights of a model that they have in common.
         most = LARGE if isinstance(ops[0], Train) else 10 * LARGE
-        parts = pieces(efforts, min(sum(efforts) / (PIECES * threads), most))
+        parts = pieces(efforts, min(sum(efforts) / (PIECES * helpers.threads), most))
         compute = functools.partial(_together, table=self.tables.table(ops[0]))
         results = dict[int, Any]()
         for part, done in zip(
-            parts, on_threads([[ops[i] for i in part] for part in parts], compute, threads, tick), strict=True
+            parts, on_threads([[ops[i] for i in part] for part in parts], compute, helpers, tick), strict=True
         ):
             results.update(zip(part, done, strict=True))
         return [results[index] for index in range(len(ops))]
+
+    def start(self, ops: Sequence[Op], routes: Sequence[Route]) -> Running[list[Any]]:
+        """Let a helper run operations of one group, in one call."""
+        return Running(_together(ops, self.tables.table(ops[0]), routes), self._helpers())
+
+    def _helpers(self) -> Helpers:
+        code = library()
+        assert not isinstance(code, str)
+        return Helpers.of(code, max(torch.get_num_threads(), self.threads))
 
 
 def alike_for_compiled(op: Op) -> Hashable:
@@ -207,15 +218,16 @@ def alike_for_compiled(op: Op) -> Hashable:
     data = op.data
     if data.targets is not None or isinstance(op, EstimateStatistics) or not len(data):
         return None
-    flats = [flat_params(model.params) for model in models_of(op)]
-    if None in flats:
-        return None
-    archs = [id(model.arch) for model in models_of(op)]
-    layouts = [id(flat.layout) for flat in flats if flat is not None]  # they have the type of the weights
-    if not isinstance(op, Train):
-        return type(op), id(data.source), *archs, *layouts, isinstance(op, Evaluate) and op.timed
-    rules = id(op.optimizer), id(op.mechanism), id(op.collect)
-    return id(data.source), *archs, *layouts, *rules, *op.models, "", *op.frozen
+    alike: list[Any] = [type(op), id(data.source)]
+    if isinstance(op, Train):
+        alike += id(op.optimizer), id(op.mechanism), id(op.collect), *op.models, "", *op.frozen
+    else:
+        alike.append(isinstance(op, Evaluate) and op.timed)
+    for model in op.models.values() if isinstance(op, Train) else (op.model,):
+        if (flat := flat_params(model.params)) is None:
+            return None
+        alike += id(model.arch), id(flat.layout)  # a layout has the type of the weights
+    return tuple(alike)
 
 
 def training_obstacle(op: Train) -> str:
@@ -236,35 +248,27 @@ def training_obstacle(op: Train) -> str:
             return "a mixture with a proximal term, a shifted gradient or another loss"
     elif type(optimizer) not in (Moreau, MutualMoreau):
         return f"unsupported optimizer {type(optimizer).__name__}"
-    elif type(optimizer) is MutualMoreau and optimizer.aux_l2 not in (None, optimizer.l2):
-        return "another l2 for the auxiliary model"
     return loss_obstacle(op)
 
 
-def _together(ops: Sequence[Op], table: InputTable) -> Computing[list[Any]]:
-    """Prepare operations, yield one call that computes all of them, and return their results."""
-    code, trains = library(), isinstance(ops[0], Train)
-    assert not isinstance(code, str)
-    call = Call(TRAIN_JOB if trains else PREDICT_JOB)
-    preparing: list[Preparing[Any]] = [
-        _train(op, table, call) if isinstance(op, Train) else _predict(op, table, call) for op in ops
+def _together(ops: Sequence[Op], table: InputTable, routes: Sequence[Route] = ()) -> Computing[list[Any]]:
+    """Prepare operations, yield one call that computes all of them, and return their results.
+
+    Operations that are alike may share one of the `routes`.
+    """
+    call = Call(TRAIN_JOB if isinstance(ops[0], Train) else PREDICT_JOB)
+    finish: list[Finish[Any]] = [
+        _train(op, table, call, route) if isinstance(op, Train) else _predict(op, table, call)
+        for op, route in itertools.zip_longest(ops, routes)
     ]
-    for preparation in preparing:
-        next(preparation)
-    call.make()
-    function, inputs = code.fedme_train if trains else code.fedme_predict, Table.of(table)
-    itemsize = models_of(ops[0])[0].dtype.itemsize
-
-    def compute() -> None:
-        status = call.run(function, inputs, itemsize)
-        if status == 1:
-            raise MemoryError("not enough memory for the models of a client")
-        if status == 2:
-            for op in ops:
-                _require_in_range(op, table)
-
-    yield compute
-    results = [result_of(preparation) for preparation in preparing]
+    call.make(Table.of(table), models_of(ops[0])[0].dtype.itemsize)
+    yield call
+    if call.status == 1:
+        raise MemoryError("not enough memory for the models of a client")
+    if call.status == 2:
+        for op in ops:
+            _require_in_range(op, table)
+    results = [result() for result in finish]
     looks = [index for index, op in enumerate(ops) if isinstance(op, Evaluate)]
     scored = scores([results[index] for index in looks], [ops[index].data for index in looks])
     for index, score in zip(looks, scored, strict=True):
@@ -272,43 +276,88 @@ def _together(ops: Sequence[Op], table: InputTable) -> Computing[list[Any]]:
     return results
 
 
-def _train(op: Train, table: InputTable, call: Call) -> Preparing[Trained]:
+def _train(op: Train, table: InputTable, call: Call, route: Route | None = None) -> Finish[Trained]:
     """The training of an operation, by its optimizer."""
     optimizer = op.optimizer
+    if route is not None and not (op.opt or op.keep_opt) and not any(model.buffers for model in op.models.values()):
+        if "alike" not in route.made:
+            route.made["alike"] = AlikeTrainings.of(op, table, functools.partial(_descent_spec, call))
+        alike: AlikeTrainings | None = route.made["alike"]
+        if alike is not None and (drawn := _drawn_batches(op.data, op.batch_schedule, table)) is not None:
+            return alike.add(op, call, drawn)
+    if isinstance(optimizer, SGD | Adam):
+        return _train_by_descent(op, optimizer, table, call)
     models = {role: Model(model.arch, _copy(model.params), _copy(model.buffers)) for role, model in op.models.items()}
     if isinstance(optimizer, Mixing):
-        return (yield from _train_mixture(op, optimizer, table, call, models))
-    if isinstance(optimizer, SGD | Adam):
-        states = {role: state for role, model in models.items() if (state := _state(op, role, model))}
-        anchors = {role: _copy(op.frozen[role].params) for role in models} if optimizer.prox or optimizer.shift else {}
-        seen = dict[Role, ClassSums]()
-        _, losses = yield from _descend(op, table, call, models, states, anchors, _descent_spec(call, optimizer), seen=seen)
-        _count_steps(op, optimizer, states)
-        return Trained(models, states, losses, seen)
+        return _train_mixture(op, optimizer, table, call, models)
     assert isinstance(optimizer, Moreau | MutualMoreau)
+    return _train_by_moreau(op, optimizer, table, call, models)
+
+
+def _train_by_descent(op: Train, optimizer: SGD | Adam, table: InputTable, call: Call) -> Finish[Trained]:
+    models, sources = {}, {}
+    for role, model in op.models.items():
+        flat = flat_params(model.params)
+        if flat is None or model.buffers:
+            models[role] = Model(model.arch, _copy(model.params), _copy(model.buffers))
+        else:  # the compiled code copies it
+            sources[role] = flat.flat
+            models[role] = Model(
+                model.arch, FlatParams(flat.layout, torch.empty(flat.layout.size, dtype=flat.layout.dtype)), {}
+            )
+    states: dict[Role, Params] = {}
+    if op.opt or op.keep_opt:
+        states = {role: state for role, model in op.models.items() if (state := _state(op, role, model))}
+    anchors = {role: _copy(op.frozen[role].params) for role in models} if optimizer.prox or optimizer.shift else {}
+    seen = dict[Role, ClassSums]()
+    descended = _descend(op, table, call, models, states, anchors, _descent_spec(call, optimizer), seen=seen, sources=sources)
+
+    def finish() -> Trained:
+        _, losses = descended()
+        if states:
+            _count_steps(op, optimizer, states)
+        return Trained(models, states, losses, seen)
+
+    return finish
+
+
+def _train_by_moreau(
+    op: Train, optimizer: Moreau | MutualMoreau, table: InputTable, call: Call, models: Mapping[Role, Model]
+) -> Finish[Trained]:
     mutual = isinstance(optimizer, MutualMoreau)
     outer_lr = optimizer.lr if mutual else optimizer.lr * optimizer.lam
-    settings = optimizer.inner_lr, 0.0, optimizer.l2, optimizer.lam, outer_lr, math.inf
-    spec = np.array([(2 if mutual else 1, mutual, optimizer.inner, DRAWS_PER_STEP, 0, 0, *settings, 0.0, 0.0, 0.0)], OPTIMIZER)
+    aux_l2 = optimizer.aux_l2 if isinstance(optimizer, MutualMoreau) and optimizer.aux_l2 is not None else optimizer.l2
+    settings = optimizer.inner_lr, 0.0, optimizer.l2, optimizer.lam, outer_lr, math.inf, 0.0, 0.0, 0.0, aux_l2 - optimizer.l2
+    spec = np.array([(2 if mutual else 1, mutual, optimizer.inner, DRAWS_PER_STEP, 0, 0, *settings)], OPTIMIZER)
     if not mutual:
-        _, losses = yield from _descend(op, table, call, {"theta": models["theta"]}, {}, {"theta": models["w"].params}, spec)
-        w = models["w"].with_buffers(models["theta"].buffers)
-        return Trained({"theta": models["theta"], "w": w}, {}, losses)
+        descended = _descend(op, table, call, {"theta": models["theta"]}, {}, {"theta": models["w"].params}, spec)
+
+        def finish() -> Trained:
+            _, losses = descended()
+            w = models["w"].with_buffers(models["theta"].buffers)
+            return Trained({"theta": models["theta"], "w": w}, {}, losses)
+
+        return finish
     trained = {role: models[role] for role in ("aux", "local")}
     # The anchor of the outer step is the last inner copy; it has its own running statistics.
     anchors = {role: _copy({**op.frozen[role].params, **models[role].buffers}) for role in trained}
-    several, losses = yield from _descend(op, table, call, trained, {}, anchors, spec)
-    aux = trained["aux"]
-    theta = Model(aux.arch, *({name: anchors["aux"][name] for name in names} for names in (aux.params, aux.buffers)))
-    if several:  # before the last batch one per batch, then one per inner step
-        last = int(op.batch_schedule.positions(len(op.data), op.key.at("batches"))[1][-1] > 1)
-        _count_batches(theta, table, several + (optimizer.inner - 1) * last)
-    return Trained({**trained, "theta": theta}, {}, losses)
+    descended = _descend(op, table, call, trained, {}, anchors, spec)
+
+    def finish_mutual() -> Trained:
+        several, losses = descended()
+        aux = trained["aux"]
+        theta = Model(aux.arch, *({name: anchors["aux"][name] for name in names} for names in (aux.params, aux.buffers)))
+        if several:  # before the last batch one per batch, then one per inner step
+            last = int(op.batch_schedule.positions(len(op.data), op.key.at("batches"))[1][-1] > 1)
+            _count_batches(theta, table, several + (optimizer.inner - 1) * last)
+        return Trained({**trained, "theta": theta}, {}, losses)
+
+    return finish_mutual
 
 
 def _train_mixture(
     op: Train, optimizer: Mixing, table: InputTable, call: Call, models: Mapping[Role, Model]
-) -> Preparing[Trained]:
+) -> Finish[Trained]:
     """The training of "own" in a mixture with "global"; the state of "own" has the part of it once per weight."""
     rule, names = optimizer.rule, [f"{name}{ALPHA}" for name in models["own"].params]
     roles = {role: models[role] for role in ("own", "global")}
@@ -317,10 +366,15 @@ def _train_mixture(
     alpha = given["own"][names[0]] if names else torch.zeros(())
     moved: list[float] = []
     spec = _descent_spec(call, rule, ("never", "round", "step").index(optimizer.adapt) + 1)
-    _, losses = yield from _descend(op, table, call, roles, states, {}, spec, alpha.item(), moved)
-    _count_steps(op, rule, states)
-    states["own"] = {**states["own"], **{name: torch.full_like(alpha, moved[0]) for name in names}}
-    return Trained(roles, {role: state for role, state in states.items() if state}, losses)
+    descended = _descend(op, table, call, roles, states, {}, spec, alpha.item(), moved)
+
+    def finish() -> Trained:
+        _, losses = descended()
+        _count_steps(op, rule, states)
+        states["own"] = {**states["own"], **{name: torch.full_like(alpha, moved[0]) for name in names}}
+        return Trained(roles, {role: state for role, state in states.items() if state}, losses)
+
+    return finish
 
 
 def _count_steps(op: Train, rule: SGD | Adam, states: Mapping[Role, Params]) -> None:
@@ -368,12 +422,12 @@ def _made_spec(optimizer: SGD | Adam, mixing: int) -> "np.ndarray[Any, Any]":
     if optimizer.shift:  # the compiled step has g + decay w + prox (w - anchor); this is g + weight_decay w + anchor
         prox, decay = -1.0, decay + 1.0
     if isinstance(optimizer, SGD):
-        settings = optimizer.lr, optimizer.momentum, decay, prox, 0.0, clip, 0.0, 0.0, 0.0
+        settings = optimizer.lr, optimizer.momentum, decay, prox, 0.0, clip, 0.0, 0.0, 0.0, 0.0
         return np.array([(0, mutual, 1, DRAWS_PER_STEP, optimizer.nesterov, mixing, *settings)], OPTIMIZER)
     decoupled = optimizer.weight_decay if optimizer.decoupled_weight_decay else 0.0
     first = optimizer.lr, optimizer.betas[0], decay - decoupled, prox, 0.0, clip
     return np.array(
-        [(ADAM, mutual, 1, DRAWS_PER_STEP, 0, mixing, *first, optimizer.betas[1], optimizer.eps, decoupled)], OPTIMIZER
+        [(ADAM, mutual, 1, DRAWS_PER_STEP, 0, mixing, *first, optimizer.betas[1], optimizer.eps, decoupled, 0.0)], OPTIMIZER
     )
 
 
@@ -388,36 +442,47 @@ def _descend(
     mix: float = 0.0,
     moved: list[float] | None = None,
     seen: dict[Role, ClassSums] | None = None,
-) -> Preparing[tuple[int, dict[Role, float]]]:
+    sources: Mapping[Role, Tensor] | None = None,
+) -> Finish[tuple[int, dict[Role, float]]]:
     """Train models in place, with their states and anchors; the number of batches of several samples, and the mean losses.
 
     `mix` is the part of the first model in its mixture with the second; where it has moved to is appended to `moved`. Outputs
-    that were collected are put into `seen`.
+    that were collected are put into `seen`. Models get their first weights from `sources`, those that are not there have them.
     """
-    objective, networks, classes = op.optimizer.objective, [], set()
+    objective, classes, first = op.optimizer.objective, set(), call.network_count
+    call.keep(models, states, anchors, sources)
     for role, model in models.items():
         state = states.get(role)
         network, outputs = network_fields(call, model, table, state, anchors.get(role), op.key, role)
         steps = _steps(state) if state and spec["optimizer"][0] == ADAM else 0
-        networks.append(call.add_network((*network, steps), loss_weights(objective, role), mix))
+        source = sources.get(role) if sources else None
+        copied = (0, 0, 0) if source is None else (source.data_ptr(), model.params.flat.data_ptr(), source.nbytes)  # type: ignore[attr-defined]
+        call.add_network((*network, steps, *copied), loss_weights(objective, role), mix)
         classes.add(outputs)
     if len(classes) > 1 and isinstance(objective, Mutual):
         raise ValueError(f"models that learn from each other must have the same classes, got {sorted(classes)} outputs")
     outputs = min(classes)
-    loss, collected = add_loss(op, call, outputs, next(iter(models.values())).dtype)
+    loss, collected = add_loss(op, call, outputs)
     batches = _batches(op, table, call, classes_of(objective, outputs))
-    number = call.add_job((*batches, networks[0], len(networks), call.add_optimizer(spec), loss, 0, 0))
-    yield
-    samples, several = call.seen[number]
-    if seen is not None and collected is not None and samples:
-        seen[next(iter(models))] = collected
-    if moved is not None:
-        moved.append(float(call.networks["mix"][networks[0]]))
-    for model in models.values():
-        if model.buffers:
-            inner = int(spec["inner_steps"][0]) if isinstance(op.optimizer, Moreau) else 1
-            _count_batches(model, table, several * inner)
-    return several, {role: call.losses[network] / samples for role, network in zip(models, networks, strict=True)}
+    number = call.add_job((*batches, first, len(models), call.add_optimizer(spec), loss, 0, 0))
+
+    def finish() -> tuple[int, dict[Role, float]]:
+        samples, several = call.seen[number]
+        if seen is not None and collected is not None and samples:
+            seen[next(iter(models))] = collected
+        if moved is not None:
+            moved.append(float(call.networks["mix"][first]))
+        losses = {}
+        for place, (role, model) in enumerate(models.items(), first):
+            losses[role] = call.losses[place] / samples
+            if model.buffers:
+                inner = int(spec["inner_steps"][0]) if isinstance(op.optimizer, Moreau) else 1
+                _count_batches(model, table, several * inner)
+            elif call.finite[place]:
+                model.set_finite()
+        return several, losses
+
+    return finish
 
 
 def _steps(state: Params) -> int:
@@ -425,21 +490,43 @@ def _steps(state: Params) -> int:
     return next((int(value) for name, value in state.items() if name.endswith(".step")), 0)
 
 
+@dataclass(frozen=True)
+class DrawnBatches:
+    """What the compiled code draws the shuffled batches of a client's samples from, except for the seeds."""
+
+    schedule: BatchSchedule
+    table: InputTable
+    fields: tuple[int, ...]
+    epochs: int
+    memory: tuple[Tensor, ...]  # that the fields point to
+
+
+def _drawn_batches(data: Split, schedule: BatchSchedule, table: InputTable) -> DrawnBatches | None:
+    """The same for all rounds of a schedule; None if these batches are not drawn by the compiled code."""
+    known: DrawnBatches | None = data.derived.get("drawn batches")
+    if known is not None and known.schedule is schedule and known.table is table:
+        return known
+    own = data.targets is not None or not data.source.labels.is_contiguous()
+    rows, labels, samples = data.rows.contiguous(), data.y.contiguous() if own else data.source.labels, len(data)
+    if not schedule.shuffle or schedule.poisson or labels.dtype != torch.int64 or not _draws_as_torch():
+        return None
+    steps, per_epoch, place = schedule.count(samples), schedule.per_epoch(samples), labels.data_ptr()
+    used, divisor = min(samples, per_epoch * schedule.batch), schedule.batch if schedule.scales(samples) else 0
+    places = rows.data_ptr(), 0 if own else place, place if own else 0
+    fields = *places, samples, len(table), used, schedule.batch, per_epoch, steps, divisor
+    drawn = DrawnBatches(schedule, table, fields, -(-steps // per_epoch), (rows, labels))
+    data.derived["drawn batches"] = drawn
+    return drawn
+
+
 def _batches(op: Train, table: InputTable, call: Call, classes: int) -> tuple[int, ...]:
     """The batches of a training, as the first fields of its job; shuffled ones are drawn by the compiled code."""
     schedule, data, samples = op.batch_schedule, op.data, len(op.data)
-    rows, own = data.rows.contiguous(), data.targets is not None or not data.source.labels.is_contiguous()
-    labels = data.y.contiguous() if own else data.source.labels
-    if schedule.shuffle and not schedule.poisson and labels.dtype == torch.int64 and _draws_as_torch():
-        steps, per_epoch = schedule.count(samples), schedule.per_epoch(samples)
-        seeds = call.add_numbers(op.key.at("batches", "epoch").integers(-(-steps // per_epoch)))
-        call.keep(rows, labels)
-        place = labels.data_ptr()
-        used, divisor = min(samples, per_epoch * schedule.batch), schedule.batch if schedule.scales(samples) else 0
-        places = seeds, rows.data_ptr(), 0 if own else place, place if own else 0
-        return (*NOT_GIVEN, *places, samples, len(table), used, schedule.batch, per_epoch, steps, divisor)
+    if (drawn := _drawn_batches(data, schedule, table)) is not None:
+        call.keep(drawn)
+        return *NOT_GIVEN, call.add_numbers(op.key.at("batches", "epoch").integers(drawn.epochs)), *drawn.fields
     positions, sizes = schedule.positions(samples, op.key.at("batches"))
-    chosen, targets = rows[positions].contiguous(), data.y[positions].contiguous()
+    chosen, targets = data.rows[positions].contiguous(), data.y[positions].contiguous()
     _require_below(chosen, len(table), "row")
     task = CHANCES if isinstance(op.optimizer.objective, Imitate) else TASKS.index(task_type_of(targets))
     if task == 0:
@@ -481,19 +568,19 @@ def _count_batches(model: Model, table: InputTable, count: int) -> None:
             model.buffers[name].add_(count)
 
 
-def _predict(op: Predict | Evaluate | EstimateStatistics, table: InputTable, call: Call) -> Preparing[Tensor]:
+def _predict(op: Predict | Evaluate | EstimateStatistics, table: InputTable, call: Call) -> Finish[Tensor]:
     """The logits of an operation."""
-    rows, model = op.data.rows.contiguous(), op.model
+    data, model = op.data, op.model
+    rows, samples = data.rows.contiguous(), len(data)
     if flat_params(model.params) is None or model.buffers:
         parts = ({name: value.contiguous() for name, value in values.items()} for values in (model.params, model.buffers))
         model = Model(model.arch, *parts)
     network, classes = network_fields(call, model, table)
-    logits, samples = torch.empty((len(op.data), classes), dtype=model.dtype), len(op.data)
-    index = call.add_network((*network, 0))
+    logits = torch.empty((samples, classes), dtype=model.dtype)
+    index = call.add_network((*network, 0, 0, 0, 0))
     call.keep(rows, model)
     call.add_job((rows.data_ptr(), samples, len(table), index, logits.data_ptr()))
-    yield
-    return logits
+    return lambda: logits
 
 
 def _copy(params: Params) -> Params:

@@ -6,6 +6,7 @@ every field has 8 bytes. Addresses inside the call are relative to the beginning
 
 import ctypes
 import functools
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,8 +19,8 @@ def _structure(**fields: str) -> "np.dtype[np.void]":
 
 
 NETWORK = _structure(
-    i8="values nodes value_count node_count parameter_count output classes parameters",
-    i8_1="base_value base_momentum base_second base_anchor seeds steps",
+    i8="values nodes value_count node_count parameter_count output classes program parameters",
+    i8_1="base_value base_momentum base_second base_anchor seeds steps copy_from copy_to copy_bytes finite",
     f8="label_weight peer_weight mix loss",
 )
 TRAIN_JOB = _structure(
@@ -31,11 +32,14 @@ TRAIN_JOB = _structure(
 PREDICT_JOB = _structure(i8="rows count table_rows networks logits")
 OPTIMIZER = _structure(
     i8="optimizer mutual inner_steps draws_per_step nesterov mixing",
-    f8="lr momentum weight_decay prox outer_lr clip beta2 eps decoupled_decay",
+    f8="lr momentum weight_decay prox outer_lr clip beta2 eps decoupled_decay first_decay",
 )
+PIECE = _structure(i8="table bytes jobs count trains status", f8="seconds")
 LOSS = _structure(i8="classes present targets known first width cross_entropy", f8="weight", i8_1="sums counts chances")
 NOT_DRAWN = (-1,) + (0,) * 10  # in place of what batches are drawn from
 NOT_GIVEN = (0,) * 7  # in place of batches
+NO_RESULTS = (0,) * 5  # the last fields of a network
+WAITING, STARTED = -1, -2  # the status of a call that has not ended
 
 
 class Call:
@@ -44,12 +48,13 @@ class Call:
     def __init__(self, job_type: "np.dtype[np.void]") -> None:
         self.job_type = job_type
         self._numbers: list[int] = []
-        self._networks: list[tuple[int, ...]] = []
+        self._networks: list[int] = []  # field after field
+        self.network_count = 0
         self._weights: list[tuple[float, float, float]] = []
-        self._jobs: list[tuple[int, ...]] = []
+        self._jobs: list[int] = []  # field after field
+        self._job_count = 0
         self._optimizers: dict[int, int] = {}
         self._kept: list[Any] = []
-        self.heads: dict[tuple[int, ...], Any] = {}  # what networks have in common, by the identity of what it is made from
         self.specs: dict[tuple[int, int], np.ndarray[Any, Any]] = {}  # of optimizers, by their identity and mixing
 
     def keep(self, *values: Any) -> None:
@@ -64,15 +69,17 @@ class Call:
 
     def add_array(self, numbers: Sequence[Sequence[int]]) -> int:
         """Keep an array of whole numbers; its address."""
-        array = np.array(numbers, np.int64)
-        self._kept.append(array)
-        return address(array)
+        kept = np.array(numbers, np.int64)
+        self._kept.append(kept)
+        return address(kept)
 
     def add_network(self, network: tuple[int, ...], loss_weights: tuple[float, float] = (1.0, 0.0), mix: float = 0.0) -> int:
         """Add the whole numbers of a structure of type `NETWORK`, the weights of labels and peer, and its part of a mixture."""
-        self._networks.append((*network, 0, 0, 0, 0))
+        self._networks.extend(network)
+        self._networks.extend(NO_RESULTS)
         self._weights.append((*loss_weights, mix))
-        return len(self._networks) - 1
+        self.network_count += 1
+        return self.network_count - 1
 
     def add_optimizer(self, optimizer: "np.ndarray[Any, Any]") -> int:
         """The address of an optimizer, which is kept."""
@@ -84,22 +91,49 @@ class Call:
 
     def add_job(self, job: tuple[int, ...]) -> int:
         """Add a job, in which networks are the index of the first; its index."""
-        self._jobs.append(job)
-        return len(self._jobs) - 1
+        self._jobs.extend(job)
+        self._job_count += 1
+        return self._job_count - 1
 
-    def make(self) -> None:
-        """Make the arrays."""
+    def make(self, table: ctypes.Structure, itemsize: int) -> None:
+        """Make the arrays; `itemsize` is the size of one number of the models."""
         self.numbers = np.array(self._numbers or [0], np.int64)
-        self.networks = np.array(self._networks, np.int64).view(NETWORK)[:, 0]
-        for name, weights in zip(("label_weight", "peer_weight", "mix"), zip(*self._weights, strict=True), strict=True):
-            self.networks[name] = weights
-        self.jobs = np.array(self._jobs, np.int64).view(self.job_type)[:, 0]
+        self.networks = np.frombuffer(array("q", self._networks), NETWORK)
+        weights = self._weights[:1] if len(set(self._weights)) == 1 else self._weights
+        for name, values in zip(("label_weight", "peer_weight", "mix"), zip(*weights, strict=True), strict=True):
+            self.networks[name] = values
+        self.jobs = np.frombuffer(array("q", self._jobs), self.job_type)
         base = address(self.numbers)
         self.networks["seeds"] += base
         self.jobs["networks"] = address(self.networks) + NETWORK.itemsize * self.jobs["networks"]
-        if self.job_type is TRAIN_JOB:
+        trains = self.job_type is TRAIN_JOB
+        if trains:
             seeds = self.jobs["draw_seeds"]
             self.jobs["draw_seeds"] = np.where(seeds < 0, 0, base + seeds)
+        self._kept.append(table)
+        jobs = address(self.jobs), len(self.jobs)
+        self._piece = np.array([(ctypes.addressof(table), itemsize, *jobs, trains, WAITING, 0.0)], PIECE)
+        self.place = address(self._piece)
+
+    @property
+    def status(self) -> int:
+        """What the compiled code says."""
+        return int(self._piece["status"][0])
+
+    @property
+    def ended(self) -> bool:
+        """Whether nobody computes it any more."""
+        return self.status not in (WAITING, STARTED)
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return float(self._piece["seconds"][0])
+
+    @functools.cached_property
+    def finite(self) -> list[int]:
+        """Whether the weights of every trained network are known to be finite, after the call."""
+        return self.networks["finite"].tolist()  # type: ignore[no-any-return]
 
     @functools.cached_property
     def losses(self) -> list[float]:
@@ -111,12 +145,7 @@ class Call:
         """The samples that every training has seen, and its batches of more than one sample, after the call."""
         return list(zip(self.jobs["samples"].tolist(), self.jobs["several"].tolist(), strict=True))
 
-    def run(self, function: Any, table: ctypes.Structure, itemsize: int) -> int:
-        """Call a function of the compiled code; its answer."""
-        jobs = ctypes.c_void_p(address(self.jobs)), ctypes.c_int64(len(self.jobs))
-        return int(function(ctypes.byref(table), ctypes.c_int64(itemsize), *jobs))
 
-
-def address(array: "np.ndarray[Any, Any]") -> int:
+def address(numbers: "np.ndarray[Any, Any]") -> int:
     """Where the numbers of an array are."""
-    return array.ctypes.data
+    return numbers.ctypes.data

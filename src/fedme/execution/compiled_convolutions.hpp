@@ -7,6 +7,7 @@
 
 #include "compiled_graph.hpp"
 #include "compiled_matrix.hpp"
+#include "compiled_winograd.hpp"
 
 namespace {
 
@@ -69,11 +70,11 @@ struct Windowed : Node<real> {
     FeatureMap in, out, input_map;
     AlignedVector<real> copied;  // batch x in
 
-    Windowed(const NodeContext<real> &context, int64_t copied_channels)
+    Windowed(const NodeContext<real> &context, int64_t copied_channels, bool pads = true)
         : n(context.spec.numbers), channels(n[0]), outputs(n[6]), input_step{n[3], n[4], n[5]}, window{n[7], n[8]},
           padding{n[9], n[10]}, stride{n[11], n[12]}, dilation{n[13], n[14]}, relu(n[15]) {
         input_map = {n[1], n[2], channels, padded<real>(channels)};
-        copies = padding.rows || padding.columns || !n[16];
+        copies = (pads && (padding.rows || padding.columns)) || !n[16];
         in = copies ? FeatureMap{n[1], n[2], channels, copied_channels, padding.rows, padding.columns} : input_map;
         out = {(n[1] + 2 * padding.rows - (window.rows - 1) * dilation.rows - 1) / stride.rows + 1,
                (n[2] + 2 * padding.columns - (window.columns - 1) * dilation.columns - 1) / stride.columns + 1, outputs,
@@ -137,8 +138,10 @@ struct Convolution final : Windowed<real> {
     AlignedVector<real> gradients;  // of one sample
     PackedPanel<real> packed;
     Accumulator<real> accumulator;  // of a window of one, where all positions are alike
+    std::unique_ptr<Winograd<real>> winograd;  // computes instead of all this, where it is faster
 
-    Convolution(const NodeContext<real> &context, const Value<real> &input) : Base(context, context.spec.numbers[0]) {
+    Convolution(const NodeContext<real> &context, const Value<real> &input)
+        : Base(context, context.spec.numbers[0], !Winograd<real>::is_worth(context.spec.numbers)) {
         const int64_t taps = window.rows * window.columns;
         panels = {taps * channels, outputs};
         const FeatureMap &in = this->in;
@@ -152,6 +155,10 @@ struct Convolution final : Windowed<real> {
             for (int64_t tap = 0; tap < taps; tap++) layout.column.push_back(tap * channels + c);
         context.load(weight, 0, layout);
         context.load(bias, 1, outputs);
+        if (Winograd<real>::is_worth(context.spec.numbers)) {
+            winograd = std::make_unique<Winograd<real>>(context.spec.numbers, input.needs_gradient);
+            return;
+        }
         gradient_map = out;
         if (input.needs_gradient) prepare_phases();
         gradients.resize(gradient_map.size());
@@ -213,20 +220,34 @@ struct Convolution final : Windowed<real> {
     std::vector<Parameter<real> *> parameters() override { return {&weight, &bias}; }
 
     void forward(const Pass &pass) override {
+        const real *start = bias.exists() ? bias.value.data() : nullptr;
+        if (winograd) {
+            winograd->load(weight.value.data(), panels);
+            return winograd->forward(*this->inputs[0], *this->output, start, pass.samples);
+        }
         for (int64_t b = 0; b < pass.samples; b++) {
             this->copy_input(b);
             correlate<real>(this->input_of(b), &this->output->data[b * this->output->size], weight.value.data(), panels, windows,
-                            window.columns * channels, bias.exists() ? bias.value.data() : nullptr, relu ? RECTIFY : ASSIGN);
+                            window.columns * channels, start, relu ? RECTIFY : ASSIGN);
         }
     }
 
     void backward(const Pass &pass, const UpdateRule<real> &) override {
         Value<real> &input = *this->inputs[0];
         weight.begin_gradient(), bias.begin_gradient();
+        if (winograd) {
+            for (int64_t b = 0; relu && b < pass.samples; b++)
+                this->gradient_before_relu(b, this->output->gradient_of(b), out);
+            winograd->backward(input, *this->output, bias.gradient, pass.samples);
+            return winograd->add_gradient(weight.gradient.data(), panels);
+        }
         if (input.needs_gradient)
-            for (Phase &phase : phases)
-                for (size_t i = 0; i < phase.from.size(); i++)
+            for (Phase &phase : phases) {
+                if (window.rows * window.columns == 1)
+                    panels.transpose_to(phase.panels, PlainValues<real>{weight.value.data()}, phase.flipped.data());
+                for (size_t i = 0; window.rows * window.columns > 1 && i < phase.from.size(); i++)
                     if (phase.from[i] >= 0) phase.flipped[i] = weight.value[phase.from[i]];
+            }
         if (leaves_gaps && !input.sums) std::fill_n(input.gradient.begin(), pass.samples * input.size, real(0));
         const bool in_place = !gradient_map.border_rows && !gradient_map.border_columns;
         for (int64_t b = 0; b < pass.samples; b++) {

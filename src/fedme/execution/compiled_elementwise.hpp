@@ -220,15 +220,18 @@ struct Elementwise final : Node<real> {
           a(real(context.spec.reals[0])), b(real(context.spec.reals[1])), c(real(context.spec.reals[2])),
           clears(width < padded_width && moves_zero(function, a, b)) {}
 
+    bool computes_by_sample() const override { return true; }
+    bool gives_all() const override { return true; }
+
     void clear_padding(real *rows) const {
         for (int64_t i = 0; i < this->output->size; i += padded_width) std::fill_n(rows + i + width, padded_width - width, real(0));
     }
 
     void forward(const Pass &pass) override {
         const int64_t size = this->output->size;
-        for (int64_t s = 0; s < pass.samples; s++) {
+        for (int64_t s = pass.first; s < pass.samples; s++) {
             const real *x = this->in().of(s);
-            real *y = &this->output->data[s * size];
+            real *y = this->output->result_of(s);
             for_function(function, [&](auto known) {
                 for (int64_t i = 0; i < size; i += LANES<real>) at(y + i) = apply<real>(known, at(x + i), a, b, c);
             });
@@ -239,7 +242,7 @@ struct Elementwise final : Node<real> {
     void backward(const Pass &pass, const UpdateRule<real> &) override {
         Value<real> &input = *this->inputs[0];
         if (!input.needs_gradient) return;
-        for (int64_t s = 0; s < pass.samples; s++) {
+        for (int64_t s = pass.first; s < pass.samples; s++) {
             const real *x = input.of(s), *y = this->output->of(s), *gradient = this->output->gradient_of(s);
             real *to = input.gradient_of(s);
             for_function(function, [&](auto known) {
@@ -264,10 +267,15 @@ struct Binary final : Node<real> {
     Binary(const NodeContext<real> &context, const Value<real> &)
         : operation(context.spec.numbers[0]), relu(context.spec.numbers[1]), factor(real(context.spec.reals[0])) {}
 
+    bool computes_by_sample() const override { return true; }
+    bool gives_all() const override { return true; }
+    bool needs_inputs() const override { return operation == PRODUCT; }
+    bool needs_output() const override { return relu; }
+
     void forward(const Pass &pass) override {
-        for (int64_t s = 0; s < pass.samples; s++) {
+        for (int64_t s = pass.first; s < pass.samples; s++) {
             const real *x = this->in(0).of(s), *z = this->in(1).of(s);
-            real *y = &this->output->data[s * this->output->size];
+            real *y = this->output->result_of(s);
             for (int64_t i = 0; i < this->output->size; i += LANES<real>) {
                 const vector<real> result = operation == SUM ? at(x + i) + factor * at(z + i) : at(x + i) * at(z + i);
                 at(y + i) = relu ? rectified<real>(result) : result;
@@ -277,7 +285,7 @@ struct Binary final : Node<real> {
 
     void backward(const Pass &pass, const UpdateRule<real> &) override {
         const vector<real> zero = {};
-        for (int64_t s = 0; s < pass.samples; s++) {
+        for (int64_t s = pass.first; s < pass.samples; s++) {
             const real *x = this->in(0).of(s), *z = this->in(1).of(s), *y = this->output->of(s);
             real *gradients = this->output->gradient_of(s);
             for (int64_t i = 0; relu && i < this->output->size; i += LANES<real>)
@@ -333,16 +341,15 @@ struct DropoutNode final : Node<real> {
     }
 };
 
-// Copies numbers to other places of another value. table: the places they come from, then those they go to.
-template <typename real>
-struct Gather final : Node<real> {
+// Copies of numbers from place to place. table: the places they come from, then those they go to.
+struct Runs {
     struct Run {
         int64_t from, to, count;
     };
     std::vector<Run> runs;
 
-    Gather(const NodeContext<real> &context, const Value<real> &) {
-        const int64_t count = context.spec.table_size / 2, *from = context.spec.table, *to = from + count;
+    explicit Runs(const NodeSpec &spec) {
+        const int64_t count = spec.table_size / 2, *from = spec.table, *to = from + count;
         for (int64_t i = 0; i < count; i++) {
             const bool follows = i && from[i] == from[i - 1] + 1 && to[i] == to[i - 1] + 1;
             if (follows)
@@ -352,24 +359,45 @@ struct Gather final : Node<real> {
         }
     }
 
+    template <typename real>
+    void copy(const real *from, real *to) const {
+        for (const Run &run : runs) std::copy_n(from + run.from, run.count, to + run.to);
+    }
+
+    // The way back.
+    template <typename real>
+    void add(const real *from, real *to) const {
+        for (const Run &run : runs)
+            for (int64_t i = 0; i < run.count; i++) to[run.from + i] += from[run.to + i];
+    }
+};
+
+// Copies numbers to other places of another value. table: as above.
+template <typename real>
+struct Gather final : Node<real> {
+    Runs runs;
+
+    Gather(const NodeContext<real> &context, const Value<real> &) : runs(context.spec) {}
+
+    bool computes_by_sample() const override { return true; }
+    bool needs_inputs() const override { return false; }
+    bool needs_output() const override { return false; }
+
     void forward(const Pass &pass) override {
-        for (int64_t s = 0; s < pass.samples; s++)
-            for (const Run &run : runs)
-                std::copy_n(this->in().of(s) + run.from, run.count, &this->output->data[s * this->output->size + run.to]);
+        for (int64_t s = pass.first; s < pass.samples; s++) runs.copy(this->in().of(s), this->output->result_of(s));
     }
 
     void backward(const Pass &pass, const UpdateRule<real> &) override {
         Value<real> &input = *this->inputs[0];
         if (!input.needs_gradient) return;
-        for (int64_t s = 0; s < pass.samples; s++)
-            for (const Run &run : runs) {
-                const real *from = this->output->gradient_of(s) + run.to;
-                real *to = input.gradient_of(s) + run.from;
-                if (input.sums)
-                    for (int64_t i = 0; i < run.count; i++) to[i] += from[i];
-                else
-                    std::copy_n(from, run.count, to);
-            }
+        for (int64_t s = pass.first; s < pass.samples; s++) {
+            const real *from = this->output->gradient_of(s);
+            real *to = input.gradient_of(s);
+            if (input.sums)
+                runs.add(from, to);
+            else
+                for (const Runs::Run &run : runs.runs) std::copy_n(from + run.to, run.count, to + run.from);
+        }
     }
 };
 
@@ -377,30 +405,22 @@ struct Gather final : Node<real> {
 template <typename real>
 struct Broadcast final : Node<real> {
     Parameter<real> parameter;
-    const int64_t *from, *to;
-    int64_t count;
+    Runs runs;
 
-    Broadcast(const NodeContext<real> &context, const Value<real> &)
-        : from(context.spec.table), to(from + context.spec.table_size / 2), count(context.spec.table_size / 2) {
+    Broadcast(const NodeContext<real> &context, const Value<real> &) : runs(context.spec) {
         context.load(parameter, 0, context.spec.numbers[0]);
     }
 
     std::vector<Parameter<real> *> parameters() override { return {&parameter}; }
 
     void forward(const Pass &pass) override {
-        for (int64_t s = 0; s < pass.samples; s++) {
-            real *y = &this->output->data[s * this->output->size];
-            for (int64_t i = 0; i < count; i++) y[to[i]] = parameter.value[from[i]];
-        }
+        for (int64_t s = 0; s < pass.samples; s++) runs.copy(parameter.value.data(), this->output->result_of(s));
     }
 
     void backward(const Pass &pass, const UpdateRule<real> &) override {
         if (!parameter.trained) return;
         parameter.begin_gradient();
-        for (int64_t s = 0; s < pass.samples; s++) {
-            const real *gradients = this->output->gradient_of(s);
-            for (int64_t i = 0; i < count; i++) parameter.gradient[from[i]] += gradients[to[i]];
-        }
+        for (int64_t s = 0; s < pass.samples; s++) runs.add(this->output->gradient_of(s), parameter.gradient.data());
     }
 };
 

@@ -30,22 +30,30 @@ namespace {
 
 constexpr int64_t EVALUATION = -1;  // in place of the number of a dropout mask
 
-// One forward or backward pass over a batch.
+// One forward or backward pass over a batch, or over one sample of it for nodes that compute by sample.
 struct Pass {
     int64_t samples;
-    int64_t draw;  // the number of the dropout masks, or EVALUATION
+    int64_t draw;       // the number of the dropout masks, or EVALUATION
+    int64_t first = 0;  // sample
     bool trains() const { return draw != EVALUATION; }
 };
 
 template <typename real>
+struct Node;
+
+template <typename real>
 struct Value {
     int64_t size = 0;
-    bool sums = false, needs_gradient = false;
+    bool sums = false, needs_gradient = false;   // `sums`: a node adds to the gradient, because others were there before
+    bool is_shared = false;                      // several nodes give parts of the gradient
+    const Node<real> *begins_with = nullptr;     // the first of them, if it gives all; otherwise the gradient begins with zeros
     AlignedVector<real> data, gradient;  // batch x size
+    int64_t step = 0, gradient_step = 0;  // from sample to sample: the size, or 0 if one sample after another has the same place
     const real *const *rows = nullptr;   // of the inputs of the network: where each sample is
 
-    const real *of(int64_t b) const { return rows ? rows[b] : &data[b * size]; }
-    real *gradient_of(int64_t b) { return &gradient[b * size]; }
+    const real *of(int64_t b) const { return rows ? rows[b] : &data[b * step]; }
+    real *result_of(int64_t b) { return &data[b * step]; }
+    real *gradient_of(int64_t b) { return &gradient[b * gradient_step]; }
 };
 
 template <typename real>
@@ -56,6 +64,13 @@ struct Node {
     // From the gradient of the output to those of the inputs that need one, and of the parameters.
     virtual void backward(const Pass &pass, const UpdateRule<real> &rule) = 0;
     virtual std::vector<Parameter<real> *> parameters() { return {}; }
+    // Several such nodes in a row compute one sample after another, whose values stay in the cache from node to node.
+    virtual bool computes_by_sample() const { return false; }
+    // Whether it gives a gradient to every number of its inputs, also to padding.
+    virtual bool gives_all() const { return false; }
+    // What `backward` reads.
+    virtual bool needs_inputs() const { return true; }
+    virtual bool needs_output() const { return true; }
 
     const Value<real> &in(int i = 0) const { return *inputs[i]; }
 

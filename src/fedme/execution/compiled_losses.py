@@ -49,10 +49,12 @@ def classes_of(objective: Objective, outputs: int) -> int:
     return len(objective.known) if isinstance(objective, TowardsPrototype) else outputs
 
 
-def add_loss(op: Train, call: Call, outputs: int, dtype: torch.dtype) -> tuple[int, ClassSums | None]:
+def add_loss(op: Train, call: Call, outputs: int) -> tuple[int, ClassSums | None]:
     """Add what there is to a loss beside labels and peer; its address, or 0 if there is nothing, and where sums will be."""
     loss = op.optimizer.objective
-    classes = classes_of(loss, outputs)
+    if op.collect is None and not isinstance(loss, OF_CLASSES):
+        return 0, None
+    classes, dtype = classes_of(loss, outputs), next(iter(op.models.values())).dtype
     fields: tuple[Any, ...] = (0,) * 6 + (0.0,)
     if isinstance(loss, MaskedCrossEntropy):
         _require(len(loss.present) == outputs, f"{len(loss.present)} classes", outputs)
@@ -67,8 +69,6 @@ def add_loss(op: Train, call: Call, outputs: int, dtype: torch.dtype) -> tuple[i
         by_chances = isinstance(loss, TowardsClass) and loss.distance == "cross-entropy"
         places = targets.data_ptr(), _numbers(call, loss.known.tolist())
         fields = 0, *places, first, width, int(by_chances), loss.weight
-    elif op.collect is None:
-        return 0, None
     seen, sums = None, (0, 0, 0)
     if op.collect is not None:
         _require(op.collect.classes == classes, f"{op.collect.classes} classes", outputs)

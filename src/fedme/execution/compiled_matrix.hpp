@@ -140,19 +140,20 @@ inline void correlate_panel(const real *x, real *y, const real *w, const WindowG
     }
 }
 
-// A feature map of outputs; the sums stay in registers.
+// A feature map of outputs; the sums stay in registers. `row`: inputs in a row of a window. `step`: from one panel of results to
+// the next.
 template <typename real>
 void correlate(const real *x, real *y, const real *w, const WeightPanels<real> &panels, const std::vector<WindowGroup> &groups,
-               int64_t row, const real *start, Finish finish) {  // `row`: inputs in a row of a window
+               int64_t row, const real *start, Finish finish, int64_t step = 2 * LANES<real>) {
     for (int64_t v = 0; v < panels.vectors(); v += 2) {
         const int64_t first = v * LANES<real>, vectors = std::min<int64_t>(2, panels.vectors() - v);
         const real *own = start ? start + first : nullptr;
         for (const WindowGroup &group : groups) {
             const real *weights = w + panels.start(v / 2) + group.first * row * vectors * LANES<real>;
             if (vectors == 2)
-                correlate_panel<real, 6, 2>(x, y + first, weights, group, own, finish);
+                correlate_panel<real, 6, 2>(x, y + v / 2 * step, weights, group, own, finish);
             else
-                correlate_panel<real, 8, 1>(x, y + first, weights, group, own, finish);
+                correlate_panel<real, 8, 1>(x, y + v / 2 * step, weights, group, own, finish);
         }
     }
 }
@@ -252,6 +253,12 @@ struct PackedPanel {
     }
 };
 
+inline std::vector<int64_t> counted(int64_t count) {
+    std::vector<int64_t> numbers(count);
+    for (int64_t i = 0; i < count; i++) numbers[i] = i;
+    return numbers;
+}
+
 // Gradients of the weights of a product: gradient[input][output] += the sum over rows of x[input] * output_gradients[output].
 template <typename real>
 struct Accumulator {
@@ -292,12 +299,6 @@ struct Accumulator {
         }
     }
 };
-
-inline std::vector<int64_t> counted(int64_t count) {
-    std::vector<int64_t> numbers(count);
-    for (int64_t i = 0; i < count; i++) numbers[i] = i;
-    return numbers;
-}
 
 // Rows of `inputs` values at a distance, one result per row: y = x w.
 inline WindowGroup rows_group(int64_t rows, int64_t inputs, int64_t from_step, int64_t to_step) {

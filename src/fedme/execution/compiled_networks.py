@@ -5,13 +5,14 @@ The structures have the names and the order of those in the C++ code.
 
 import ctypes
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedme.core.flat_params import FlatLayout, flat_params
+from fedme.core.flat_params import FlatLayout, FlatParams, flat_params
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 from fedme.core.operations import Role
@@ -22,6 +23,8 @@ from fedme.execution.lowering import lowered
 from fedme.execution.program import NODE_TYPES, Program
 
 VECTOR_BYTES = 32
+_numbers = itertools.count(1)  # of programs: the compiled code knows them again, also after others were forgotten
+MOST_HEADS = 4096  # that a table of inputs keeps
 
 
 def known_program(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype) -> Program:
@@ -70,7 +73,7 @@ class CompiledProgram:
         self.nodes = (NodeSpec * len(program.nodes))(*map(self._node, program.nodes))
         places = ctypes.addressof(self.values), ctypes.addressof(self.nodes)
         counts = len(program.values), len(program.nodes), len(program.parameters)
-        self.head = *places, *counts, program.output, program.classes  # the first fields of a network
+        self.head = *places, *counts, program.output, program.classes, next(_numbers)  # the first fields of a network
 
     def _node(self, node: Any) -> NodeSpec:
         names = {name: index for index, name in enumerate(self.program.parameters)}
@@ -119,29 +122,40 @@ def network_fields(
     The compiled code does not check. The `key` of a training seeds the dropout layers of a role.
     """
     flats = [flat_params(params) if params else None for params in (model.params, state, anchor)]
-    layouts = [flat.layout if flat is not None else None for flat in flats]
-    same = id(model.arch), *map(id, layouts)  # as long as the call: it keeps the models
-    head = call.heads.get(same)
-    if head is None:
-        head = call.heads[same] = Head(_compiled_program(model.arch, table.shape, table.symbols, model.dtype), model, layouts)
-    if head.fields and not model.buffers and (flats[1] is not None or not state) and (flats[2] is not None or not anchor):
-        value, momentum, anchored = (flat.flat.data_ptr() if flat is not None else 0 for flat in flats)
+    flat, head = flats[0], head_of(model, table, flats)
+    if head.fields and flat is not None and not (model.buffers or state or anchor):  # most networks
+        places: tuple[int, ...] = (*head.fields, flat.flat.data_ptr(), 0, 0, 0)
+    elif head.fields and not model.buffers and (flats[1] is not None or not state) and (flats[2] is not None or not anchor):
+        value, momentum, anchored = [one.flat.data_ptr() if one is not None else 0 for one in flats]
         places = *head.fields, value, momentum, 0, anchored
     else:
         places = *head.program.head, call.add_array(_addresses_of(head.program, model, state, anchor)), 0, 0, 0, 0
-    layers, seeds = head.program.program.layers, 0
-    if layers:
+    seeds = 0
+    if layers := head.program.program.layers:
         seeds = call.add_numbers([key.at("dropout", role, layer).integer() if key else 0 for layer in layers])
     return (*places, seeds), head.program.program.classes
 
 
+def head_of(model: Model, table: InputTable, flats: Sequence[FlatParams | None]) -> "Head":
+    """What a network has in common with others; `flats` are its weights, state and anchor where they are in one tensor."""
+    same = (id(model.arch), *[id(one.layout) if one is not None else 0 for one in flats])
+    head: Head | None = table.heads.get(same)
+    if head is None:
+        if len(table.heads) >= MOST_HEADS:
+            table.heads.clear()
+        program = _compiled_program(model.arch, table.shape, table.symbols, model.dtype)
+        head = table.heads[same] = Head(program, model, [one.layout if one is not None else None for one in flats])
+    return head
+
+
 class Head:
-    """What the networks of a call have in common that have one architecture and equal layouts of weights, state and anchor."""
+    """What networks have in common that have one architecture and equal layouts of weights, state and anchor."""
 
     fields: tuple[int, ...] = ()  # the first ones, if all weights are in one tensor
 
     def __init__(self, program: CompiledProgram, model: Model, layouts: Sequence[FlatLayout | None]) -> None:
         self.program, names = program, program.program.parameters
+        self.known_by = model.arch, layouts  # as long as they live, their identities are theirs
         missing = [-1] * len(names)
         starts = [missing if layout is None else _starts(layout, names, model.arch, model.dtype) for layout in layouts]
         if -1 not in starts[0]:

@@ -199,6 +199,10 @@ struct RowNormalisation final : Node<real> {
 
     std::vector<Parameter<real> *> parameters() override { return {&weight, &bias}; }
 
+    bool computes_by_sample() const override { return true; }
+    bool gives_all() const override { return true; }
+    bool needs_output() const override { return false; }
+
     template <typename Term>
     real sum_over(const Term &term) const {
         vector<real> total = {};
@@ -211,10 +215,10 @@ struct RowNormalisation final : Node<real> {
             scale[i] = weight.exists() ? weight.value[i] : real(1);
             shift[i] = bias.exists() ? bias.value[i] : real(0);
         }
-        for (int64_t s = 0; s < pass.samples; s++)
+        for (int64_t s = pass.first; s < pass.samples; s++)
             for (int64_t r = 0; r < rows; r++) {
                 const real *x = this->in().of(s) + r * padded_width;
-                real *y = &this->output->data[s * this->output->size + r * padded_width];
+                real *y = this->output->result_of(s) + r * padded_width;
                 const real own = mean[s * rows + r] = sum_over([&](int64_t i) { return at(x + i); }) / width;
                 const real squares = sum_over([&](int64_t i) {
                     const vector<real> centred = (at(x + i) - own) * at(&ones[i]);
@@ -228,8 +232,8 @@ struct RowNormalisation final : Node<real> {
 
     void backward(const Pass &pass, const UpdateRule<real> &) override {
         Value<real> &input = *this->inputs[0];
-        weight.begin_gradient(), bias.begin_gradient();
-        for (int64_t s = 0; s < pass.samples; s++)
+        if (!pass.first) weight.begin_gradient(), bias.begin_gradient();
+        for (int64_t s = pass.first; s < pass.samples; s++)
             for (int64_t r = 0; r < rows; r++) {
                 const real *x = input.of(s) + r * padded_width;
                 const real *gradient = this->output->gradient_of(s) + r * padded_width;
@@ -264,6 +268,10 @@ struct Softmax final : Node<real> {
         : rows(context.spec.numbers[0]), width(context.spec.numbers[1]), padded_width(padded<real>(width)),
           logarithm(context.spec.numbers[2]), causal(context.spec.numbers[3]) {}
 
+    bool computes_by_sample() const override { return true; }
+    bool gives_all() const override { return true; }
+    bool needs_inputs() const override { return false; }
+
     int64_t count(int64_t row) const { return causal ? std::min(width, row % causal + 1) : width; }
 
     static real largest(const real *x, int64_t count) {
@@ -279,10 +287,10 @@ struct Softmax final : Node<real> {
     }
 
     void forward(const Pass &pass) override {
-        for (int64_t s = 0; s < pass.samples; s++)
+        for (int64_t s = pass.first; s < pass.samples; s++)
             for (int64_t r = 0; r < rows; r++) {
                 const real *x = this->in().of(s) + r * padded_width;
-                real *y = &this->output->data[s * this->output->size + r * padded_width];
+                real *y = this->output->result_of(s) + r * padded_width;
                 const int64_t n = count(r);  // numbers behind them are zero
                 const real top = largest(x, n);
                 for (int64_t i = 0; i < n; i += LANES<real>) at(y + i) = exp_of<real>(at(x + i) - top);
@@ -303,7 +311,7 @@ struct Softmax final : Node<real> {
     void backward(const Pass &pass, const UpdateRule<real> &) override {
         Value<real> &input = *this->inputs[0];
         if (!input.needs_gradient) return;
-        for (int64_t s = 0; s < pass.samples; s++)
+        for (int64_t s = pass.first; s < pass.samples; s++)
             for (int64_t r = 0; r < rows; r++) {
                 const real *y = this->output->of(s) + r * padded_width;
                 const real *gradient = this->output->gradient_of(s) + r * padded_width;

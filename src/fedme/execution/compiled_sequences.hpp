@@ -33,6 +33,9 @@ struct MatrixProduct final : Node<real> {
         backward_rows = {rows_group(rows, columns, padded<real>(columns), whole ? a[2] : padded<real>(inner))};
     }
 
+    bool computes_by_sample() const override { return true; }
+    bool needs_output() const override { return false; }
+
     void scale(AlignedVector<real> &values) const {
         for (size_t i = 0; factor != 1 && i < values.size(); i += LANES<real>) at(&values[i]) *= factor;
     }
@@ -41,11 +44,11 @@ struct MatrixProduct final : Node<real> {
 
     void forward(const Pass &pass) override {
         const int64_t width = padded<real>(columns);
-        for (int64_t s = 0; s < pass.samples; s++)
+        for (int64_t s = pass.first; s < pass.samples; s++)
             for (int64_t g = 0; g < groups; g++) {
                 panels.pack(second(s, g), b[2], b[3], packed.data());
                 scale(packed);
-                real *y = &this->output->data[s * this->output->size + g * rows * width];
+                real *y = this->output->result_of(s) + g * rows * width;
                 correlate<real>(this->in(0).of(s) + a[0] + g * a[1], y, packed.data(), panels, forward_rows, inner, nullptr, ASSIGN);
             }
     }
@@ -53,7 +56,7 @@ struct MatrixProduct final : Node<real> {
     void backward(const Pass &pass, const UpdateRule<real> &) override {
         const int64_t width = padded<real>(columns), inner_width = padded<real>(inner);
         Value<real> &first = *this->inputs[0], &other = *this->inputs[1];
-        for (int64_t s = 0; s < pass.samples; s++)
+        for (int64_t s = pass.first; s < pass.samples; s++)
             for (int64_t g = 0; g < groups; g++) {
                 const real *x = first.of(s) + a[0] + g * a[1];
                 const real *own = this->output->gradient_of(s) + g * rows * width;
@@ -62,14 +65,20 @@ struct MatrixProduct final : Node<real> {
                     scale(transposed);
                     real *to = first.gradient_of(s) + a[0] + g * a[1];
                     correlate<real>(own, whole ? to : a_gradients.data(), transposed.data(), transposed_panels, backward_rows,
-                                    columns, nullptr, whole ? ADD_TO : ASSIGN);
+                                    columns, nullptr, whole && first.sums ? ADD_TO : ASSIGN);
                     for (int64_t m = 0; !whole && m < rows; m++)
                         for (int64_t k = 0; k < inner; k++) to[m * a[2] + k] += a_gradients[m * inner_width + k];
                 }
                 if (other.needs_gradient) {
-                    accumulator.add(x, a[2], own, width, rows, panels, gradient.data(), true);
+                    // Where columns of the second matrix are contiguous, the gradient of its transpose has its order.
+                    const bool by_column = whole && b[2] == 1;
+                    const WeightPanels<real> &shape = by_column ? transposed_panels : panels;
+                    gradient.resize(shape.size());
+                    by_column ? accumulator.add(own, width, x, a[2], rows, shape, gradient.data(), true)
+                              : accumulator.add(x, a[2], own, width, rows, shape, gradient.data(), true);
                     scale(gradient);
-                    panels.add_to(other.gradient_of(s) + b[0] + g * b[1], b[2], b[3], gradient.data());
+                    real *to = other.gradient_of(s) + b[0] + g * b[1];
+                    by_column ? shape.add_to(to, b[3], b[2], gradient.data()) : shape.add_to(to, b[2], b[3], gradient.data());
                 }
             }
     }

@@ -125,15 +125,24 @@ int64_t padded(int64_t width) {
     return (width + LANES<real> - 1) / LANES<real> * LANES<real>;
 }
 
-// AlignedVector that begin where a line of the cache does: a vector across two lines takes two loads.
+inline thread_local int64_t allocated = 0;  // bytes of all vectors below
+
+// Vectors that begin where a line of the cache does: a vector across two lines takes two loads.
 template <typename real>
 struct Aligned {
     typedef real value_type;
     Aligned() = default;
     template <typename other>
     Aligned(const Aligned<other> &) {}
-    real *allocate(size_t count) { return static_cast<real *>(::operator new(count * sizeof(real), std::align_val_t(64))); }
-    void deallocate(real *place, size_t) { ::operator delete(place, std::align_val_t(64)); }
+    real *allocate(size_t count) {
+        void *place = ::operator new(count * sizeof(real), std::align_val_t(64));
+        allocated += int64_t(count * sizeof(real));
+        return static_cast<real *>(place);
+    }
+    void deallocate(real *place, size_t count) {
+        ::operator delete(place, std::align_val_t(64));
+        allocated -= int64_t(count * sizeof(real));
+    }
     friend bool operator==(const Aligned &, const Aligned &) { return true; }
     friend bool operator!=(const Aligned &, const Aligned &) { return false; }
 };

@@ -15,6 +15,7 @@ from fedme.execution import compiled
 from fedme.execution.compiled import Compiled, alike_for_compiled
 from fedme.execution.device import DeviceWeights, Precision, arithmetic, free_memory, needed_memory
 from fedme.execution.eager import Eager
+from fedme.execution.early_calls import EarlyCalls, Results
 from fedme.execution.input_tables import InputTables
 from fedme.execution.private_batches import PrivateBatches
 from fedme.execution.reference import Reference
@@ -77,9 +78,29 @@ class Dispatcher:
         self.backends: list[Backend] = [*paths.get(path, []), self.reference]
         self.workers = Workers(workers, self.backends, tick, before_fork) if workers > 1 else None
         self.paths: Counter[tuple[str, str, str]] = Counter()  # (operation, path, reason) -> operations
+        self._known: dict[Hashable, tuple[Route, Op]] = {}  # routes that operations share until all have run
+        self._early, self._heard = EarlyCalls(), set[int]()
 
-    def __call__(self, operations: Sequence[Op]) -> list[tuple[Any, float]]:
-        """The result of every operation and its seconds."""
+    def begin(self, operations: Sequence[Op]) -> None:
+        """Begin with some of the operations that will be asked for, where this changes no result."""
+        self._heard.update(map(id, operations))
+        for op, route in zip(operations, self._routes(operations), strict=True):
+            self._early.offer(op, route)
+
+    def __call__(self, operations: Sequence[Op]) -> Sequence[tuple[Any, float]]:
+        """The result of every operation and its seconds. What has begun may be computed until its result is read."""
+        if not self._early:
+            return self._run(operations)
+        self.begin([op for op in operations if id(op) not in self._heard])
+        calls = self._early.taken()
+        self._heard.clear()
+        for call in dict.fromkeys(calls.values()):
+            self._count(call.operations, call.routes)
+        others = [op for op in operations if id(op) not in calls]
+        results = dict(zip(map(id, others), self._run(others), strict=True))
+        return Results(operations, calls, results, self.tick)
+
+    def _run(self, operations: Sequence[Op]) -> list[tuple[Any, float]]:
         routes = self._routes(operations)
         here, in_workers = self._place(operations, routes)
         results: dict[int, tuple[Any, float]] = {}
@@ -92,24 +113,30 @@ class Dispatcher:
             timed = run(routes[piece[0]].backend, [operations[index] for index in piece], self.tick)
             results.update(zip(piece, timed, strict=True))
         for placed, where in ((here, ""), (in_workers, " in workers")):
-            taken = Counter((type(operations[index]), id(routes[index])) for piece in placed for index in piece)
-            by_id = {id(route): route for route in routes}
-            for (kind, number), count in taken.items():
-                route = by_id[number]
-                self.paths[kind.__name__.lower(), f"{route.backend.name}{where}", route.reason] += count
+            placed_operations = [index for piece in placed for index in piece]
+            self._count(
+                [operations[index] for index in placed_operations], [routes[index] for index in placed_operations], where
+            )
+        self._known.clear()
         return [results[index] for index in range(len(operations))]
+
+    def _count(self, operations: Sequence[Op], routes: Sequence[Route], where: str = "") -> None:
+        by_id = {id(route): route for route in routes}
+        for (kind, number), count in Counter(zip(map(type, operations), map(id, routes), strict=True)).items():
+            route = by_id[number]
+            self.paths[kind.__name__.lower(), f"{route.backend.name}{where}", route.reason] += count
 
     def _routes(self, operations: Sequence[Op]) -> list[Route]:
         """The routes of operations; those that compiled code cannot tell apart share one."""
-        known: dict[Hashable, Route] = {}
         routes = []
         for op in operations:
             alike = alike_for_compiled(op)
-            route = known.get(alike) if alike is not None else None
-            if route is None:
+            if alike in self._known:
+                route = self._known[alike][0]
+            else:
                 route = self.route(op)
                 if alike is not None and isinstance(route.backend, Compiled):
-                    known[alike] = route
+                    self._known[alike] = route, op  # identities are valid while the operation is kept
             routes.append(route)
         return routes
 

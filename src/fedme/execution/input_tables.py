@@ -4,6 +4,7 @@ import functools
 import math
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +38,11 @@ class InputTable:
         if self.starts is not None:
             return self.values[self.starts[rows][..., None] + torch.arange(self.features, device=rows.device)]
         return self.values.index_select(0, rows.reshape(-1)).view(*rows.shape, self.features)
+
+    @functools.cached_property
+    def heads(self) -> dict[tuple[int, ...], Any]:
+        """What compiled networks that read this table have in common, by the identity of what it is made from."""
+        return {}
 
     @functools.cached_property
     def symbols(self) -> bool:

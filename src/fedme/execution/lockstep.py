@@ -9,6 +9,7 @@ from fedme.core.operations import Computation, Op, in_parallel
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
+TOGETHER = 8  # operations that an executor hears of at a time
 Executor = Callable[[Sequence[Op]], Sequence[tuple[Any, float]]]  # the result of every operation and its seconds
 
 
@@ -21,8 +22,9 @@ class Timed(Generic[T]):
 
 
 def run_in_lockstep(work: Mapping[K, Computation[T]], execute: Executor) -> dict[K, Timed[T]]:
-    """Run every piece of work to its end."""
-    steps = in_parallel([_timed(computation) for computation in work.values()])
+    """Run every piece of work to its end. An executor that can `begin` operations early hears of them before all are known."""
+    begin = getattr(execute, "begin", None)
+    steps = in_parallel([_timed(computation) for computation in work.values()], begin, TOGETHER)
     try:
         operations = next(steps)
         while True:
@@ -38,7 +40,7 @@ def _timed(steps: Computation[T]) -> Computation[Timed[T]]:
     while True:
         start = time.perf_counter()
         try:
-            operations = next(steps) if answers is None else steps.send(answers)
+            operations = steps.send(answers)  # type: ignore[arg-type]
         except StopIteration as finished:
             return Timed(finished.value, seconds + time.perf_counter() - start)
         seconds += time.perf_counter() - start

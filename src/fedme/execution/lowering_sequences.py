@@ -41,7 +41,9 @@ def _product(layout: Layout, x: Tensor, y: Tensor, factor: float) -> Tensor:
     result, places = layout.new_rows(groups * rows, y.shape[2])
     numbers = (groups, rows, y.shape[2], inner, *first[1][:3], *second[1])
     layout.add(Node("matrix_product", (first[0], second[0]), result, numbers=numbers, reals=(factor,)))
-    layout.partly_read |= {first[0], second[0]}  # its gradients are always added
+    layout.partly_read.add(second[0])  # its gradients are always added
+    if inner % layout.lanes or first[1] != (0, rows * inner, inner, 1) or layout.values[first[0]].size != groups * rows * inner:
+        layout.partly_read.add(first[0])
     samples = layout.batch(x)[:, 0, 0]
     group = torch.stack([(samples[:i] == samples[i]).sum() for i in range(len(x))])
     by_matrix: Tensor = places.unflatten(1, (groups, rows))

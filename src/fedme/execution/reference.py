@@ -5,6 +5,7 @@ operation; the roles of the operation share it.
 """
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -126,12 +127,19 @@ def scores(logits: Sequence[Tensor], data: Sequence[Split]) -> list[Score]:
     shared = all(split.source is source and split.targets is None for split in data)
     if source is None or not shared or source.labels.dtype != torch.int64 or len({z.shape[1] for z in logits}) > 1:
         return [score(z, split.y) for z, split in zip(logits, data, strict=True)]
-    z, y = torch.cat(list(logits)), source.labels[torch.cat([split.rows for split in data])]
-    sizes, task = [len(part) for part in logits], TASK_LOSSES["classification"]
-    losses = [part.mean().item() for part in task.loss(task.ready(z), y).split(sizes)]
-    ends = right_answers(z, y).cumsum(0)[torch.tensor(sizes).cumsum(0) - 1].tolist()
-    right = [end - start for start, end in itertools.pairwise([0, *ends])]
-    return [Score(n, loss, count / n) for n, loss, count in zip(sizes, losses, right, strict=True)]
+    sizes, task = [len(split) for split in data], TASK_LOSSES["classification"]
+    order = sorted(range(len(data)), key=sizes.__getitem__)
+    z, y = torch.cat([logits[i] for i in order]), source.labels[torch.cat([data[i].rows for i in order])]
+    losses, right = task.loss(task.ready(z), y), right_answers(z, y)
+    scored: list[Score] = [Score(0, math.nan, math.nan)] * len(data)
+    start = 0
+    for n, same_size in itertools.groupby(order, sizes.__getitem__):
+        some = list(same_size)
+        rows = slice(start, start := start + n * len(some))
+        means, counts = (values[rows].view(len(some), n) for values in (losses, right))
+        for i, loss, count in zip(some, means.mean(1).tolist(), counts.sum(1).tolist(), strict=True):
+            scored[i] = Score(n, loss, count / n)
+    return scored
 
 
 def seconds_per_sample(model: Model, data: Split, times: int = 7) -> float:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from fedme.core.model import LARGE_NETWORK, Model
@@ -44,6 +44,7 @@ class Route:
     backend: Backend
     group: Hashable
     reason: str
+    made: dict[str, Any] = field(default_factory=dict, compare=False)  # by the backend, for all operations that share the route
 
 
 def models_of(op: Op) -> list[Model]:
@@ -96,6 +97,12 @@ def run_timed(backend: Backend, ops: Sequence[Op], tick: Tick = no_tick) -> list
         for op, value in zip(ops, backend.run(ops, tick), strict=True)
     ]
     seconds = time.perf_counter() - start
-    efforts = [effort(op) for op in ops]
+    return timed_by_effort(values, [effort(op) for op in ops], seconds)
+
+
+def timed_by_effort(values: Sequence[Any], efforts: Sequence[float], seconds: float) -> list[tuple[Any, float]]:
+    """Results of operations that ran together, with their parts of the seconds."""
     total = sum(efforts)
-    return [(value, seconds * (part / total if total else 1 / len(ops))) for value, part in zip(values, efforts, strict=True)]
+    return [
+        (value, seconds * (part / total if total else 1 / len(values))) for value, part in zip(values, efforts, strict=True)
+    ]

@@ -1,86 +1,95 @@
-"""Compute pieces of work on several threads of this process, in order. A piece is one operation or several small ones.
+"""Compute calls of the compiled code on several threads of this process (`compiled_threads.hpp`).
 
-Helper threads compute only what needs no Python; they would wait for each other otherwise. The calling thread prepares the
-pieces while the helpers compute those that are ready, and then computes too.
+Helpers need no Python: they compute a call from the moment it is started, while this thread prepares the next one. Who waits
+for a result computes too.
 """
 
-import contextlib
+import ctypes
 import functools
 import os
-import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from queue import SimpleQueue
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, Generic, TypeVar, cast
 
-from fedme.execution.routing import Tick, no_tick
+from fedme.execution.compiled_calls import Call
+from fedme.execution.routing import Tick
 
 T = TypeVar("T")
 Item = TypeVar("Item")
-Computing = Generator[Callable[[], None], None, T]  # prepares, yields what is to be computed, and returns the result
+Computing = Generator[Call, None, T]  # prepares, yields the call that is to be computed, and returns the result
 
 
-def on_threads(
-    pieces: Sequence[Sequence[Item]], start: Callable[[Sequence[Item]], Computing[T]], threads: int, tick: Tick
-) -> list[T]:
-    """The results of all pieces. `tick` is called on this thread, once per item of a finished piece."""
-    computing: list[Computing[T]] = []
-    ready: SimpleQueue[tuple[int, Callable[[], None]] | None] = SimpleQueue()  # None: nothing follows
-    finished: list[int] = []  # the sizes of finished pieces, until their ticks
-    failed: list[None] = []  # an exception on one thread stops the others
-    helpers = max(min(threads, len(pieces)) - 1, 0)
+class Helpers:
+    """Threads that wait for calls: it takes longer to start one than to train a small network. They are never ended."""
 
-    def compute(after_each: Tick = no_tick) -> None:
-        with _noting(failed):
-            while not failed and (item := ready.get()) is not None:
-                size, call = item
-                call()
-                finished.append(size)
-                after_each()
+    def __init__(self, code: ctypes.CDLL, threads: int) -> None:
+        self._start, self._finish, self._cancel = code.fedme_start, code.fedme_finish, code.fedme_cancel
+        for function in (self._start, self._finish, self._cancel):
+            function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_void_p), None
+        code.fedme_helpers.argtypes, code.fedme_helpers.restype = (ctypes.c_int64,), ctypes.c_void_p
+        self.threads, self._place = threads, code.fedme_helpers(threads - 1)
 
-    def report() -> None:
-        while finished:
-            for _ in range(finished.pop()):
-                tick()
+    @classmethod
+    def of(cls, code: ctypes.CDLL, threads: int) -> "Helpers":
+        """So many threads, of which the one that waits is one."""
+        return _helpers(code, threads)
 
-    futures = [_helpers(helpers).submit(compute) for _ in range(helpers)]
-    try:
-        try:
-            with _noting(failed):
-                for piece in pieces:
-                    computing.append(start(piece))
-                    ready.put((len(piece), next(computing[-1])))
-                    if len(computing) <= 2 * helpers:
-                        time.sleep(0)  # let go of the interpreter, so that a helper can take the piece
-                    report()
-        finally:
-            for _ in range(helpers + 1):
-                ready.put(None)
-        compute(report)
-    finally:
-        wait(futures)  # what they compute is in the memory of this call
-    for future in futures:
-        future.result()
-    report()
-    return [result_of(computation) for computation in computing]
+    def start(self, call: Call) -> None:
+        """Let a thread compute a call."""
+        self._start(self._place, call.place)
+
+    def finish(self, call: Call) -> None:
+        """Wait for a call, and compute what waits in the meantime."""
+        while not call.ended:
+            self._finish(self._place, call.place)
+
+    def cancel(self, call: Call) -> None:
+        """Leave a call that nobody computes yet."""
+        self._cancel(self._place, call.place)
 
 
-@functools.lru_cache(maxsize=1)
-def _helpers(count: int) -> ThreadPoolExecutor:
-    """Threads that wait for work: it takes longer to start one than to train a small network."""
-    return ThreadPoolExecutor(count, "fedme-helper")
-
-
+_helpers = functools.lru_cache(maxsize=None)(Helpers)
 os.register_at_fork(after_in_child=_helpers.cache_clear)  # threads do not survive a fork
 
 
-@contextlib.contextmanager
-def _noting(failed: list[None]) -> Iterator[None]:
+class Running(Generic[T]):
+    """A call that was started. It is ended before it is forgotten, for its threads write to its memory."""
+
+    def __init__(self, computing: Computing[T], helpers: Helpers) -> None:
+        self._computing, self._helpers, self.call = computing, helpers, next(computing)
+        helpers.start(self.call)
+
+    def result(self) -> T:
+        """What was computed."""
+        self._helpers.finish(self.call)
+        return result_of(self._computing)
+
+    def cancel(self) -> None:
+        """Leave what nobody computes yet."""
+        self._helpers.cancel(self.call)
+
+    def __del__(self) -> None:
+        if hasattr(self, "call") and not self.call.ended:
+            self.cancel()
+            self._helpers.finish(self.call)
+
+
+def on_threads(
+    pieces: Iterable[Sequence[Item]], prepare: Callable[[Sequence[Item]], Computing[T]], helpers: Helpers, tick: Tick
+) -> list[T]:
+    """The results of all pieces of work. `tick` is called on this thread, once per item of a piece whose result is there."""
+    running: list[tuple[int, Running[T]]] = []
+    results = []
     try:
-        yield
-    except BaseException:
-        failed.append(None)
-        raise
+        for piece in pieces:
+            running.append((len(piece), Running(prepare(piece), helpers)))
+        for size, call in running:
+            results.append(call.result())
+            for _ in range(size):
+                tick()
+    finally:
+        for _, call in running[len(results) :]:
+            call.cancel()
+    return results
 
 
 def result_of(computing: Generator[Any, None, T]) -> T:
