@@ -5,7 +5,7 @@ import pytest
 from fedme.reproduction import comparison_tables
 from fedme.reproduction.catalogue import Claim, Column, Result, Row
 from fedme.reproduction.claim_verdicts import of_cell, of_claim
-from fedme.reproduction.findings import Findings, error, points, value
+from fedme.reproduction.findings import Findings, client_differences, error, points, value
 from fedme.reproduction.measured import Curve, Measured
 
 RESULT = Result(
@@ -177,6 +177,9 @@ def test_between_and_steady():
     assert found.comparisons[0].numbers == "80.00, the others 50.00 to 70.00"
     still, wild = [run(60 + v) for v in (0, 0.1, 0, 0.1, 0)], [run(v) for v in (50, 60, 70, 50, 70)]
     assert of_claim(claim("steady", pairs), findings(a=still, b=wild, c=wild)).says == "holds"
+    assert of_claim(claim("steady", pairs), findings(a=still, b=still, c=wild)).says == "holds"  # second least
+    similar = [run(v) for v in (52, 61, 70, 48, 69)]
+    assert of_claim(claim("steady", pairs), findings(a=wild, b=similar, c=similar)).says == "not decided at this scale"
     assert of_claim(claim("steady", pairs), findings(a=wild, b=still, c=still)).says == "does not hold"
     few = of_claim(claim("steady", pairs), findings(a=still[:4], b=wild, c=wild))
     assert (few.says, few.comparisons[0].numbers) == ("not decided at this scale", "0.06, the others 9.57, 9.57")
@@ -317,3 +320,42 @@ def test_a_best_round_on_test_data_has_a_column_of_its_own():
     sheet = comparison_tables.sheet(greedy, findings(a=[run(70, 50)]))
     assert sheet.header[-1] == "best round on test data % (the paper's rule)"
     assert (sheet.rows[0][3], sheet.rows[0][-1]) == ("50.00", "70.00")
+
+
+def with_clients(accuracy, *right, samples=10):
+    """A run whose clients have so many right answers."""
+    curves = run(accuracy).curves
+    return Measured({}, curves, clients={"personal round test": {str(i): (r, samples) for i, r in enumerate(right)}})
+
+
+def test_clients_inside_the_seeds():
+    pairs = (("femnist/a own", "femnist/b own"),)
+    a, b = [with_clients(70 + v, 9, 7, 5) for v in (0, 1, 2)], [with_clients(60 + v, 8, 6, 7) for v in (0, 1, 2)]
+    (found,) = of_claim(claim("greater", pairs), findings(a=a, b=b)).comparisons
+    assert found.clients.startswith("67 % of the clients better, 33 % worse; resampled seeds and clients -")
+    (few,) = of_claim(claim("greater", pairs), findings(a=a[:2], b=b)).comparisons
+    assert few.clients == ""
+    (unknown,) = of_claim(claim("greater", pairs), findings(a=[run(70)] * 3, b=b)).comparisons
+    assert unknown.clients == ""
+    text = comparison_tables.claim_lines(of_claim(claim("greater", pairs), findings(a=a, b=b)))
+    assert "holds. Clients: 67 % of the clients better" in text
+
+
+def test_other_clients_are_not_compared():
+    pairs = (("femnist/a own", "femnist/b own"),)
+    a, b = [with_clients(70, 9, 7)] * 3, [with_clients(60, 8, 6, samples=20)] * 3
+    assert of_claim(claim("greater", pairs), findings(a=a, b=b)).comparisons[0].clients == ""
+
+
+def test_differences_of_clients_are_weighted_as_the_measure_is():
+    a, b = (
+        Measured({}, run(50).curves, clients={"personal round test": c})
+        for c in ({"x": (9, 10), "y": (50, 100)}, {"x": (8, 10), "y": (60, 100)})
+    )
+    found = findings(a=[a], b=[b])
+    (mean, equal), (pooled, by_samples) = (
+        client_differences(found, f"femnist/a {m}", f"femnist/b {m}")[0] for m in ("own", "PM")
+    )
+    assert list(mean) == list(pooled) == pytest.approx([10, -10])
+    assert list(equal) == [1, 1]
+    assert list(by_samples) == [10, 100]

@@ -45,6 +45,17 @@ def test_agrees_with_the_summary(folder):
     assert [found.curves[f"client {i}"].samples for i in range(3)] == counts
 
 
+def test_right_answers_of_every_client(folder):
+    found = measured.read(folder)
+    own = found.clients["personal round test"]
+    assert list(own) == ["0", "1", "2"]
+    assert value(found, "own") == pytest.approx(100 * sum(right / count for right, count in own.values()) / 3, abs=1e-3)
+    assert value(found, "PM") == pytest.approx(
+        100 * sum(right for right, _ in own.values()) / sum(count for _, count in own.values()), abs=1e-3
+    )
+    assert set(found.clients) == {"personal round test", "personal finetuned test"}
+
+
 def test_what_a_mean_over_clients_is_worth():
     assert measured.effective_samples([50, 50, 50]) == 150
     assert measured.effective_samples([1, 1000]) == pytest.approx(4, abs=0.01)  # the client with one sample decides

@@ -64,6 +64,23 @@ def test_list_shows_every_result_and_its_cost(fedme):
     assert costs["fedme-table7"] == ("months", "a minute")
 
 
+def test_rates_are_searched_by_validation(fedme, tmp_path):
+    words = ("reproduce", "--rates", "femnist/hypcluster", "--scale", "smoke", "--runs", tmp_path, "--quiet", "--json")
+    code, out, err = fedme(*words)
+    assert code == 0, err
+    (row,) = json.loads(out)
+    assert (row["run"], row["model"], row["in use"]) == ("femnist/hypcluster", "fine-tuned", "0.0316")
+    rates = ("0.01", "0.0316", "0.1", "0.316")
+    best = max(float(row[rate]) for rate in rates)
+    assert float(row[row["best"]]) == best
+    folder = tmp_path / "rates" / "smoke" / "femnist-hypcluster-lr0.1"
+    lines = {(r["stage"], r["split"]): r["accuracy"]["client_mean"] for r in summary.read(folder)["results"]}
+    assert float(row["0.1"]) == pytest.approx(100 * lines["finetuned", "val"], abs=0.01)
+    assert fedme(*words)[1] == out  # nothing is run twice, and nothing changes
+    code, _, err = fedme("reproduce", "--rates", "femnist/hypclusters")
+    assert (code, "did you mean 'femnist/hypcluster'?" in err) == (2, True)
+
+
 def test_only_some_cells(fedme, tmp_path):
     sheet = made(fedme, tmp_path, "pfml-table3", "--only", "PM/MLR, lambda 20", "--seeds", "2")
     assert [row[""] for row in sheet["rows"]] == ["PM"]
@@ -186,7 +203,7 @@ def test_interrupted_politely(tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode in (0, 130)
     if process.returncode == 130:
-        assert "the same command goes on" in err
+        assert "the same command continues" in err
         assert "Traceback" not in err
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from fedme.config.experiment import load, presets
-from fedme.reproduction import catalogue
+from fedme.reproduction import catalogue, rate_search
 from fedme.reproduction.findings import every_run
 from fedme.reproduction.planned_runs import experiment
 
@@ -110,6 +110,14 @@ def test_architectures_are_chosen_with_the_rate_of_local_training(scale):
     for data in ("femnist", "cifar10", "shakespeare"):
         chosen, alone = (experiment(f"{data}/{run}", scale, 0) for run in ("fedme", "local"))
         assert chosen["models"]["selection_lr"] == alone["train"]["lr"], data
+
+
+@pytest.mark.parametrize("search", rate_search.searches(), ids=lambda search: search.run)
+def test_rates_are_those_that_one_rule_has_chosen(search):
+    assert search.accuracy
+    assert search.used == search.chosen
+    tuned = {cell.measure for result in catalogue.results().values() for cell in result.cells if cell.run == search.run}
+    assert search.model == ("finetuned" if "tuned" in tuned else "personal")
 
 
 @pytest.mark.parametrize(("scale", "often"), [("full", 60), ("small", 40)])

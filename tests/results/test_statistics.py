@@ -13,6 +13,7 @@ from fedme.results.statistics import (
     accuracy_gain,
     auroc_gain,
     bootstrap,
+    cluster_bootstrap,
     compare,
     equivalent,
     holm,
@@ -26,6 +27,7 @@ from fedme.results.statistics import (
     rmse_gain,
     same_samples,
     share_gain,
+    smaller_deviation,
 )
 from fedme.results.summary import spread
 
@@ -347,3 +349,38 @@ def test_power_and_needed_pairs_agree_with_statsmodels():
     assert pairs_needed(0.001, 10.0, most=100) is None
     assert power(1.0, 1.0, 1) == 0
     assert (power(1.0, 0.0, 5), power(-1.0, 0.0, 5)) == (1, 0)
+
+
+def test_clusters_and_their_members_are_resampled():
+    draw = np.random.default_rng(0)
+    covered = 0
+    for trial in range(200):
+        centres = draw.normal(1.0, 2.0, 12)  # clusters differ by 2, members of a cluster by 3
+        clusters = [draw.normal(centre, 3.0, 8) for centre in centres]
+        mean, low, high = cluster_bootstrap(clusters, [np.ones(8)] * 12, Key(trial), 500)
+        assert mean == pytest.approx(np.mean(clusters))
+        covered += low <= 1.0 <= high
+    assert 0.93 <= covered / 200 <= 1.0  # somewhat wide: the members of few clusters are drawn twice
+
+
+def test_weights_of_members_count():
+    values, weights = [np.array([0.0, 10.0])] * 3, [np.array([3.0, 1.0])] * 3
+    mean, low, high = cluster_bootstrap(values, weights, Key(0))
+    assert mean == 2.5
+    assert low < 2.5 < high
+
+
+def test_one_cluster_has_no_interval():
+    assert cluster_bootstrap([np.array([1.0, 3.0])], [np.ones(2)], Key(0)) == (2.0, -math.inf, math.inf)
+
+
+def test_deviations_of_pairs():
+    draw = np.random.default_rng(1)
+    base = draw.normal(0, 1, 200)
+    calm, wild = base + draw.normal(0, 0.1, 200), 2 * base + draw.normal(0, 0.1, 200)
+    assert smaller_deviation(calm, wild) < 1e-10
+    assert smaller_deviation(wild, calm) > 0.99
+    assert smaller_deviation([1.0, 2.0], [1.0, 3.0]) == 1.0  # too few
+    assert smaller_deviation([1.0, 1.0, 1.0], [1.0, 1.0, 1.0]) == 1.0
+    rates = [smaller_deviation(draw.normal(0, 1, 8), draw.normal(0, 1, 8)) < 0.05 for _ in range(2000)]
+    assert 0.035 < sum(rates) / 2000 < 0.065  # false alarms

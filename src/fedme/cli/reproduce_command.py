@@ -36,6 +36,7 @@ from fedme.reproduction import (
     measured,
     planned_runs,
     power_plan,
+    rate_search,
     results_page,
 )
 from fedme.reproduction.catalogue import Cell, Result, Scale
@@ -80,6 +81,10 @@ def reproduce(
         float | None,
         typer.Option(metavar="HOURS", min=0, help="Print the runs that decide most claims per hour, and their estimated time."),
     ] = None,
+    rates: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Search the learning rate of a run, such as femnist/fedavg, or of a family's runs."),
+    ] = None,
     write_page: Annotated[
         Path | None,
         typer.Option(
@@ -97,6 +102,8 @@ def reproduce(
         return _list(style, as_json)
     if plan is not None:
         return _plan(plan, root, write_page, jobs, style, as_json)
+    if rates:
+        return _rates(rates, planned_runs.RunFolders(root, scale), jobs, not no_wait, quiet, style, as_json)
     if write_page is not None and claim is None:
         return _page(write_page, root, quiet)
     wanted = catalogue.find(names or [])
@@ -194,6 +201,27 @@ def _plan(hours: float, root: Path, page: Path | None, jobs: int | None, style: 
             )
         )
     print_table(f"what decides most per hour, with {cores} processors (hours add up)", header, rows, style, as_json)
+
+
+def _rates(
+    names: Sequence[str],
+    folders: planned_runs.RunFolders,
+    jobs: int | None,
+    wait: bool,
+    quiet: bool,
+    style: Format,
+    as_json: bool,
+) -> None:
+    """Make searches of learning rates, and print what they found."""
+    wanted = rate_search.find(names)
+    minutes = catalogue.minutes([search.run for search in wanted for _ in search.rates], folders.scale)
+    with Display(err, quiet) as display:
+        count = planned_runs.jobs_for(minutes, sum(len(search.rates) for search in wanted), jobs)
+        points = [point for search in wanted for point in rate_search.points(search, folders, 1 if count > 1 else None)]
+        outcomes = Batch(display, count, wait=wait).run([run for point in points for run in point.runs])
+    searches = [rate_search.made(search, folders) for search in wanted]
+    print_table("validation accuracy in %, mean over clients, seed 0", *rate_search.table(searches), style, as_json)
+    _report_errors([f"{outcome.planned.name}: {outcome.error}" for outcome in outcomes if outcome.error])
 
 
 def _chosen(result: Result, only: Sequence[str] | None) -> list[Cell] | None:

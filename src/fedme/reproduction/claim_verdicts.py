@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+
+from fedme.core.key import Key
 from fedme.reproduction.catalogue import Cell, Claim, Result
-from fedme.reproduction.findings import Findings, error, points
-from fedme.results.statistics import Paired, compare, holm, paired
+from fedme.reproduction.findings import Findings, client_differences, error, points
+from fedme.results.statistics import Paired, cluster_bootstrap, compare, holm, paired, smaller_deviation
 from fedme.results.summary import spread
 
 EQUAL = 0.005  # the largest difference of numbers that are equal in print
@@ -40,6 +43,7 @@ class Comparison:
     p: float | None = None  # of the decision, two-sided; None without a test
     effect: Paired | None = None  # left minus right; of "sooner", the rounds that left needs less
     unit: Literal["points", "rounds"] = "points"
+    clients: str = ""  # how the clients inside the seeds differ
 
 
 @dataclass(frozen=True)
@@ -221,7 +225,8 @@ def _greater(claim: Claim, left: str, right: str, findings: Findings) -> Compari
     pair = _pair(left, right, findings)
     if pair is None:
         return Comparison(left, right, "", 0, "not run")
-    return Comparison(left, right, pair.numbers, pair.test.count, pair.greater, pair.p, pair.test)
+    inside = clients_inside(left, right, findings)
+    return Comparison(left, right, pair.numbers, pair.test.count, pair.greater, pair.p, pair.test, clients=inside)
 
 
 def _within(claim: Claim, left: str, right: str, findings: Findings) -> Comparison:
@@ -241,7 +246,25 @@ def _within(claim: Claim, left: str, right: str, findings: Findings) -> Comparis
         above = all(value > most + margin for value in test.differences)
         outside = above or all(value < least - margin for value in test.differences)
     p = pair.p_within(least, most, inside) if inside or outside else None
-    return Comparison(left, right, pair.numbers, test.count, "yes" if inside else "no" if outside else "open", p, test)
+    decision: Decision = "yes" if inside else "no" if outside else "open"
+    clients = clients_inside(left, right, findings)
+    return Comparison(left, right, pair.numbers, test.count, decision, p, test, clients=clients)
+
+
+def clients_inside(left: str, right: str, findings: Findings) -> str:
+    """How the clients of every seed differ between two runs; empty without their numbers, or with too few seeds.
+
+    The paired test sees one mean per seed. This shows whether most clients go with it, and how far the mean would move with
+    other seeds and other clients of each: an interval that resamples seeds, then the clients of each.
+    """
+    seeds = client_differences(findings, left, right)
+    if len(seeds) < SEEDS:
+        return ""
+    every = np.concatenate([differences for differences, _ in seeds.values()])
+    better, worse = (100 * float(np.mean(sign * every > 0)) for sign in (1, -1))
+    differences, weights = zip(*seeds.values(), strict=True)
+    _, low, high = cluster_bootstrap(differences, weights, Key(0).at("clients inside", left, right))
+    return f"{better:.0f} % of the clients better, {worse:.0f} % worse; resampled seeds and clients {low:+.2f} to {high:+.2f}"
 
 
 def _sooner(claim: Claim, left: str, right: str, findings: Findings) -> Comparison:
@@ -337,6 +360,12 @@ def _steady(left: str, others: Sequence[str], spreads: Spreads, findings: Findin
     if deviation is None:
         return "one seed has no deviation", "open", None, None
     numbers = f"{deviation:.2f}, the others {', '.join(f'{std:.2f}' for std in deviations)}"
-    if len(_values(left, findings)) < STEADY:
+    own = list(_values(left, findings).values())
+    if len(own) < STEADY:
         return numbers, "open", None, None
-    return numbers, "yes" if sum(std < deviation for std in deviations) <= 1 else "no", None, None
+    rivals = [list(_values(side, findings).values()) for side in others]
+    # One of the others may vary less, so the second largest p value counts; it is false if two of them do.
+    steadier = sorted(2 * smaller_deviation(own, rival) for rival in rivals)[-2]
+    others_steadier = len(rivals) * sorted(2 * smaller_deviation(rival, own) for rival in rivals)[1]
+    p = min(1.0, steadier, others_steadier)
+    return numbers, "open" if p > ALPHA else "yes" if steadier <= others_steadier else "no", p if p <= ALPHA else None, None

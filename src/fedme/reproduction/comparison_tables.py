@@ -190,5 +190,6 @@ def claim_lines(verdict: Verdict) -> str:
         if pair.decision != "not run":
             seeds = f"{pair.seeds} seed{'s' if pair.seeds != 1 else ''}"
             word = {"yes": "holds", "no": "does not hold", "open": "not decided"}[pair.decision]
-            lines.append(f"  * `{pair.left}` and `{pair.right}`: {pair.numbers} ({seeds}): {word}.\n")
+            clients = f" Clients: {pair.clients}." if pair.clients else ""
+            lines.append(f"  * `{pair.left}` and `{pair.right}`: {pair.numbers} ({seeds}): {word}.{clients}\n")
     return "".join(lines)

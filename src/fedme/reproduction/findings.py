@@ -16,9 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from fedme.config.experiment import ConfigError, parse
 from fedme.config.identity import identity
 from fedme.core.atomic_files import RunError, finite, write_text
+from fedme.core.key import Floats
 from fedme.core.typed import TypedError
 from fedme.reproduction import catalogue, measured
 from fedme.reproduction.catalogue import Scale
@@ -98,6 +101,30 @@ def error(run: Measured, measure: str) -> float:
     """The standard error of an accuracy in points, by its number of test samples; 0 if that is unknown."""
     number, count = value(run, measure), _samples(run, measure.removesuffix(" settled"))
     return math.sqrt(max(number * (100 - number), 0.0) / count) if number is not None and count else 0.0
+
+
+def client_differences(findings: Findings, left: str, right: str) -> dict[int, tuple[Floats, Floats]]:
+    """Per common seed of two measures ("RUN MEASURE"): every client's difference in points, and its weight in the mean.
+
+    Seeds of runs whose clients were not recorded, or that have other clients, are left out.
+    """
+    sides = [side.partition(" ")[::2] for side in (left, right)]
+    if any(measure not in ACCURACIES for _, measure in sides):
+        return {}
+    (name, measure), (other_name, other_measure) = sides
+    pooled = ACCURACIES[measure][1] == "pooled"
+    runs, others = findings.runs.get(name, {}), findings.runs.get(other_name, {})
+    result = {}
+    for seed in sorted(runs.keys() & others.keys()):
+        left_clients, right_clients = (
+            run.clients.get(ACCURACIES[of][0], {}) for run, of in ((runs[seed], measure), (others[seed], other_measure))
+        )
+        counts, other_counts = ({c: n for c, (_, n) in clients.items()} for clients in (left_clients, right_clients))
+        if counts and counts == other_counts:
+            differences = [100 * (left_clients[c][0] - right_clients[c][0]) / count for c, count in counts.items()]
+            weights = [count if pooled else 1 for count in counts.values()]
+            result[seed] = np.array(differences), np.array(weights, float)
+    return result
 
 
 def _samples(run: Measured, measure: str) -> float:

@@ -1,6 +1,6 @@
 """The measurements of a run for tables and archives: curves, chosen architectures, seconds, numbers of samples.
 
-`take` reads the directory of a finished run once and writes `run-measurements.json` there.
+`take` reads the directory of a finished run once and writes `run-measures.json` there.
 """
 
 import json
@@ -19,7 +19,7 @@ from fedme.core.typed import build
 from fedme.results import records, summary
 from fedme.running import assembly
 
-NAME = "run-measurements.json"  # rename it whenever its content changes, so that files of earlier versions are not read
+NAME = "run-measures.json"  # rename it whenever its content changes, so that files of earlier versions are not read
 FEW = 5  # up to this many clients, every client has a curve
 DIGITS = 6
 
@@ -47,6 +47,8 @@ class Measured:
     chosen: tuple[int, ...] = ()  # number of clients that begin with each architecture of the pool
     seconds: Mapping[str, float] = field(default_factory=dict)  # of one client and of the server, mean over rounds
     samples: Mapping[str, float] = field(default_factory=dict)  # statistics of client sizes, of runs that only count samples
+    # Right answers and samples of every client in the last evaluated round, by the name of a curve on test data.
+    clients: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
 
 
 def take(folder: Path) -> None:
@@ -75,7 +77,8 @@ def take(folder: Path) -> None:
     busy = [value for value in seconds.values() if value]
     took = {"client": statistics.fmean(busy) if busy else 0.0, "server": statistics.fmean(server.values()) if server else 0.0}
     rounded = {name: _rounded(value, 4) for name, value in took.items()}
-    write_json(folder / NAME, asdict(Measured(_without_output(config), curves, _chosen(folder), rounded)))
+    of_clients = {name: _last(by_round) for name, by_round in _by_name(accuracy).items() if name.endswith(" test")}
+    write_json(folder / NAME, asdict(Measured(_without_output(config), curves, _chosen(folder), rounded, clients=of_clients)))
 
 
 def count_samples(config: Mapping[str, Any], folder: Path) -> None:
@@ -139,6 +142,11 @@ def _accuracies(by_round: Mapping[int, Sequence[Mapping[str, Any]]]) -> Curve:
     counts = [row["samples"] for row in by_round[rounds[-1]]]
     worth = _rounded(effective_samples(counts), 1)
     return Curve(tuple(rounds), tuple(map(_rounded, means)), tuple(map(_rounded, pooled)), sum(counts), worth)
+
+
+def _last(by_round: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, tuple[int, int]]:
+    """Right answers and samples of every client in the last round."""
+    return {row["client"]: (row["correct"], row["samples"]) for row in by_round[max(by_round)]}
 
 
 def effective_samples(counts: Sequence[float]) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedme.core.atomic_files import write_text
-from fedme.reproduction import catalogue, claim_verdicts, comparison_tables, figures, findings, power_plan
+from fedme.reproduction import catalogue, claim_verdicts, comparison_tables, figures, findings, power_plan, rate_search
 from fedme.reproduction.catalogue import PAPERS, Claim, Remark, Scale
 from fedme.reproduction.claim_verdicts import Verdict
 from fedme.reproduction.comparison_tables import Sheet
@@ -49,7 +49,8 @@ def write(path: Path, root: Path) -> list[Path]:
         sections[result.paper] += [_section(shown, folder)] if shown else []
     judged = _judged(by_scale)
     for paper in PAPERS:
-        pages = [_title(paper, path), *sections[paper], _comparisons(judged[paper]), _settings(paper), _known_issues(paper)]
+        results = [_title(paper, path), *sections[paper], _comparisons(judged[paper])]
+        pages = [*results, _settings(paper), _rates(paper), _known_issues(paper)]
         write_text(folder / f"{paper}.md", "\n".join(part for part in pages if part))
         written.append(folder / f"{paper}.md")
     write_text(folder / "plan.md", _plan(path))
@@ -179,6 +180,21 @@ def _comparisons(claims: Sequence[Judged]) -> str:
 
 def _settings(paper: str) -> str:
     return _remarks("Settings that need a word", catalogue.settings(), paper)
+
+
+def _rates(paper: str) -> str:
+    """The searches of learning rates for the runs of a paper."""
+    runs = {run for result in catalogue.results().values() if result.paper == paper for run in result.runs}
+    searches = [search for search in rate_search.searches() if search.run in runs]
+    if not searches:
+        return ""
+    rule = (
+        "Validation accuracy in % (client mean after the last round, seed 0, scale small) of the model that the paper's table "
+        "reports, with the rates that were tried. The best one is used, with model 2 for all methods."
+    )
+    names = sorted({search.run.partition("/")[0] for search in searches})
+    commands = "\n".join(f"fedme reproduce --rates {name}" for name in names)
+    return f"## Learning rates\n\n{rule}\n\n```\n{commands}\n```\n\n{text(*rate_search.table(searches), 'markdown')}"
 
 
 def _known_issues(paper: str) -> str:
