@@ -227,6 +227,21 @@ def test_clients_without_a_common_label_get_a_note_if_labels_are_text():
     assert not federation(a=site(1, label=(0, 1)), b=site(2, label=(2, 3))).notes  # skewed labels of one coding
 
 
+def test_clients_that_count_classes_from_two_numbers_get_a_note():
+    sites = {"a": site(1, label=(0, 1)), "b": site(2, label=(1, 2)), "c": site(3, label=(1, 2)), "d": site(4, label=(0, 1))}
+    (note,) = federation(**sites).notes
+    assert note == (
+        "a {0, 1} and b {1, 2} may count the same classes from two numbers. If so, set clients.b.rename = "
+        '{ "1" = "0", ... } (in Python: fedme.Client(..., rename={...})), likewise for c'
+    )
+    coded = {"b": {"1": "0", "2": "1"}, "c": {"1": "0", "2": "1"}}.items()
+    made = federation(renamed=coded, **sites)
+    assert (made.dataset.schema.classes, made.notes) == (("0", "1"), ())
+    assert not federation(UserDataset(classes=("0", "1", "2")), **sites).notes  # they may be three classes after all
+    assert not federation(**sites, e=site(5, label=(0, 2))).notes  # somebody has 0 and 2
+    assert not federation(a=sites["a"], d=sites["d"]).notes
+
+
 def test_many_integers_may_be_quantities():
     frame = site(1, 60)
     with pytest.raises(DataError, match=r"'ill' has 60 different integers from 200 to 259.*data.task = 'regression'"):

@@ -13,6 +13,7 @@ from fedme.core.key import Key
 from fedme.core.task_types import task_type_of
 from fedme.results import verdicts
 from fedme.running import assembly, local_baseline
+from fedme.running.local_training_name import FOLDER, local_training_name
 
 
 def samples(count, seed):
@@ -54,7 +55,7 @@ def test_the_best_architecture_of_the_pool_not_the_first(runs):
 
 def test_it_is_trained_once_for_the_same_samples(runs):
     folder, made = runs
-    assert len(list((folder / local_baseline.FOLDER).iterdir())) == 1  # both methods share it
+    assert len(list((folder / FOLDER).iterdir())) == 1  # both methods share it
     ours, theirs = ({v.client: v.local for v in made[name].verdicts(quiet=True)} for name in made)
     assert ours == theirs
 
@@ -65,14 +66,18 @@ def test_other_samples_or_settings_are_other_baselines(runs):
     federation = assembly.gather(experiment)
     candidates = assembly.candidates(experiment, federation)
     rounds = dict.fromkeys(federation.clients, 8)
-    name = local_baseline.identity(experiment, federation, candidates, rounds)
-    assert name == local_baseline.identity(made["fedme"].experiment, federation, candidates, rounds)
-    assert name != local_baseline.identity(experiment, federation, candidates, rounds | {"site-0": 7})
+
+    def name_of(experiment, rounds):
+        return local_training_name(experiment, federation, candidates, rounds, experiment.train)
+
+    name = name_of(experiment, rounds)
+    assert name == name_of(made["fedme"].experiment, rounds)
+    assert name != name_of(experiment, rounds | {"site-0": 7})
     changed = fedme.FedAvg(**SETTINGS | {"seed": 1}, models=POOL).experiment(clients())
-    assert name != local_baseline.identity(changed, federation, candidates, rounds)
+    assert name != name_of(changed, rounds)
     others = assembly.gather(fedme.FedAvg(**SETTINGS, models=POOL).experiment(clients()[::-1]))
     federation.clients["site-0"].train.source.x[0] += 1
-    assert name != local_baseline.identity(experiment, federation, candidates, rounds)
+    assert name != name_of(experiment, rounds)
     federation.clients["site-0"].train.source.x[0] -= 1
     assert others is not federation
 
@@ -95,7 +100,7 @@ def test_a_client_trains_alone_for_as_many_rounds_as_it_took_part_in(tmp_path):
     assert sum(counts.values()) == 6
     assert rounds == {client: count or max(counts.values()) for client, count in counts.items()}
     result.verdicts(quiet=True)
-    (cache,) = (tmp_path / local_baseline.FOLDER).iterdir()
+    (cache,) = (tmp_path / FOLDER).iterdir()
     for client in result:
         assert saved_models.describe(saved_models.folder_of(cache, client), "local")["rounds"] == rounds[client]
 

@@ -213,10 +213,10 @@ def test_choosing_architectures_is_not_done_again(tmp_path, monkeypatch):
     chosen = json.loads((whole / "selection.json").read_text())
     assert all(set(scores) == {"mlr", "dnn-8"} for scores in chosen.values())
     with pytest.raises(Killed):
-        do(tmp_path / "cut", *words, fuse=4 * 2 * 3 + 15)
+        do(tmp_path / "elsewhere" / "cut", *words, fuse=4 * 2 * 3 + 15)
     monkeypatch.setattr("fedme.running.assembly._by_best_local", None)
-    run.resume(tmp_path / "cut", Watching())
-    assert identical(whole, tmp_path / "cut")
+    run.resume(tmp_path / "elsewhere" / "cut", Watching())
+    assert identical(whole, tmp_path / "elsewhere" / "cut")
 
 
 def test_architectures_are_chosen_with_a_rate_of_their_own(tmp_path):

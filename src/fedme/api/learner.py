@@ -133,13 +133,14 @@ class Learner:
         `fedme.Callback`. Both are recorded and change nothing else.
         """
         passing = output is None
-        folder = Path(tempfile.mkdtemp(prefix="fedme-")) if output is None else Path(output)
+        # A folder of its own around it: what a run keeps for its neighbours must not be in a folder that everybody writes to.
+        folder = Path(tempfile.mkdtemp(prefix="fedme-")) / "run" if output is None else Path(output)
         try:
             with display_for(quiet) as display:
                 return self.run(clients, folder, display, unlabeled, public, metrics, callbacks, passing)
         except BaseException:
             if passing:
-                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(folder.parent, ignore_errors=True)
             raise
 
     def run(
@@ -153,7 +154,7 @@ class Learner:
         callbacks: Sequence[Callback] = (),
         passing: bool = False,
     ) -> Result:
-        """The same as `fit` in a given directory, which is deleted with the result if it is `passing`."""
+        """The same as `fit` in a given directory, which is deleted with its parent and the result if it is `passing`."""
         experiment = self.experiment(clients, unlabeled, public, metrics, callbacks)
         notes = hints(experiment)
         for note in notes:

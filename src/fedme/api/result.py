@@ -55,7 +55,7 @@ class Result(Mapping[ClientId, Personal]):
             raise RunError(f"{self.folder}: there are no saved models; a run saves them at its end")
         self._passing = passing
         if passing:
-            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+            weakref.finalize(self, shutil.rmtree, self.folder.parent, ignore_errors=True)
 
     def __getitem__(self, client: ClientId) -> Personal:
         return self.model(client)

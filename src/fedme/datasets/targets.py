@@ -126,7 +126,25 @@ def coding_notes(sets: Mapping[ClientId, Set[str]]) -> tuple[str, ...]:
             other = next(name for name in sets if name != client)
             problem = f"{client} {_braces(labels)} and {other} {_braces(sets[other])} share no label"
             notes.append(f"{problem}: one coding? If so, {_remedy(client, min(labels), min(sets[other])).partition(';')[0]}")
-    return tuple(notes)
+    return (*notes, *_counted_from_two_numbers(sets))
+
+
+def _counted_from_two_numbers(sets: Mapping[ClientId, Set[str]]) -> list[str]:
+    """A note if clients have equally many consecutive integers, but some begin one higher than the others."""
+    if len(sets) < 2 or not all(_all_integers(labels) and len(labels) > 1 for labels in sets.values()):
+        return []
+    numbers = {client: sorted(map(int, labels)) for client, labels in sets.items()}
+    lowest = min(own[0] for own in numbers.values())
+    length = len(next(iter(numbers.values())))
+    ranges = [list(range(first, first + length)) for first in (lowest, lowest + 1)]
+    if any(own not in ranges for own in numbers.values()):
+        return []
+    low, *_ = (client for client, own in numbers.items() if own == ranges[0])
+    high = [client for client, own in numbers.items() if own == ranges[1]]
+    if not high:
+        return []
+    problem = f"{low} {_braces(sets[low])} and {high[0]} {_braces(sets[high[0]])} may count the same classes from two numbers"
+    return [f"{problem}. If so, {_remedy(high[0], str(lowest + 1), str(lowest), high[1:]).partition(';')[0]}"]
 
 
 def _braces(labels: Set[str]) -> str:

@@ -90,30 +90,31 @@ def check_reply(method: AnyMethod, task: Task, down: Any, up: Any, when: Round, 
 
     `samples` is how many the client has said to train on, if it has.
     """
-    kind = MessageTypes.of(method).up
+    method_type: Hashable = type(method)
+    kind = _kinds(method_type).up
     fields = _fields(kind)
     if type(up) is not kind:
         raise TypedError("", f"must be a {kind.__name__}, got a {type(up).__name__}")
-    plain = {name for name in fields if isinstance(getattr(up, name), (bool, int, float, str))}
+    values = {name: getattr(up, name) for name in fields}
+    plain = {name for name, value in values.items() if isinstance(value, (int, float, str))}
     for name in plain:
-        build(fields[name], getattr(up, name), name)
+        build(fields[name], values[name], name)
     if "samples" in plain and not 1 <= up.samples <= (samples if samples is not None else up.samples):
         raise TypedError("samples", f"must be >= 1 and <= {samples}, the number that the client announced, got {up.samples}")
     wanted = {name: getattr(down, name) for name in fields if hasattr(down, name) and name not in plain}
     wanted |= method.expects(task, down, up, when)
     for name in fields.keys() - plain - wanted.keys():
-        if (sent := _counterpart(getattr(up, name), down, name)) is not None:
+        if (sent := _counterpart(values[name], down, name)) is not None:
             wanted[name] = sent
-    for name, hint in fields.items():
-        value = getattr(up, name)
+    for name, value in values.items():
         if name in plain:
             continue
         if value is None:
-            build(hint, None, name)
+            build(fields[name], None, name)
         elif name in wanted:
             require_alike(value, wanted[name], name)
         else:
-            build(hint, value, name, functools.partial(_already, task))
+            build(fields[name], value, name, functools.partial(_already, task))
     _require_finite(up)
     return wanted
 
@@ -213,9 +214,10 @@ def check_report(report: Report, seconds: float, kind: TaskType, clients: Collec
         for key, value in table.items():
             if len(key) > LONGEST:
                 raise TypedError(name, f"names must have at most {LONGEST} characters, got {len(key)}")
-            if isinstance(value, str) and len(value) > LONGEST and value not in clients:
-                raise TypedError(f"{name}.{key}", f"must have at most {LONGEST} characters")
-            if isinstance(value, int) and abs(value) > 2**53:
+            if isinstance(value, str):
+                if len(value) > LONGEST and value not in clients:
+                    raise TypedError(f"{name}.{key}", f"must have at most {LONGEST} characters")
+            elif isinstance(value, int) and abs(value) > 2**53:
                 raise TypedError(f"{name}.{key}", "must be between -2**53 and 2**53")
     for role, score in report.scores.items():
         _check_score(score, f"scores.{role}", kind)
@@ -278,19 +280,22 @@ def _require(condition: bool, at: str, message: str) -> None:
 
 def moved(up: Any, sent: Mapping[str, Any]) -> float | None:
     """How far the model of a reply that moved furthest is from what was sent; None if no weights were sent."""
-    norms = [norm for name, value in sent.items() for norm in _changes(getattr(up, name), value)]
+    norms: list[float] = []
+    for name, value in sent.items():
+        norms += _changes(getattr(up, name), value)
     return max(norms, default=None)
 
 
-def _changes(got: Any, sent: Any) -> Iterator[float]:
+def _changes(got: Any, sent: Any) -> list[float]:
     if isinstance(got, Model) and isinstance(sent, Model):
         pairs = (got.params, sent.params), (got.buffers, sent.buffers)
-        yield from (tree.distance(after, before) for after, before in pairs if before)
-    elif isinstance(got, Mapping) and sent and all(isinstance(value, Tensor) for value in got.values()):
-        yield tree.distance(got, sent)
-    elif dataclasses.is_dataclass(got) and not isinstance(got, type | Arch) and type(got) is type(sent):
-        for field in dataclasses.fields(got):
-            yield from _changes(getattr(got, field.name), getattr(sent, field.name))
+        return [tree.distance(after, before) for after, before in pairs if before]
+    if isinstance(got, Mapping) and sent and all(isinstance(value, Tensor) for value in got.values()):
+        return [tree.distance(got, sent)]
+    if dataclasses.is_dataclass(got) and not isinstance(got, type | Arch) and type(got) is type(sent):
+        pairs_of_fields = ((getattr(got, field.name), getattr(sent, field.name)) for field in dataclasses.fields(got))
+        return [norm for after, before in pairs_of_fields for norm in _changes(after, before)]
+    return []
 
 
 def bounded(up: Any, sent: Mapping[str, Any], limit: float) -> Any:

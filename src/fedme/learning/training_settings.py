@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from fedme.core.data import ClientId
@@ -109,8 +109,13 @@ class Training:
 
     def batch_schedule(self, when: Round | None = None) -> BatchSchedule:
         """The batches of a round. Without shuffling, a number of steps goes on where the last round stopped."""
-        offset = when.t * self.steps if when is not None and self.steps is not None else 0
-        return BatchSchedule(self.epochs, self.batch, self.steps, self.shuffle, offset, last_batch=self.last_batch)
+        if self.steps is None or when is None:
+            return self._first_batches
+        return replace(self._first_batches, offset=when.t * self.steps)
+
+    @functools.cached_property
+    def _first_batches(self) -> BatchSchedule:
+        return BatchSchedule(self.epochs, self.batch, self.steps, self.shuffle, last_batch=self.last_batch)
 
     def whole_epochs(self, epochs: int, batch: int | None = None) -> BatchSchedule:
         """The batches of a training outside of the rounds, such as fine-tuning: shuffled epochs."""

@@ -27,6 +27,8 @@ from fedme.federation.reply_validation import MessageTypes
 from fedme.learning.architecture_selection import Choice, best_local
 from fedme.learning.exchanged_part import exchanged_part, require_equal_parts
 from fedme.learning.own_statistics import with_own_statistics
+from fedme.running.chosen_architectures import ChosenArchitectures, SharedChoices
+from fedme.running.local_training_name import local_training_name
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -38,7 +40,7 @@ class Prepared:
     federation: Federation
     task: Task
     archs: Mapping[str, Arch]
-    selection: Mapping[ClientId, Mapping[str, float]]  # "best-local": validation score per client and architecture
+    selection: Mapping[ClientId, Mapping[str, float | None]]  # "best-local": validation score per client and architecture
 
 
 def executor(
@@ -75,9 +77,12 @@ def prepare(
     federation: Federation,
     execute: Executor,
     assigned: Mapping[ClientId, str] | None = None,
-    choosing: Callable[[int], None] = lambda operations: None,
+    choices: SharedChoices | None = None,
 ) -> Prepared:
-    """Give every client its architecture (`assigned`, if an earlier call has chosen them) and check that all fit the data."""
+    """Give every client its architecture (`assigned`, if an earlier call has chosen them) and check that all fit the data.
+
+    Without `choices`, those of "best-local" are made anew and not kept.
+    """
     schema, models = federation.dataset.schema, experiment.settings.models
     dtype = DTYPES[experiment.settings.engine.dtype]
     more = experiment.supplied.archs if experiment.supplied else {}
@@ -134,11 +139,12 @@ def prepare(
     require_equal_parts(experiment.method, task_of(chosen))
     if (part := exchanged_part(experiment.method, task_of(chosen))) is not None:
         archs[part.arch.name] = part.arch
-    selection: dict[ClientId, dict[str, float]] = {}
+    selection: Mapping[ClientId, Mapping[str, float | None]] = {}
     if undecided:
         rest = replace(federation, clients={client: federation.clients[client] for client in undecided})
-        best, selection = _by_best_local(experiment, rest, pool, fitted, execute, choosing, dtype, limits)
-        chosen |= best
+        best = _by_best_local(experiment, rest, pool, fitted, execute, choices, dtype, limits)
+        chosen |= {client: archs[name] for client, name in best.names.items()}
+        selection = best.scores
     return Prepared(federation, task_of(chosen), archs, selection)
 
 
@@ -272,10 +278,10 @@ def _by_best_local(
     pool: Mapping[str, Spec],
     fitted: Callable[[Spec, int], Arch],
     execute: Executor,
-    choosing: Callable[[int], None],
+    choices: SharedChoices | None,
     dtype: torch.dtype,
     limits: Mapping[ClientId, int],
-) -> tuple[dict[ClientId, Arch], dict[ClientId, dict[str, float]]]:
+) -> ChosenArchitectures:
     settings = experiment.settings
     rounds = settings.models.selection_rounds or settings.rounds
     training = replace(settings.train, lr=settings.models.selection_lr or settings.train.lr)
@@ -283,7 +289,6 @@ def _by_best_local(
         raise ConfigError(
             f"models.assign: 'best-local' compares on validation data, but client {empty[0]} has none; set data.val above 0"
         )
-    choosing(len(federation.clients) * len(pool) * (rounds + 1))
     key = Key(settings.seed).at("selection")
 
     def candidates(client: ClientId) -> list[Arch]:
@@ -293,15 +298,25 @@ def _by_best_local(
             raise ConfigError(f"models.max_parameters: no architecture of the pool is small enough for client {client}")
         return fitting
 
+    offered = {client: candidates(client) for client in federation.clients}
+
     def choice(client: ClientId, data: ClientData) -> Computation[Choice]:
-        work = best_local(candidates(client), data, training, rounds, key.at(client), dtype)
+        work = best_local(offered[client], data, training, rounds, key.at(client), dtype)
         return with_own_statistics(work, data) if settings.models.update_bn else work
 
-    work = {client: choice(client, data) for client, data in federation.clients.items()}
-    done = {client: result.value for client, result in run_in_lockstep(work, execute).items()}
-    loss = federation.dataset.schema.task_type == "regression"
-    scores = {
-        client: {name: score.loss if loss else score.accuracy for name, score in chosen.scores.items()}
-        for client, chosen in done.items()
-    }
-    return {client: chosen.arch for client, chosen in done.items()}, scores
+    def choose() -> ChosenArchitectures:
+        if choices is not None:
+            choices.begin(sum(map(len, offered.values())) * (rounds + 1))
+        work = {client: choice(client, data) for client, data in federation.clients.items()}
+        done = {client: result.value for client, result in run_in_lockstep(work, execute).items()}
+        loss = federation.dataset.schema.task_type == "regression"
+        scores = {
+            client: {name: score.loss if loss else score.accuracy for name, score in chosen.scores.items()}
+            for client, chosen in done.items()
+        }
+        return ChosenArchitectures({client: chosen.arch.name for client, chosen in done.items()}, scores)
+
+    if choices is None:
+        return choose()
+    rounds_of = dict.fromkeys(federation.clients, rounds)
+    return choices.get(local_training_name(experiment, federation, offered, rounds_of, training), choose)

@@ -13,6 +13,7 @@ from fedme.core.atomic_files import RunError
 from fedme.results import summary, verdicts
 from fedme.results.verdicts import Verdict
 from fedme.running import local_baseline, run
+from fedme.running.local_training_name import FOLDER as LOCAL
 from fedme.running.progress import Display
 from fedme.running.round_loop import Interrupted
 
@@ -45,7 +46,7 @@ def judge(folder: Path, experiment: Experiment, folds: int, display: Display, ca
         )
         try:
             run.start_or_resume(at, again, display)
-            judged.append(local_baseline.judge(at, again, display, cache or folder.resolve().parent / local_baseline.FOLDER))
+            judged.append(local_baseline.judge(at, again, display, cache or folder.resolve().parent / LOCAL))
         except Interrupted:
             finished = f"{number - 1} of {folds} folds are finished"
             command = f"`fedme verdict {shlex.quote(str(folder))} --folds {folds}`"

@@ -5,8 +5,6 @@ the one that is best on its validation part. That does not depend on the method,
 architectures and training settings: the models are kept in `.local/` beside the run directory, and all runs there share them.
 """
 
-import hashlib
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,20 +12,18 @@ from typing import Any
 
 from fedme.artifacts import local_models, outputs as model_outputs, saved_models
 from fedme.config.experiment import Experiment
-from fedme.config.identity import source_digests
 from fedme.core.atomic_files import RunError, locked, together
 from fedme.core.data import ClientId
 from fedme.core.key import Key
-from fedme.core.model import Arch
 from fedme.datasets.federated_dataset import Federation
 from fedme.execution.lockstep import run_in_lockstep
 from fedme.results import records, summary, verdicts
 from fedme.results.verdicts import Verdict
 from fedme.running import assembly
+from fedme.running.local_training_name import FOLDER, local_training_name
 from fedme.running.progress import Display
 from fedme.running.run import on_disk, stopping
 
-FOLDER = ".local"  # beside run directories
 GROUP = 32  # clients trained at a time; a stopped training keeps the finished groups
 
 
@@ -70,7 +66,8 @@ def train_locally(
     """The folder with every client's model trained alone; clients that are not there yet are trained."""
     rounds = rounds_of_clients(run, experiment, federation.clients)
     candidates = assembly.candidates(experiment, federation)
-    folder = (cache or run.resolve().parent / FOLDER) / identity(experiment, federation, candidates, rounds)
+    name = local_training_name(experiment, federation, candidates, rounds, experiment.train)
+    folder = (cache or run.resolve().parent / FOLDER) / name
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder), on_disk(folder), stopping() as stop:
         missing = [c for c in federation.clients if not model_outputs.exist(saved_models.folder_of(folder, c))]
@@ -128,39 +125,3 @@ def rounds_of_clients(run: Path, experiment: Experiment, clients: Mapping[Client
     counts = {client: sum((client, t) not in missed for t in trained[client]) for client in clients}
     most = max(counts.values(), default=0) or experiment.settings.rounds
     return {client: count or most for client, count in counts.items()}
-
-
-def identity(
-    experiment: Experiment,
-    federation: Federation,
-    candidates: Mapping[ClientId, Sequence[Arch]],
-    rounds: Mapping[ClientId, int],
-) -> str:
-    """A name for everything that decides what clients can do alone: samples, architectures, training, seed."""
-    settings = experiment.settings
-    plain = experiment.plain()
-    networks = {arch.name: _fingerprint(arch) for archs in candidates.values() for arch in archs}
-    deciding = {
-        "seed": settings.seed,
-        "train": {key: value for key, value in plain["train"].items() if key != "cohort"},
-        "update_bn": settings.models.update_bn,
-        "dtype": settings.engine.dtype,
-        "sources": source_digests(plain | {"method": {}}),
-        "networks": networks,
-        "candidates": {client: [arch.name for arch in archs] for client, archs in candidates.items()},
-        "rounds": dict(rounds),
-        "samples": {
-            client: [local_models.split_fingerprint(split) for split in (data.train, data.val, data.test)]
-            for client, data in federation.clients.items()
-        },
-    }
-    return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _fingerprint(arch: Arch) -> str:
-    """Of the network and its first weights: two networks given as objects may have the same name."""
-    module = arch.build(Key(0))
-    digest = hashlib.sha256(str(module).encode())
-    for name, value in module.state_dict().items():
-        digest.update(name.encode() + value.detach().double().numpy().tobytes())
-    return digest.hexdigest()

@@ -33,7 +33,9 @@ from fedme.learning.robust_aggregation import defence_of, require_enough_copies
 from fedme.results import loggers, records, run_directory, summary
 from fedme.results.summary import CONFIG
 from fedme.running import assembly, checkpoint, extension, privacy_budget
+from fedme.running.chosen_architectures import SharedChoices
 from fedme.running.flower_run import on_flower, require_flower
+from fedme.running.local_training_name import FOLDER as LOCAL
 from fedme.running.progress import Display
 from fedme.running.ray_run import require_ray, started_executor
 from fedme.running.round_loop import Interrupted, RoundLoop
@@ -249,13 +251,13 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment, conf
         write_json(folder / LABELS, sealed(federation.label_counts()))
         saved = checkpoint.load(folder, config, run_directory.earlier_rounds(folder))
         secret = privacy_budget.secret_of(folder, settings.privacy, begun=saved is not None)
-        prepared = assembly.prepare(
-            experiment,
-            federation,
-            execute,
-            saved.header.assigned if saved else None,
+        choices = SharedChoices(
+            folder.resolve().parent / LOCAL,
             lambda total: display.start("choosing architectures: training", total, by_operation=True),
+            tick,
+            display.note,
         )
+        prepared = assembly.prepare(experiment, federation, execute, saved.header.assigned if saved else None, choices)
         if prepared.selection:
             write_json(folder / "selection.json", prepared.selection)
         settings.faults.check(prepared.task)
