@@ -56,7 +56,6 @@ NOT_COMPILED = (
     "unsupported loss TowardsPrototype",
     "unsupported loss MaskedCrossEntropy",
     "unsupported optimizer Mixing",  # APFL
-    "another l2 for the auxiliary model",  # PFML with a shared MLR and larger auxiliary models
 )
 
 
