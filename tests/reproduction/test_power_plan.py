@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -87,6 +88,12 @@ def test_more_seeds_and_fewer_comparisons_decide_more():
     assert row(1.0, 1.0, seeds=20).chance(claim("greater")) > row(1.0, 1.0).chance(claim("greater"))
     assert row(1.0, 1.0, count=3).chance(claim("greater")) < row(1.0, 1.0).chance(claim("greater"))
     assert row(1.0, 1.0).needed() == 10
+
+
+def test_a_minority_of_the_comparisons_can_only_refute_a_claim():
+    of_four = replace(claim("greater"), pairs=claim("greater").pairs * 4)
+    assert row(5.0, 0.5).chance(of_four) < 0.01 < 0.99 < row(5.0, 0.5, count=3).chance(of_four)
+    assert row(-5.0, 0.5).chance(of_four) > 0.99
 
 
 def verdict(says, *p_values, need="all"):

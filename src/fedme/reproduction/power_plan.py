@@ -62,7 +62,8 @@ class Row:
         outcomes = [self._outcomes(claim, seen, level) for seen in self.comparisons]
         if claim.need == "most":
             return sum(max(outcome) for outcome in outcomes) / len(outcomes)
-        holds = math.prod(yes for yes, _ in outcomes)
+        # Elsewhere the other comparisons have no runs: half of them or fewer can refute the claim, but not confirm it.
+        holds = math.prod(yes for yes, _ in outcomes) if 2 * len(outcomes) > len(claim.pairs) else 0.0
         fails = 1 - math.prod(1 - no for _, no in outcomes)
         return min(1.0, holds + fails)
 
