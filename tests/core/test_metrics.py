@@ -1,5 +1,6 @@
 """Every metric agrees with scikit-learn where scikit-learn has it, and says None where it has no meaning."""
 
+import dataclasses
 import math
 import timeit
 import warnings
@@ -8,10 +9,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 from sklearn.metrics import balanced_accuracy_score, f1_score, log_loss, roc_auc_score
 from torch import Tensor
 
-from fedme.core.metrics import MEASURES, Metrics, measure
+from fedme.core.metrics import MEASURES, TOGETHER, Metrics, measure, measure_all
 
 
 def draw(seed: int, samples: int, classes: int, held: int, repeated: bool = False) -> tuple[Tensor, Tensor]:
@@ -136,6 +138,29 @@ def test_a_label_with_no_probability_at_all_costs_infinitely_much() -> None:
     assert result.correct == 1
     assert result.auroc is not None
     assert result.ece is not None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2**20), st.integers(0, 90), st.sampled_from([2, 3, 10, 62])), min_size=1, max_size=12))
+def test_metrics_do_not_depend_on_what_is_measured_with_them(shapes: list[tuple[int, int, int]]) -> None:
+    answers = []
+    for seed, samples, classes in shapes:
+        logits, labels = draw(seed, samples, classes, 1 + seed % classes, repeated=seed % 3 == 0)
+        if seed % 5 == 0:  # one that has diverged
+            logits[: samples // 3] = math.nan
+        answers.append((logits, labels))
+    generator = torch.Generator().manual_seed(len(shapes))
+    answers.insert(1, (torch.randn(9, 4, generator=generator), torch.rand(9, 4, generator=generator) > 0.5))
+    answers.insert(2, (torch.randn(9, 2, generator=generator), torch.randn(9, 2, generator=generator)))
+    for found, (logits, labels) in zip(measure_all(answers), answers, strict=True):
+        for name, value in dataclasses.asdict(found).items():  # to the bit; NaN is equal to NaN here
+            other = getattr(measure(logits, labels), name)
+            assert value == other or (math.isnan(value) and math.isnan(other))
+
+
+def test_more_than_fits_the_cache_is_measured_in_parts() -> None:
+    answers = [draw(seed, TOGETHER // 40, 10, 10) for seed in range(7)]
+    assert measure_all(answers) == [measure(*answer) for answer in answers]
 
 
 def test_values_beyond_all_bounds_are_short() -> None:

@@ -131,7 +131,11 @@ def finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): item if type(item) in _PLAIN else finite(item) for key, item in value.items()}
+        isfinite = math.isfinite
+        return {
+            str(key): item if (kind := type(item)) in _PLAIN or (kind is float and isfinite(item)) else finite(item)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         types = set(map(type, value))  # long lists of one type are common
         if types <= _PLAIN or (types == {float} and math.isfinite(sum(value))):

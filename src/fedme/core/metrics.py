@@ -5,7 +5,7 @@ Clients often lack classes, so every metric states which classes it averages ove
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,7 +19,7 @@ from fedme.core.task_types import TASK_LOSSES, TaskType, task_type_of
 Array = NDArray[Any]
 
 CALIBRATION_BINS = 15  # as in Guo et al. 2017
-FEW = 128  # samples up to which every pair is compared
+TOGETHER = 1 << 16  # numbers that are measured together, so that they stay in the cache
 _BIN_EDGES = np.linspace(0.0, 1.0, CALIBRATION_BINS + 1)[1:-1]
 
 
@@ -177,12 +177,42 @@ def measure(logits: Tensor, y: Tensor, unit: Sequence[float] = ()) -> Metrics:
 
     `unit` is the standard deviation by which each regression target was divided.
     """
-    if not len(logits):
-        return Metrics(samples=0, correct=0, classes_present=0)
-    task_type = task_type_of(y)
-    if task_type == "classification":
-        return _classification(logits, y)
-    return _multi_label(logits, y) if task_type == "multi-label" else _regression(logits, y, unit)
+    return measure_all([(logits, y)], unit)[0]
+
+
+@torch.no_grad()
+def measure_all(answers: Sequence[tuple[Tensor, Tensor]], unit: Sequence[float] = ()) -> list[Metrics]:
+    """The metrics of several models or parts, given their outputs and targets.
+
+    Those of one do not depend on the others, but together they take a fraction of the time.
+    """
+    measured: dict[int, Metrics] = {}
+    labelled = []
+    for number, (logits, y) in enumerate(answers):
+        if not len(logits):
+            measured[number] = Metrics(samples=0, correct=0, classes_present=0)
+        elif (task_type := task_type_of(y)) == "classification":
+            labelled.append(number)
+        else:
+            measured[number] = _multi_label(logits, y) if task_type == "multi-label" else _regression(logits, y, unit)
+    for group in _groups(labelled, [answers[number][0].shape for number in labelled]):
+        measured.update(zip(group, _classification([answers[number] for number in group]), strict=True))
+    return [measured[number] for number in range(len(answers))]
+
+
+def _groups(numbers: Sequence[int], shapes: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """The numbers in groups with equally many classes and similarly many samples, small enough for the cache."""
+    group: list[int] = []
+    first, taken = 0, 0
+    for classes, samples, number in sorted((shape[1], shape[0], number) for shape, number in zip(shapes, numbers, strict=True)):
+        taken += classes * samples
+        if group and (classes != first or taken > TOGETHER):
+            yield group
+            group, taken = [], classes * samples
+        first = classes
+        group.append(number)
+    if group:
+        yield group
 
 
 def _multi_label(logits: Tensor, y: Tensor) -> Metrics:
@@ -193,8 +223,11 @@ def _multi_label(logits: Tensor, y: Tensor) -> Metrics:
     right = (predictions & y).sum(0).double()
     seen = present + predicted > 0
     f1 = 2 * right[seen] / (present + predicted)[seen]
-    labelled = [] if bool(z.isnan().any()) else zip(z.T.numpy(force=True), y.long().T.numpy(force=True), strict=True)
-    areas = [area for score, label in labelled if (area := _auroc(np.stack((-score, score), 1), label)) is not None]
+    positives, negatives = present.numpy(force=True), (len(y) - present).numpy(force=True)
+    ranks = _rank_sums(z.T.numpy(force=True), y.bool().T.numpy(force=True))
+    areas = _means(
+        (ranks - positives * (positives + 1) / 2)[None], (positives * negatives)[None], (positives * negatives > 0)[None]
+    )
     return Metrics(
         samples=len(y),
         correct=int(hits.sum()),
@@ -204,7 +237,7 @@ def _multi_label(logits: Tensor, y: Tensor) -> Metrics:
         exact_match=hits.all(1).double().mean().item(),
         micro_f1=float(2 * right.sum() / (present + predicted).sum()) if bool(seen.any()) else None,
         macro_f1=float(f1.mean()) if bool(seen.any()) else None,
-        auroc=sum(areas) / len(areas) if areas else None,
+        auroc=None if bool(z.isnan().any()) or np.isnan(areas[0]) else float(areas[0]),
     )
 
 
@@ -224,41 +257,61 @@ def _regression(z: Tensor, y: Tensor, unit: Sequence[float]) -> Metrics:
     )
 
 
-def _classification(logits: Tensor, labels: Tensor) -> Metrics:
-    """Uses numpy, which is several times faster than torch for small arrays."""
-    samples, classes = logits.shape
-    z, y = logits.double().numpy(force=True), labels.numpy(force=True)
+def _classification(answers: Sequence[tuple[Tensor, Tensor]]) -> list[Metrics]:
+    """The metrics of answers with equally many classes. The samples of all are the rows of one array, one answer after another.
+
+    Uses numpy, which is several times faster than torch for small arrays.
+    """
+    z = np.concatenate([logits.double().numpy(force=True) for logits, _ in answers])
+    y = np.concatenate([labels.numpy(force=True) for _, labels in answers])
+    classes, count = z.shape[1], len(answers)
+    samples = np.array([len(labels) for _, labels in answers])
+    first = np.cumsum(samples) - samples
+    answer = np.repeat(np.arange(count), samples)  # of every row
+
+    def counts(of: Array, values: int) -> Array:
+        """How often every value from 0 on occurs in every answer; `of` are answer * values + value."""
+        return np.bincount(of, minlength=count * values).reshape(count, values)
+
     log_probabilities = _log_softmax(z)
-    loss = -_mean(log_probabilities[np.arange(samples), y])
+    loss = -np.add.reduceat(log_probabilities[np.arange(len(y)), y], first) / samples
     top = np.maximum.reduce(log_probabilities, 1)  # NaN if any entry of the row is
     unknown, predictions = np.isnan(top), z.argmax(1)
-    if has_nan := bool(unknown.any()):
-        predictions[unknown] = classes
+    predictions[unknown] = classes
     hits = predictions == y
-
-    support = np.bincount(y, minlength=classes)
-    predicted = np.bincount(predictions, minlength=classes + 1)[:classes]
-    right = np.bincount(y[hits], minlength=classes)
+    support = counts(answer * classes + y, classes)
+    predicted = counts(answer * (classes + 1) + predictions, classes + 1)[:, :classes]
+    right = counts((answer * classes + y)[hits], classes)
+    correct = right.sum(1)
     present = support > 0
-    seen = support + predicted > 0
+    balanced = _means(right, support, present)
+    f1 = _means(2 * right, support + predicted, support + predicted > 0)
+    valued = counts(answer[unknown], 1)[:, 0] == 0
+    areas = _areas(log_probabilities, y, answer, first, support)
+    bins = np.searchsorted(_BIN_EDGES, confidence := np.exp(top))
+    gaps = np.bincount(answer * CALIBRATION_BINS + bins, hits - confidence, count * CALIBRATION_BINS)
+    ece = np.abs(gaps.reshape(count, CALIBRATION_BINS)).sum(1) / samples
+    return [
+        Metrics(
+            samples=int(samples[i]),
+            correct=int(correct[i]),
+            classes_present=int(np.count_nonzero(present[i])),
+            loss=float(loss[i]),
+            accuracy=int(correct[i]) / int(samples[i]),
+            balanced_accuracy=float(balanced[i]),
+            macro_f1=float(f1[i]),
+            auroc=float(areas[i]) if valued[i] and not np.isnan(areas[i]) else None,
+            ece=float(ece[i]) if valued[i] else None,
+        )
+        for i in range(count)
+    ]
 
-    correct = int(np.count_nonzero(hits))
-    return Metrics(
-        samples=samples,
-        correct=correct,
-        classes_present=int(np.count_nonzero(present)),
-        loss=loss,
-        accuracy=correct / samples,
-        balanced_accuracy=_mean(right[present] / support[present]),
-        macro_f1=_mean(2 * right[seen] / (support + predicted)[seen]),
-        auroc=None if has_nan else _auroc(log_probabilities, y),
-        ece=None if has_nan else _calibration_error(np.exp(top), hits),
-    )
 
-
-def _mean(values: Array) -> float:
-    """What ``values.mean()`` is, in half the time for a few values."""
-    return float(np.add.reduce(values)) / len(values)
+def _means(over: Array, under: Array, counted: Array) -> Array:
+    """The mean of every row of ``over / under`` where `counted`; NaN where nothing is."""
+    ratios = np.divide(over, under, out=np.zeros(over.shape), where=counted)
+    number = np.count_nonzero(counted, 1)
+    return np.divide(ratios.sum(1), number, out=np.full(len(over), np.nan), where=number > 0)
 
 
 def _log_softmax(logits: Array) -> Array:
@@ -268,46 +321,34 @@ def _log_softmax(logits: Array) -> Array:
     return shifted
 
 
-def _auroc(scores: Array, labels: Array) -> float | None:
-    """The mean AUROC from the ranks of the positive samples of every class (the Mann-Whitney statistic).
+def _areas(scores: Array, labels: Array, answer: Array, first: Array, support: Array) -> Array:
+    """The mean AUROC of every answer over its classes with positive and negative samples; NaN if there is no such class.
 
     Log-probabilities rank like probabilities, but do not underflow to ties near 0.
     """
-    samples = len(labels)
-    support = np.bincount(labels, minlength=scores.shape[1])
-    classes = support.nonzero()[0]
-    if len(classes) < 2:  # a class with all samples has no negative ones
-        return None
-    positives = support[classes]
-    if samples <= FEW:  # every sample with all others is faster than to sort them
-        own = scores[np.arange(samples), labels]
-        others = scores[:, labels]
-        below, not_above = (np.add.reduce(less.view(np.uint8), 0, np.uint8) for less in (others < own, others <= own))
-        ranks = np.bincount(labels, weights=(below + not_above.astype(np.float64) + 1) / 2)[classes]
-        return _area(ranks, positives, samples)
-    class_scores = scores.T[classes]
-    order, values = class_scores.argsort(1), np.sort(class_scores, 1)  # several times faster than to gather by `order`
-    changes = values[:, 1:] != values[:, :-1]
+    count, classes = support.shape
+    longest = int(support.sum(1).max())
+    place = np.arange(len(labels)) - first[answer]
+    padded = np.empty((count, classes, longest))
+    padded[:] = np.arange(1.0, longest + 1)  # behind every score and without ties, so that no rank changes
+    padded[answer, :, place] = scores
+    own = np.full((count, 1, longest), classes)
+    own[answer, 0, place] = labels
+    ranks = _rank_sums(padded, own == np.arange(classes)[:, None])
+    negatives = support.sum(1, keepdims=True) - support
+    return _means(ranks - support * (support + 1) / 2, support * negatives, support * negatives > 0)
+
+
+def _rank_sums(scores: Array, positive: Array) -> Array:
+    """The sum of the ranks of the positive samples along the last axis, from which the area follows (Mann and Whitney)."""
+    samples = scores.shape[-1]
+    order, values = scores.argsort(-1), np.sort(scores, -1)  # several times faster than to gather by `order`
     places = np.arange(samples)
-    positive = labels[order] == classes[:, None]
-    if changes.all():
-        twice = 2 * places
-    else:  # tied samples get the mean of their ranks
-        edge = np.ones((len(classes), 1), dtype=bool)
-        first = np.maximum.accumulate(np.where(np.hstack((edge, changes)), places, 0), 1)
-        last = np.minimum.accumulate(np.where(np.hstack((changes, edge)), places, samples)[:, ::-1], 1)[:, ::-1]
-        twice = first + last
-    ranks = ((twice + 2) * positive).sum(1) / 2  # ranks start at 1
-    return _area(ranks, positives, samples)
-
-
-def _area(ranks: Array, positives: Array, samples: int) -> float:
-    """The mean AUROC from the sum of the ranks of the positive samples of every class, and their number."""
-    return _mean((ranks - positives * (positives + 1) / 2) / (positives * (samples - positives)))
-
-
-def _calibration_error(confidence: Array, hits: Array) -> float:
-    """The mean gap between confidence and accuracy, in bins open below and closed above."""
-    bins = np.searchsorted(_BIN_EDGES, confidence)
-    gaps = np.bincount(bins, weights=hits - confidence, minlength=CALIBRATION_BINS)
-    return float(np.abs(gaps).sum()) / len(hits)
+    twice = 2 * places  # ranks without ties
+    changes = values[..., 1:] != values[..., :-1]
+    if not changes.all():  # tied samples get the mean of their ranks
+        edge = np.ones((*scores.shape[:-1], 1), dtype=bool)
+        start = np.maximum.accumulate(np.where(np.concatenate((edge, changes), -1), places, 0), -1)
+        end = np.minimum.accumulate(np.where(np.concatenate((changes, edge), -1), places, samples)[..., ::-1], -1)[..., ::-1]
+        twice = start + end
+    return ((twice + 2) * np.take_along_axis(positive, order, -1)).sum(-1) / 2  # ranks start at 1

@@ -1,6 +1,7 @@
 """The work of a client in every engine: take part in a round, and evaluate its models."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from fedme.core.data import ClientData
 from fedme.core.key import Key
 from fedme.core.method import Method, Report, Round, Task
-from fedme.core.metrics import Metrics, measure
+from fedme.core.metrics import Metrics, measure_all
 from fedme.core.model import Model, not_finite
 from fedme.core.operations import Computation, Role, T, in_parallel, predict, train
 from fedme.learning.exchanged_part import ExchangedPart, exchanged_part
@@ -59,6 +60,18 @@ class Evaluation:
     outputs: dict[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Unscored:
+    """An evaluation without its scores, and what they follow from.
+
+    `shown` has for every score its role, architecture, stage, split, and the index of its outputs and targets in `answers`.
+    """
+
+    evaluation: Evaluation
+    shown: list[tuple[Role, str, str, str, int]]
+    answers: list[tuple[Tensor, Tensor]]
+
+
 def participate(
     method: AnyMethod,
     task: Task,
@@ -103,8 +116,10 @@ def evaluate_models(
     root: Key,
     finetune: Finetune | None = None,
     update_bn: bool = True,
-) -> Computation[Evaluation]:
+) -> Computation[Unscored]:
     """Evaluate the client's models on its validation and test parts, before and optionally after fine-tuning.
+
+    The scores of many clients are computed together (`scored`).
 
     With `update_bn`, the personal model gets running statistics of the client's training samples, if it is better with them. It
     is evaluated and saved with them, and they are in no state and no message. The global model is the one that the server sent.
@@ -133,14 +148,10 @@ def evaluate_models(
     # The global model is often the personal model too: every model is evaluated once.
     different = {id(model): model for _, _, model in shown}
     wanted = [(model_id, name) for model_id in different for name in splits]
-    unit = task.schema.unit
     logits = yield from in_parallel([predict(different[model_id], splits[name]) for model_id, name in wanted])
-    measured = {pair: measure(answer, splits[pair[1]].y, unit) for pair, answer in zip(wanted, logits, strict=True)}
-    scores = [
-        ModelScore(role, model.arch.name, stage, name, measured[id(model), name])
-        for role, stage, model in shown
-        for name in splits
-    ]
+    index = {pair: number for number, pair in enumerate(wanted)}
+    listed = [(role, model.arch.name, stage, name, index[id(model), name]) for role, stage, model in shown for name in splits]
+    measured = [(answer, splits[name].y) for (_, name), answer in zip(wanted, logits, strict=True)]
     last = when.t + 1 == when.total
     if last:
         kept |= {role: model for role, model in models.items() if role == GLOBAL and model is not models["personal"]}
@@ -148,7 +159,18 @@ def evaluate_models(
     compared = kept if last else {"personal": kept["personal"]}
     outputs = {f"{name}/{role}": answers[id(model), name] for role, model in compared.items() for name in splits}
     outputs |= {f"{name}/targets": split.y for name, split in splits.items()}
-    return Evaluation(whole_state, kept, scores, outputs)
+    return Unscored(Evaluation(whole_state, kept, [], outputs), listed, measured)
+
+
+def scored(evaluations: Sequence[Unscored], unit: Sequence[float]) -> list[Evaluation]:
+    """The evaluations of several clients with their scores; `unit` is that of regression targets."""
+    metrics = iter(measure_all([answer for unscored in evaluations for answer in unscored.answers], unit))
+    complete = []
+    for unscored in evaluations:
+        own = list(itertools.islice(metrics, len(unscored.answers)))
+        scores = [ModelScore(role, arch, stage, split, own[index]) for role, arch, stage, split, index in unscored.shown]
+        complete.append(replace(unscored.evaluation, scores=scores))
+    return complete
 
 
 def _first_state(

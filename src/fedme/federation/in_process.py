@@ -9,7 +9,7 @@ from fedme.core.method import POOL, Round, Task
 from fedme.core.operations import Computation
 from fedme.execution.lockstep import Executor, T, Timed, run_in_lockstep
 from fedme.execution.reference import one_by_one
-from fedme.federation.client_work import AnyMethod, Evaluation, Finetune, evaluate_models, participate
+from fedme.federation.client_work import AnyMethod, Evaluation, Finetune, evaluate_models, participate, scored
 from fedme.federation.round import ClientStates, Reply
 from fedme.learning.accountant import Ledger, added
 from fedme.learning.differential_privacy import PrivacyPolicy, guarded, with_privacy
@@ -107,8 +107,9 @@ class InProcessEngine:
         }
         results = run_in_lockstep(self._made_private(work, "evaluation", when.t), self.execute)
         evaluations = self._with_costs_recorded(results, "evaluation", when.t)
-        self.states.update({client: result.value.state for client, result in evaluations.items()})
-        return evaluations
+        complete = scored([result.value for result in evaluations.values()], self.task.schema.unit)
+        self.states.update({client: evaluation.state for client, evaluation in zip(evaluations, complete, strict=True)})
+        return {c: Timed(e, evaluations[c].seconds) for c, e in zip(evaluations, complete, strict=True)}
 
     def run_on_server(self, work: Computation[T]) -> Timed[T]:
         """Run work of the server."""

@@ -113,14 +113,14 @@ def _recordable(row: dict[str, Any], names: Collection[ClientId]) -> dict[str, A
     """The row as it is recorded: text of others is made safe, except names of clients, by which records are joined."""
     plain: dict[str, Any] = {}
     for key, value in row.items():
-        if isinstance(value, dict):
-            plain[key] = _recordable(value, names)
-            continue
-        name = key if key in COLUMNS else safe_name(key)
-        if isinstance(value, str):
+        kind = type(value)  # most values are numbers
+        name = key if key in COLUMNS or kind is dict else safe_name(key)
+        if kind is float:
+            plain[name] = value if abs(value) <= LARGEST else None
+        elif kind is str:
             plain[name] = value if value in names else one_line(value, LONGEST)
         else:
-            plain[name] = None if isinstance(value, float) and abs(value) > LARGEST else value
+            plain[name] = _recordable(value, names) if kind is dict else value
     return plain
 
 
