@@ -311,7 +311,8 @@ def _means(over: Array, under: Array, counted: Array) -> Array:
     """The mean of every row of ``over / under`` where `counted`; NaN where nothing is."""
     ratios = np.divide(over, under, out=np.zeros(over.shape), where=counted)
     number = np.count_nonzero(counted, 1)
-    return np.divide(ratios.sum(1), number, out=np.full(len(over), np.nan), where=number > 0)
+    means: Array = np.divide(ratios.sum(1), number, out=np.full(len(over), np.nan), where=number > 0)
+    return means
 
 
 def _log_softmax(logits: Array) -> Array:
@@ -351,4 +352,6 @@ def _rank_sums(scores: Array, positive: Array) -> Array:
         start = np.maximum.accumulate(np.where(np.concatenate((edge, changes), -1), places, 0), -1)
         end = np.minimum.accumulate(np.where(np.concatenate((changes, edge), -1), places, samples)[..., ::-1], -1)[..., ::-1]
         twice = start + end
-    return ((twice + 2) * np.take_along_axis(positive, order, -1)).sum(-1) / 2  # ranks start at 1
+    ranks: Array = (twice + 2) / 2  # from 1
+    sums: Array = (ranks * np.take_along_axis(positive, order, -1)).sum(-1)
+    return sums
