@@ -96,9 +96,10 @@ def test_a_minority_of_the_comparisons_can_only_refute_a_claim():
     assert row(-5.0, 0.5).chance(of_four) > 0.99
 
 
-def verdict(says, *p_values, need="all"):
-    decision = "yes" if says == "holds" else "no"
-    return Verdict(claim("greater", need=need), says, tuple(Comparison("a", "b", "", 5, decision, p) for p in p_values))
+def verdict(says, *p_values, need="all", seeds=5):
+    decision = {"holds": "yes", "does not hold": "no"}.get(says, "open")
+    made = tuple(Comparison("a", "b", "", seeds, decision, p) for p in p_values)
+    return Verdict(claim("greater", need=need), says, made)
 
 
 def test_verdicts_are_corrected_for_the_number_of_claims():
@@ -108,11 +109,21 @@ def test_verdicts_are_corrected_for_the_number_of_claims():
     assert verdict("does not hold", 0.002, None).p == 0.004  # a comparison that agrees with too few seeds takes nothing away
     assert verdict("holds", 0.002, None).p is None  # all must hold, and one has no test
     assert verdict("does not hold", 0.002, None, need="most").p is None
-    few, undecided = verdict("holds", None), verdict("not decided at this scale", None)
-    says = [v.says for v in corrected([weak, strong, few, undecided])]
-    assert says == ["holds (p = 0.030)", "does not hold (p = 0.008)", "holds, so far: too few seeds for a test", undecided.says]
+    few, waiting = verdict("holds", None, seeds=1), verdict("not decided at this scale", None, seeds=2)
+    says = [v.says for v in corrected([weak, strong, few, waiting])]
+    assert says == ["holds (p = 0.030)", "does not hold (p = 0.008)", "holds, so far: too few seeds for a test", waiting.says]
     says = [v.says for v in corrected([weak, weak, strong])]
     assert says[:2] == ["not decided at this scale (p = 0.06 for all claims)"] * 2
+
+
+def test_claims_that_their_test_has_left_open_count_in_the_correction():
+    """Correcting for the successful tests only would be too little: with 20 claims, one of them is there by chance."""
+    strong, weak = verdict("holds", 0.002), verdict("holds", 0.03)
+    left_open = verdict("not decided at this scale", None)
+    assert [v.says for v in corrected([strong, weak])] == ["holds (p = 0.004)", "holds (p = 0.030)"]
+    says = [v.says for v in corrected([strong, weak, *[left_open] * 18])]
+    assert says[:2] == ["holds (p = 0.040)", "not decided at this scale (p = 0.57 for all claims)"]
+    assert says[2:] == [left_open.says] * 18
 
 
 @pytest.mark.parametrize(
