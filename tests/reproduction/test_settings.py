@@ -70,7 +70,7 @@ def test_cifar10_has_400_rounds_in_all_experiments_of_fml():
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_writers_have_as_many_samples_as_the_smallest_of_the_paper(scale):
-    for run in runs_of("femnist", "femnist-ja"):
+    for run in runs_of("femnist", "femnist-ja", "femnist-linear", "femnist-linear-600"):
         assert experiment(run, scale, 0)["partition"]["min_samples"] == 16, run
 
 
@@ -110,6 +110,17 @@ def test_architectures_are_chosen_with_the_rate_of_local_training(scale):
     for data in ("femnist", "cifar10", "shakespeare"):
         chosen, alone = (experiment(f"{data}/{run}", scale, 0) for run in ("fedme", "local"))
         assert chosen["models"]["selection_lr"] == alone["train"]["lr"], data
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_all_methods_of_the_first_version_get_the_architectures_that_local_training_chooses(scale):
+    chosen = 0
+    for run in runs_of("femnist-ja", "shakespeare-ja"):
+        config, alone = (experiment(name, scale, 0) for name in (run, f"{run.partition('/')[0]}/local"))
+        if config["models"]["assign"] == "best-local":
+            chosen += 1
+            assert (config["models"].get("selection_lr") or config["train"]["lr"]) == alone["train"]["lr"], run
+    assert chosen == 10
 
 
 @pytest.mark.parametrize("search", rate_search.searches(), ids=lambda search: search.run)
