@@ -199,3 +199,36 @@ def test_what_is_left_of_the_plan_is_on_the_page(tmp_path):
         assert cells[3] == f"needs {hours:.1f} hours"
         assert cells[8].startswith(f"{sum(len(row.runs) * row.seeds for row in planned)}, about ")
     assert "41 claims: 0 hold, 0 do not hold, 0 are not decided, 41 wait for their first runs." in page.read_text()
+
+
+def test_every_claim_of_the_page_has_its_words():
+    for claim in (claim for _, claim in power_plan.numbered().values()):
+        clauses = (claim.plain.holds, claim.plain.fails, claim.plain.open)
+        assert len(set(clauses)) == 3
+        assert not any(clause.endswith((".", " ")) for clause in clauses), claim.text
+        assert claim.plain.open.startswith(("whether ", "how ", "which ", "the order ")), claim.text
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "sentence"),
+    [
+        ((70, 71, 72), (60, 61, 62.5), "Clustering alone helps by more than a point, against the paper (9, small)."),
+        ((60, 61, 62), (70, 71, 72.5), "Clustering alone does not help, as the paper says (9, small)."),
+        ((60, 71, 52), (60, 61, 62), "Not decided by the runs so far: whether clustering alone helps (9, small)."),
+        ((50,), (70,), "So far, with too few seeds for a test: clustering alone does not help, as the paper says (9, small)."),
+        ((), (), "No runs yet for claims 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."),
+    ],
+)
+def test_the_sentences_about_a_paper_follow_from_the_verdicts(tmp_path, left, right, sentence):
+    def made(run, values):
+        curves = [{"personal finetuned test": Curve((59,), (v / 100,), (v / 100,), 1000, 1000)} for v in values]
+        return {seed: Measured(experiment(run, "small", seed), curve) for seed, curve in enumerate(curves)}
+
+    runs = {"femnist/fedme-mc": made("femnist/fedme-mc", left), "femnist/fedme-none": made("femnist/fedme-none", right)}
+    page = tmp_path / "page.md"
+    page.with_suffix("").mkdir()
+    findings.write_archive(Findings("small", runs), page.with_suffix("") / "small.jsonl")
+    results_page.write(page, tmp_path / "nothing")
+    words = page.read_text().partition("### FedMe: Federated Learning")[2].partition("###")[0]
+    assert sentence in words
+    assert words.count("lustering") == (1 if left else 0)

@@ -119,7 +119,7 @@ def _claims(judged: Mapping[str, Sequence[Judged]], by_scale: Mapping[Scale, Fin
 
 
 def _row(number: int, claim: Claim, verdicts: Mapping[Scale, Verdict], by_scale: Mapping[Scale, Findings]) -> tuple[str, ...]:
-    scale = max(verdicts, key=lambda scale: (_weight(verdicts[scale]), -SCALES.index(scale)))
+    scale = _best_scale(verdicts)
     verdict, planned = verdicts[scale], [row for row in power_plan.rows() if row.claim == claim.text]
     left = [(row.scale, run, seed) for row in planned for run, seed in power_plan.missing(row, by_scale)]
     hours = sum(catalogue.minutes([run], of) for of, run, _ in left) / 60
@@ -134,6 +134,11 @@ def _row(number: int, claim: Claim, verdicts: Mapping[Scale, Verdict], by_scale:
     says = verdict.says.replace(" at this scale", "")
     seeds = next((f"{deciding.seeds} of {row.seeds}" for row in planned if row.scale == scale), str(deciding.seeds))
     return (str(number), claim.text, claim.source, says, scale, effect, interval, seeds, to_do)
+
+
+def _best_scale(verdicts: Mapping[Scale, Verdict]) -> Scale:
+    """The scale that decides; if both or neither do, the full one."""
+    return max(verdicts, key=lambda scale: (_weight(verdicts[scale]), -SCALES.index(scale)))
 
 
 def _weight(verdict: Verdict) -> int:
@@ -160,11 +165,34 @@ def _counts(claims: Sequence[Judged]) -> str:
 
 def _papers(judged: Mapping[str, Sequence[Judged]], folder: Path) -> str:
     """A paragraph on every paper."""
-    parts = ["## The papers in plain words\n"]
+    parts = [
+        "## The papers in plain words\n",
+        "The sentences about results follow from the verdicts of the table, and change with them. In brackets: the number of the "
+        "claim, and the scale of the runs.\n",
+    ]
     for paper, claims in judged.items():
         link = f"[Tables, figures and comparisons]({folder.name}/{paper}.md)"
-        parts.append(f"### {PAPERS[paper]}\n\n{_counts(claims)} {catalogue.words(paper)}\n\n{link}\n")
+        parts.append(f"### {PAPERS[paper]}\n\n{_counts(claims)} {catalogue.intro(paper)}\n\n{_in_words(claims)}\n\n{link}\n")
     return "\n".join(parts)
+
+
+def _in_words(claims: Sequence[Judged]) -> str:
+    """What the verdicts say, in sentences that follow from them."""
+    tested, so_far, undecided, waiting = list[str](), list[str](), list[str](), list[str]()
+    for number, claim, verdicts in claims:
+        scale = _best_scale(verdicts)
+        weight, holds, plain = _weight(verdicts[scale]), verdicts[scale].says.startswith("holds"), claim.plain
+        if not weight or plain is None:
+            waiting.append(str(number))
+        elif weight == 1:
+            undecided.append(f"{plain.open} ({number}, {scale})")
+        else:
+            (tested if weight == 3 else so_far).append(f"{plain.holds if holds else plain.fails} ({number}, {scale})")
+    sentences = [f"{clause[0].upper()}{clause[1:]}." for clause in tested]
+    sentences += [f"So far, with too few seeds for a test: {'; '.join(so_far)}."] if so_far else []
+    sentences += [f"Not decided by the runs so far: {'; '.join(undecided)}."] if undecided else []
+    sentences += [f"No runs yet for claim{'s' if len(waiting) > 1 else ''} {', '.join(waiting)}."] if waiting else []
+    return " ".join(sentences)
 
 
 def _comparisons(claims: Sequence[Judged]) -> str:
@@ -193,8 +221,15 @@ def _rates(paper: str) -> str:
         "reports, with the rates that were tried. The best one is used, with model 2 for all methods."
     )
     names = sorted({search.run.partition("/")[0] for search in searches})
-    commands = "\n".join(f"fedme reproduce --rates {name}" for name in names)
-    return f"## Learning rates\n\n{rule}\n\n```\n{commands}\n```\n\n{text(*rate_search.table(searches), 'markdown')}"
+    parts = ["## Learning rates\n", f"{rule}\n", "\n".join(["```", *(f"fedme reproduce --rates {name}" for name in names), "```\n"])]
+    made = [search for search in searches if search.accuracy]
+    parts += [text(*rate_search.table(made), "markdown")] if made else []
+    if left := [f"`{search.run}` ({search.used:g})" for search in searches if not search.accuracy]:
+        parts.append(
+            f"Not searched by this rule yet, {len(left)} of {len(searches)}: {', '.join(left)}. In brackets the rate in use, which "
+            "is that of an earlier search or FedAvg's.\n"
+        )
+    return "\n".join(parts)
 
 
 def _known_issues(paper: str) -> str:
