@@ -232,3 +232,39 @@ def test_the_sentences_about_a_paper_follow_from_the_verdicts(tmp_path, left, ri
     words = page.read_text().partition("### FedMe: Federated Learning")[2].partition("###")[0]
     assert sentence in words
     assert words.count("lustering") == (1 if left else 0)
+
+
+def test_the_authors_networks_are_planned_at_full_width_with_300_and_600_rounds():
+    (planned,) = power_plan.backgrounds()
+    made = [experiment(run, planned.scale, 0) for run in planned.runs]
+    found = {(c["method"]["name"], c["rounds"], *c["models"]["pool"], c["partition"]["min_samples"]) for c in made}
+    assert found == {(name, rounds, "cnn-2-linear", 16) for name in ("fedavg", "fedme") for rounds in (300, 600)}
+    assert (planned.scale, planned.seeds) == ("full", 3)
+    steps = power_plan.order(NOTHING, 10_000, 1)
+    (at,) = [i for i, step in enumerate(steps) if step.row == planned]
+    assert steps[at].command == "fedme reproduce fedme-rounds --scale full --seeds 3"
+    assert all(step.chance > 0 for step in steps[:at])
+    assert not any(step.chance > 0 for step in steps[at:])
+    runs = {run: {seed: Measured({}) for seed in range(3)} for run in planned.runs}
+    assert all(step.number for step in power_plan.order(NOTHING | {"full": Findings("full", runs)}, 10_000, 1))
+
+
+def test_the_page_says_who_is_ahead_after_how_many_rounds(tmp_path):
+    def made(run, *lines):
+        curves = [Curve((9, 19, 299), tuple(v / 100 for v in line), tuple(v / 100 for v in line)) for line in lines]
+        return {s: Measured(experiment(run, "full", s), {"personal round test": curve}) for s, curve in enumerate(curves)}
+
+    fedavg, fedme = "femnist-linear/fedavg", "femnist-linear/fedme-model-2"
+    runs = {
+        fedavg: made(fedavg, (10, 50, 80), (12, 50, 81), (14, 50, 82)),
+        fedme: made(fedme, (9, 55, 78), (11, 55, 80), (13, 56, 79), (0, 0, 0)),
+    }
+    page = tmp_path / "page.md"
+    page.with_suffix("").mkdir()
+    findings.write_archive(Findings("full", runs), page.with_suffix("") / "full.jsonl")
+    results_page.write(page, tmp_path / "nothing")
+    assert (
+        "* CNN-2 linear, 300 rounds (3 seeds): FedMe is ahead of FedAvg at 1 of 3 evaluations, first after 20 and last after "
+        "20 rounds, most after 20 (+5.3 points). After 300 rounds: -2.0 points, 95 % interval -4.5 to +0.5.\n"
+        "* To be run: 6 of 12 planned runs, `fedme reproduce fedme-rounds --scale full --seeds 3`.\n"
+    ) in page.read_text()

@@ -147,10 +147,16 @@ def test_every_method_of_fedmes_papers_has_a_search_of_its_rate():
         if not run.endswith("/data")
     }
     searched = [
-        (search.run.partition("/")[0], experiment(search.run, "small", 0)["method"]["name"]) for search in rate_search.searches()
+        (search.run.partition("/")[0], experiment(search.run, "small", 0)["method"]["name"])
+        for search in rate_search.searches()
     ]
     assert sorted(searched) == sorted(wanted)  # every one once
-    assert {search.run for search in MADE} >= {"femnist/fedavg", "femnist/fedme-model-2", "femnist/hypcluster", "cifar10/fedavg"}
+    assert {search.run for search in MADE} >= {
+        "femnist/fedavg",
+        "femnist/fedme-model-2",
+        "femnist/hypcluster",
+        "cifar10/fedavg",
+    }
 
 
 def test_a_method_has_one_rate_in_all_its_runs_of_a_family():
