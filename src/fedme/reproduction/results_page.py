@@ -208,11 +208,11 @@ def _leads(result: Result, full: Findings) -> str:
     return "With the networks and the rates of the authors' code, at full scale and before fine-tuning:\n\n" + "".join(lines)
 
 
-def _lead(panel: Panel, found: Findings) -> str:
+def _lead(panel: Panel, full: Findings) -> str:
     """In which rounds the second curve of a panel is above the first; empty without seeds that both have."""
     rival, own = panel.series
     lines = [
-        {seed: dict(points(run, curve.measure)) for seed, run in found.runs.get(curve.run, {}).items()}
+        {seed: dict(points(run, curve.measure)) for seed, run in full.runs.get(curve.run, {}).items()}
         for curve in (rival, own)
     ]
     seeds = sorted(lines[0].keys() & lines[1].keys())
