@@ -115,6 +115,44 @@ def test_a_site_that_does_not_tell_its_number_of_samples_counts_as_the_median_si
     assert saved(deployment, run, "a") is not None
 
 
+def test_no_message_of_fml_tells_the_number_of_samples_of_a_site_that_keeps_it(deployment):
+    """FML averages with equal weights so that nobody has to tell it (section 6, point 3 of the paper)."""
+    deployment.agree(method={"name": "fml"})
+    for name in "ab":
+        arrays = np.load(deployment.site(name) / "data.npz")
+        np.savez(deployment.site(name) / "data.npz", x=arrays["x"][:50], y=arrays["y"][:50])
+    deployment.change(deployment.site("a") / "site.toml", tell={"samples": False})
+    run, messages = create_run(deployment), {"a": [], "b": [], "c": []}
+    grid = LocalGrid(deployment)
+    answer = grid.answer
+
+    def listen(message):
+        reply = answer(message)
+        messages[grid.sites[message.metadata.dst_node_id]].append(MessageContent.from_records(reply.content).body)
+        return reply
+
+    grid.answer = listen
+    grid.run_server(run)
+    replies = [body["up"]["samples"] for bodies in messages.values() for body in bodies if "up" in body]
+    assert replies == [1] * 6  # also of sites that tell it when they connect
+    (samples,) = {body["handshake"]["samples"] for body in messages["b"] if "handshake" in body}
+    assert samples == 29
+    assert samples in integers(messages["b"])
+    assert samples not in integers(messages["a"])
+    assert saved(deployment, run, "a") is not None
+
+
+def integers(value):
+    """All integers in nested dicts and lists, without names."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from integers(item)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        yield value
+
+
 def test_a_method_that_needs_numbers_of_samples_refuses_a_site_that_does_not_tell(deployment, monkeypatch):
     deployment.agree(method={"name": "fedavg"})
     deployment.settings(min_sites=3, patience=0.5)

@@ -171,6 +171,13 @@ def test_between_and_steady():
         of_claim(claim("between", pairs), findings(a=[run(71)], b=[run(50)], c=[run(70)])).says == "not decided at this scale"
     )
     assert of_claim(claim("between", pairs), findings(a=[run(60)], b=[run(50)])).says == "not run"
+    worse, middle, better = ([run(v + noise) for noise in (0, 1, 3)] for v in (50, 60, 72))
+    noisy = [run(v) for v in (61, 60, 62)]
+    of_two = of_claim(claim("between", pairs), findings(a=noisy, b=worse, c=better)).p
+    with_middle = (*pairs, ("femnist/a own", "femnist/d own"))
+    of_three = of_claim(claim("between", with_middle), findings(a=noisy, b=worse, c=better, d=middle)).p
+    assert of_three == pytest.approx(1.5 * of_two)  # the extremes were chosen among three
+    assert 0 < of_three < 0.1
     # Only seeds that all have are compared: without the second seed of a and b, a is the best.
     found = of_claim(claim("between", pairs), findings(a=[run(80), run(60)], b=[run(70), run(90)], c=[run(50)]))
     assert (found.says, found.comparisons[0].seeds) == ("does not hold", 1)

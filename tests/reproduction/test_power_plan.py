@@ -96,9 +96,10 @@ def test_a_minority_of_the_comparisons_can_only_refute_a_claim():
     assert row(-5.0, 0.5).chance(of_four) > 0.99
 
 
-def verdict(says, *p_values, need="all"):
-    decision = "yes" if says == "holds" else "no"
-    return Verdict(claim("greater", need=need), says, tuple(Comparison("a", "b", "", 5, decision, p) for p in p_values))
+def verdict(says, *p_values, need="all", seeds=5):
+    decision = {"holds": "yes", "does not hold": "no"}.get(says, "open")
+    made = tuple(Comparison("a", "b", "", seeds, decision, p) for p in p_values)
+    return Verdict(claim("greater", need=need), says, made)
 
 
 def test_verdicts_are_corrected_for_the_number_of_claims():
@@ -108,11 +109,21 @@ def test_verdicts_are_corrected_for_the_number_of_claims():
     assert verdict("does not hold", 0.002, None).p == 0.004  # a comparison that agrees with too few seeds takes nothing away
     assert verdict("holds", 0.002, None).p is None  # all must hold, and one has no test
     assert verdict("does not hold", 0.002, None, need="most").p is None
-    few, undecided = verdict("holds", None), verdict("not decided at this scale", None)
-    says = [v.says for v in corrected([weak, strong, few, undecided])]
-    assert says == ["holds (p = 0.030)", "does not hold (p = 0.008)", "holds, so far: too few seeds for a test", undecided.says]
+    few, waiting = verdict("holds", None, seeds=1), verdict("not decided at this scale", None, seeds=2)
+    says = [v.says for v in corrected([weak, strong, few, waiting])]
+    assert says == ["holds (p = 0.030)", "does not hold (p = 0.008)", "holds, so far: too few seeds for a test", waiting.says]
     says = [v.says for v in corrected([weak, weak, strong])]
     assert says[:2] == ["not decided at this scale (p = 0.06 for all claims)"] * 2
+
+
+def test_claims_that_their_test_has_left_open_count_in_the_correction():
+    """Correcting for the successful tests only would be too little: with 20 claims, one of them is there by chance."""
+    strong, weak = verdict("holds", 0.002), verdict("holds", 0.03)
+    left_open = verdict("not decided at this scale", None)
+    assert [v.says for v in corrected([strong, weak])] == ["holds (p = 0.004)", "holds (p = 0.030)"]
+    says = [v.says for v in corrected([strong, weak, *[left_open] * 18])]
+    assert says[:2] == ["holds (p = 0.040)", "not decided at this scale (p = 0.57 for all claims)"]
+    assert says[2:] == [left_open.says] * 18
 
 
 @pytest.mark.parametrize(
@@ -188,3 +199,72 @@ def test_what_is_left_of_the_plan_is_on_the_page(tmp_path):
         assert cells[3] == f"needs {hours:.1f} hours"
         assert cells[8].startswith(f"{sum(len(row.runs) * row.seeds for row in planned)}, about ")
     assert "41 claims: 0 hold, 0 do not hold, 0 are not decided, 41 wait for their first runs." in page.read_text()
+
+
+def test_every_claim_of_the_page_has_its_words():
+    for claim in (claim for _, claim in power_plan.numbered().values()):
+        clauses = (claim.plain.holds, claim.plain.fails, claim.plain.open)
+        assert len(set(clauses)) == 3
+        assert not any(clause.endswith((".", " ")) for clause in clauses), claim.text
+        assert claim.plain.open.startswith(("whether ", "how ", "which ", "the order ")), claim.text
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "sentence"),
+    [
+        ((70, 71, 72), (60, 61, 62.5), "Clustering alone helps by more than a point, against the paper (9, small)."),
+        ((60, 61, 62), (70, 71, 72.5), "Clustering alone does not help, as the paper says (9, small)."),
+        ((60, 71, 52), (60, 61, 62), "Not decided by the runs so far: whether clustering alone helps (9, small)."),
+        ((50,), (70,), "So far, with too few seeds for a test: clustering alone does not help, as the paper says (9, small)."),
+        ((), (), "No runs yet for claims 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."),
+    ],
+)
+def test_the_sentences_about_a_paper_follow_from_the_verdicts(tmp_path, left, right, sentence):
+    def made(run, values):
+        curves = [{"personal finetuned test": Curve((59,), (v / 100,), (v / 100,), 1000, 1000)} for v in values]
+        return {seed: Measured(experiment(run, "small", seed), curve) for seed, curve in enumerate(curves)}
+
+    runs = {"femnist/fedme-mc": made("femnist/fedme-mc", left), "femnist/fedme-none": made("femnist/fedme-none", right)}
+    page = tmp_path / "page.md"
+    page.with_suffix("").mkdir()
+    findings.write_archive(Findings("small", runs), page.with_suffix("") / "small.jsonl")
+    results_page.write(page, tmp_path / "nothing")
+    words = page.read_text().partition("### FedMe: Federated Learning")[2].partition("###")[0]
+    assert sentence in words
+    assert words.count("lustering") == (1 if left else 0)
+
+
+def test_the_authors_networks_are_planned_at_full_width_with_300_and_600_rounds():
+    (planned,) = power_plan.backgrounds()
+    made = [experiment(run, planned.scale, 0) for run in planned.runs]
+    found = {(c["method"]["name"], c["rounds"], *c["models"]["pool"], c["partition"]["min_samples"]) for c in made}
+    assert found == {(name, rounds, "cnn-2-linear", 16) for name in ("fedavg", "fedme") for rounds in (300, 600)}
+    assert (planned.scale, planned.seeds) == ("full", 3)
+    steps = power_plan.order(NOTHING, 10_000, 1)
+    (at,) = [i for i, step in enumerate(steps) if step.row == planned]
+    assert steps[at].command == "fedme reproduce fedme-rounds --scale full --seeds 3"
+    assert all(step.chance > 0 for step in steps[:at])
+    assert not any(step.chance > 0 for step in steps[at:])
+    runs = {run: {seed: Measured({}) for seed in range(3)} for run in planned.runs}
+    assert all(step.number for step in power_plan.order(NOTHING | {"full": Findings("full", runs)}, 10_000, 1))
+
+
+def test_the_page_says_who_is_ahead_after_how_many_rounds(tmp_path):
+    def made(run, *lines):
+        curves = [Curve((9, 19, 299), tuple(v / 100 for v in line), tuple(v / 100 for v in line)) for line in lines]
+        return {s: Measured(experiment(run, "full", s), {"personal round test": curve}) for s, curve in enumerate(curves)}
+
+    fedavg, fedme = "femnist-linear/fedavg", "femnist-linear/fedme-model-2"
+    runs = {
+        fedavg: made(fedavg, (10, 50, 80), (12, 50, 81), (14, 50, 82)),
+        fedme: made(fedme, (9, 55, 78), (11, 55, 80), (13, 56, 79), (0, 0, 0)),
+    }
+    page = tmp_path / "page.md"
+    page.with_suffix("").mkdir()
+    findings.write_archive(Findings("full", runs), page.with_suffix("") / "full.jsonl")
+    results_page.write(page, tmp_path / "nothing")
+    assert (
+        "* CNN-2 linear, 300 rounds (3 seeds): FedMe is ahead of FedAvg at 1 of 3 evaluations, first after 20 and last after "
+        "20 rounds, most after 20 (+5.3 points). After 300 rounds: -2.0 points, 95 % interval -4.5 to +0.5.\n"
+        "* To be run: 6 of 12 planned runs, `fedme reproduce fedme-rounds --scale full --seeds 3`.\n"
+    ) in page.read_text()

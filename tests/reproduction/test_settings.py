@@ -70,7 +70,7 @@ def test_cifar10_has_400_rounds_in_all_experiments_of_fml():
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_writers_have_as_many_samples_as_the_smallest_of_the_paper(scale):
-    for run in runs_of("femnist", "femnist-ja"):
+    for run in runs_of("femnist", "femnist-ja", "femnist-linear", "femnist-linear-600"):
         assert experiment(run, scale, 0)["partition"]["min_samples"] == 16, run
 
 
@@ -112,12 +112,60 @@ def test_architectures_are_chosen_with_the_rate_of_local_training(scale):
         assert chosen["models"]["selection_lr"] == alone["train"]["lr"], data
 
 
-@pytest.mark.parametrize("search", rate_search.searches(), ids=lambda search: search.run)
+@pytest.mark.parametrize("scale", SCALES)
+def test_all_methods_of_the_first_version_get_the_architectures_that_local_training_chooses(scale):
+    chosen = 0
+    for run in runs_of("femnist-ja", "shakespeare-ja"):
+        config, alone = (experiment(name, scale, 0) for name in (run, f"{run.partition('/')[0]}/local"))
+        if config["models"]["assign"] == "best-local":
+            chosen += 1
+            assert (config["models"].get("selection_lr") or config["train"]["lr"]) == alone["train"]["lr"], run
+    assert chosen == 10
+
+
+MADE = [search for search in rate_search.searches() if search.accuracy]
+
+
+@pytest.mark.parametrize("search", MADE, ids=lambda search: search.run)
 def test_rates_are_those_that_one_rule_has_chosen(search):
-    assert search.accuracy
     assert search.used == search.chosen
+    assert search.inside or search.run == "femnist/centralized"  # no claim is about it
+
+
+@pytest.mark.parametrize("search", rate_search.searches(), ids=lambda search: search.run)
+def test_rates_are_judged_by_the_model_of_the_table(search):
     tuned = {cell.measure for result in catalogue.results().values() for cell in result.cells if cell.run == search.run}
     assert search.model == ("finetuned" if "tuned" in tuned else "personal")
+    assert search.used in search.rates
+
+
+def test_every_method_of_fedmes_papers_has_a_search_of_its_rate():
+    """The columns FEMNIST linear have the authors' rates."""
+    wanted = {
+        (run.partition("/")[0], experiment(run, "small", 0)["method"]["name"])
+        for run in runs_of("femnist", "cifar10", "shakespeare", "femnist-ja", "shakespeare-ja")
+        if not run.endswith("/data")
+    }
+    searched = [
+        (search.run.partition("/")[0], experiment(search.run, "small", 0)["method"]["name"])
+        for search in rate_search.searches()
+    ]
+    assert sorted(searched) == sorted(wanted)  # every one once
+    assert {search.run for search in MADE} >= {
+        "femnist/fedavg",
+        "femnist/fedme-model-2",
+        "femnist/hypcluster",
+        "cifar10/fedavg",
+    }
+
+
+def test_a_method_has_one_rate_in_all_its_runs_of_a_family():
+    rates = {}
+    for run in runs_of("femnist", "cifar10", "shakespeare", "femnist-ja", "shakespeare-ja"):
+        config = experiment(run, "small", 0)
+        if not run.endswith("/data"):
+            rates.setdefault((run.partition("/")[0], config["method"]["name"]), set()).add(config["train"]["lr"])
+    assert all(len(rate) == 1 for rate in rates.values()), rates
 
 
 @pytest.mark.parametrize(("scale", "often"), [("full", 60), ("small", 40)])

@@ -187,19 +187,13 @@ def _plan(hours: float, root: Path, page: Path | None, jobs: int | None, style: 
     rows, total = [], 0.0
     for step in power_plan.order(finished, hours, cores):
         total += step.minutes / cores / 60
+        cells = (step.row.scale, str(step.row.seeds), str(len(step.missing)), f"{total:.1f}")
+        if isinstance(step.row, power_plan.Background):
+            rows.append((step.row.result, *cells, "", "", step.command))
+            continue
         needed = step.row.needed()
-        rows.append(
-            (
-                str(step.number),
-                step.row.scale,
-                str(step.row.seeds),
-                str(len(step.missing)),
-                f"{total:.1f}",
-                f"{step.chance:.2f}",
-                f"{needed} seeds" if needed else "",
-                f"{step.command} --page {shlex.quote(str(page))}" if page else step.command,
-            )
-        )
+        command = f"{step.command} --page {shlex.quote(str(page))}" if page else step.command
+        rows.append((str(step.number), *cells, f"{step.chance:.2f}", f"{needed} seeds" if needed else "", command))
     print_table(f"what decides most per hour, with {cores} processors (hours add up)", header, rows, style, as_json)
 
 

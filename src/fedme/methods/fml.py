@@ -2,8 +2,8 @@
 
 Shen et al., "Federated mutual learning: a collaborative machine learning method for heterogeneous data, models, and
 objectives" (FITEE 2023), section 4.2: Algorithm 1 and Eq. 5, 6: L_local = alpha CE + (1 - alpha) KL(meme || local),
-L_meme = beta CE + (1 - beta) KL(local || meme). The server merges the memes with equal weights, and clients do not tell their
-numbers of samples (section 6, point 3).
+L_meme = beta CE + (1 - beta) KL(local || meme). The server merges the memes with equal weights, and replies do not tell the
+numbers of samples (section 6, point 3); in a deployment, `tell.samples = false` keeps them out of a site's description too.
 
 With `shared` only the weights whose names start so travel ("features." of a convolutional network); the rest of the meme is
 the client's adaptor, kept between rounds, so that clients with different numbers of classes learn together (section 5.3,

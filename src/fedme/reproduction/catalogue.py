@@ -119,6 +119,15 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Plain:
+    """A claim in plain words, as clauses: what is the case if it holds, if it does not, and what is open otherwise."""
+
+    holds: str
+    fails: str
+    open: str  # "whether ..."
+
+
+@dataclass(frozen=True)
 class Claim:
     """A statement of a paper as comparisons of "run measure" with "run measure"."""
 
@@ -129,6 +138,7 @@ class Claim:
     need: Literal["all", "most"] = "all"
     tolerance: float = 0.0
     pairs: tuple[tuple[str, str], ...] = ()
+    plain: Plain | None = None  # None: not on the page of verdicts
     paper: str = ""  # filled in: the file that it comes from
 
     @property
@@ -206,9 +216,9 @@ def _with_pairs(table: Mapping[str, Any]) -> dict[str, Any]:
     return rest | {"pairs": pairs}
 
 
-def words(paper: str) -> str:
-    """What our runs say about a paper, in plain words."""
-    return str(read_data(paper)["words"])
+def intro(paper: str) -> str:
+    """What a paper is about, and what is to be known about our runs, whatever they say."""
+    return str(read_data(paper)["intro"])
 
 
 @functools.cache

@@ -55,6 +55,12 @@ class Verdict:
     comparisons: tuple[Comparison, ...]
 
     @property
+    def tested(self) -> bool:
+        """Whether the claim has had a chance of a verdict with a test; those that were left open count too."""
+        needed = STEADY if self.claim.kind == "steady" else SEEDS
+        return any(comparison.seeds >= needed for comparison in self.comparisons if comparison.decision != "not run")
+
+    @property
     def p(self) -> float | None:
         """The p value of "holds" or "does not hold"; None without a verdict, or where too few seeds allow no test.
 
@@ -91,10 +97,13 @@ class Verdict:
 
 
 def corrected(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """The verdicts of all claims on one scale after Holm's correction for their number."""
-    tested = [verdict for verdict in verdicts if verdict.p is not None]
-    after = dict(zip(map(id, tested), holm([verdict.p or 0.0 for verdict in tested]), strict=True))
-    return [_corrected(verdict, after.get(id(verdict))) for verdict in verdicts]
+    """The verdicts of all claims on one scale after Holm's correction for the number of those that were tested.
+
+    A claim that its test has left open counts as well: a correction for the successful tests only would be too small.
+    """
+    tested = [verdict for verdict in verdicts if verdict.tested]
+    after = dict(zip(map(id, tested), holm([1.0 if v.p is None else v.p for v in tested]), strict=True))
+    return [_corrected(verdict, None if verdict.p is None else after[id(verdict)]) for verdict in verdicts]
 
 
 def _corrected(verdict: Verdict, p: float | None) -> Verdict:
@@ -352,7 +361,9 @@ def _between(left: str, others: Sequence[str], spreads: Spreads, findings: Findi
         p = None if None in against else min(1.0, len(others) * min(p for p in against if p is not None))
         return numbers, "no", p, effect
     tested = [pair.p for pair in pairs if pair.p is not None]
-    return numbers, "open" if "open" in sides else "yes", max(tested) if len(tested) == len(pairs) else None, effect
+    # The extremes were chosen among the others by the same numbers.
+    p = min(1.0, len(others) * max(tested)) if len(tested) == len(pairs) else None
+    return numbers, "open" if "open" in sides else "yes", p, effect
 
 
 def _steady(left: str, others: Sequence[str], spreads: Spreads, findings: Findings) -> Judged:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedme.core.typed import build
-from fedme.reproduction.catalogue import DATA, Claim, Scale, claims, minutes, read_data
+from fedme.reproduction.catalogue import DATA, Claim, Scale, claims, minutes, read_data, results
 from fedme.reproduction.findings import Findings
 from fedme.results.statistics import LEVEL, pairs_needed, power
 
@@ -84,11 +84,36 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Step:
-    """A part of the plan: a claim at a scale, with what is missing."""
+class Background:
+    """Planned runs that decide no claim: those of a result that a paragraph of the page rests on."""
 
-    row: Row
-    number: int  # of the claim
+    result: str
+    scale: Scale
+    seeds: int
+    why: str
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The runs of the result."""
+        return results()[self.result].runs
+
+    @property
+    def minutes(self) -> float:
+        """The approximate time of all its runs on one processor."""
+        return minutes(self.runs, self.scale) * self.seeds
+
+    @property
+    def command(self) -> str:
+        """The command that makes it."""
+        return f"fedme reproduce {self.result} --scale {self.scale} --seeds {self.seeds}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part of the plan: a claim at a scale, or runs behind a paragraph, with what is missing."""
+
+    row: Row | Background
+    number: int  # of the claim; 0: none
     chance: float
     missing: tuple[tuple[str, int], ...]  # runs and seeds
     minutes: float  # on one processor
@@ -101,12 +126,19 @@ class Step:
     @property
     def command(self) -> str:
         """The command that makes it."""
+        if isinstance(self.row, Background):
+            return self.row.command
         return f"fedme reproduce --claim {self.number} --scale {self.row.scale}"
 
 
 def rows() -> list[Row]:
     """The committed plan."""
     return [build(Row, table, f"{DATA.name}/plan.toml") for table in read_data("plan")["row"]]
+
+
+def backgrounds() -> list[Background]:
+    """The planned runs behind paragraphs of the page."""
+    return [build(Background, table, f"{DATA.name}/plan.toml") for table in read_data("plan")["background"]]
 
 
 def numbered() -> dict[str, tuple[int, Claim]]:
@@ -118,10 +150,13 @@ def numbered() -> dict[str, tuple[int, Claim]]:
 def order(finished: Mapping[Scale, Findings], hours: float, processors: int) -> list[Step]:
     """The steps that fit into so many hours, in the order of how much they decide per hour.
 
+    Those behind paragraphs come after those that can decide a claim.
+
     Runs that several claims share count once: for the first of them.
     """
-    known, planned = numbered(), rows()
-    level = 1 - (1 - LEVEL) / len(planned)  # the strictest level of Holm's correction
+    known = numbered()
+    planned: list[Row | Background] = [*rows(), *backgrounds()]
+    level = 1 - (1 - LEVEL) / len(rows())  # the strictest level of Holm's correction
     done = _done(finished)
     chosen, left = list[Step](), hours * 60 * processors
     while planned:
@@ -137,7 +172,7 @@ def order(finished: Mapping[Scale, Findings], hours: float, processors: int) -> 
     return chosen
 
 
-def missing(row: Row, finished: Mapping[Scale, Findings]) -> list[tuple[str, int]]:
+def missing(row: Row | Background, finished: Mapping[Scale, Findings]) -> list[tuple[str, int]]:
     """The planned runs and seeds of a claim at a scale that are not finished."""
     return _missing(row, _done(finished))
 
@@ -148,14 +183,19 @@ def _done(finished: Mapping[Scale, Findings]) -> set[tuple[Scale, str, int]]:
     }
 
 
-def _missing(row: Row, done: set[tuple[Scale, str, int]]) -> list[tuple[str, int]]:
+def _missing(row: Row | Background, done: set[tuple[Scale, str, int]]) -> list[tuple[str, int]]:
     return [(run, seed) for seed in range(row.seeds) for run in row.runs if (row.scale, run, seed) not in done]
 
 
-def _step(row: Row, known: Mapping[str, tuple[int, Claim]], done: set[tuple[Scale, str, int]], level: float) -> Step:
+def _step(
+    row: Row | Background, known: Mapping[str, tuple[int, Claim]], done: set[tuple[Scale, str, int]], level: float
+) -> Step:
+    left = tuple(_missing(row, done))
+    time = minutes((run for run, _ in left), row.scale)
+    if isinstance(row, Background):
+        return Step(row, 0, 0.0, left, time)
     number, claim = known[row.claim]
-    left = _missing(row, done)
-    return Step(row, number, row.chance(claim, level), tuple(left), minutes((run for run, _ in left), row.scale))
+    return Step(row, number, row.chance(claim, level), left, time)
 
 
 def of_claim(number: int, scale: Scale) -> Row | None:

@@ -23,6 +23,15 @@ class RateSearch:
     rates: tuple[float, ...]
     accuracy: tuple[float, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.accuracy and len(self.accuracy) != len(self.rates):
+            raise ConfigError(f"{self.run}: {len(self.rates)} rates but {len(self.accuracy)} values of accuracy")
+
+    @property
+    def inside(self) -> bool:
+        """Whether the best rate has a smaller and a larger one beside it that were tried; elsewhere the search goes on."""
+        return self.chosen is not None and min(self.rates) < self.chosen < max(self.rates)
+
     @property
     def chosen(self) -> float | None:
         """The best rate."""

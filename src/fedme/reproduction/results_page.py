@@ -4,16 +4,18 @@ Measurements are archived beside the pages, so that a later call can extend them
 """
 
 import importlib.resources
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedme.core.atomic_files import write_text
 from fedme.reproduction import catalogue, claim_verdicts, comparison_tables, figures, findings, power_plan, rate_search
-from fedme.reproduction.catalogue import PAPERS, Claim, Remark, Scale
+from fedme.reproduction.catalogue import PAPERS, Claim, Panel, Remark, Result, Scale
 from fedme.reproduction.claim_verdicts import Verdict
 from fedme.reproduction.comparison_tables import Sheet
-from fedme.reproduction.findings import Findings
+from fedme.reproduction.findings import Findings, points
 from fedme.reproduction.planned_runs import RunFolders
+from fedme.results.statistics import compare
 from fedme.results.tables import text
 
 SCALES: tuple[Scale, ...] = ("full", "small")
@@ -56,7 +58,8 @@ def write(path: Path, root: Path) -> list[Path]:
     write_text(folder / "plan.md", _plan(path))
     written.append(folder / "plan.md")
     head, reading, differ = ((DATA / f"{name}.md").read_text(encoding="utf-8") for name in ("head", "reading", "differ"))
-    parts = (head, _claims(judged, by_scale), _papers(judged, folder), differ, reading, _missing(missing))
+    leads = _leads(catalogue.results()["fedme-rounds"], by_scale["full"] if "full" in by_scale else Findings("full", {}))
+    parts = (head, _claims(judged, by_scale), _papers(judged, folder), differ, leads, reading, _missing(missing))
     write_text(path, "\n".join(parts))
     return [*written, path]
 
@@ -119,7 +122,7 @@ def _claims(judged: Mapping[str, Sequence[Judged]], by_scale: Mapping[Scale, Fin
 
 
 def _row(number: int, claim: Claim, verdicts: Mapping[Scale, Verdict], by_scale: Mapping[Scale, Findings]) -> tuple[str, ...]:
-    scale = max(verdicts, key=lambda scale: (_weight(verdicts[scale]), -SCALES.index(scale)))
+    scale = _best_scale(verdicts)
     verdict, planned = verdicts[scale], [row for row in power_plan.rows() if row.claim == claim.text]
     left = [(row.scale, run, seed) for row in planned for run, seed in power_plan.missing(row, by_scale)]
     hours = sum(catalogue.minutes([run], of) for of, run, _ in left) / 60
@@ -134,6 +137,11 @@ def _row(number: int, claim: Claim, verdicts: Mapping[Scale, Verdict], by_scale:
     says = verdict.says.replace(" at this scale", "")
     seeds = next((f"{deciding.seeds} of {row.seeds}" for row in planned if row.scale == scale), str(deciding.seeds))
     return (str(number), claim.text, claim.source, says, scale, effect, interval, seeds, to_do)
+
+
+def _best_scale(verdicts: Mapping[Scale, Verdict]) -> Scale:
+    """The scale that decides; if both or neither do, the full one."""
+    return max(verdicts, key=lambda scale: (_weight(verdicts[scale]), -SCALES.index(scale)))
 
 
 def _weight(verdict: Verdict) -> int:
@@ -160,11 +168,70 @@ def _counts(claims: Sequence[Judged]) -> str:
 
 def _papers(judged: Mapping[str, Sequence[Judged]], folder: Path) -> str:
     """A paragraph on every paper."""
-    parts = ["## The papers in plain words\n"]
+    parts = [
+        "## The papers in plain words\n",
+        "The sentences about results follow from the verdicts of the table, and change with them. In brackets: the number of "
+        "the claim, and the scale of the runs.\n",
+    ]
     for paper, claims in judged.items():
         link = f"[Tables, figures and comparisons]({folder.name}/{paper}.md)"
-        parts.append(f"### {PAPERS[paper]}\n\n{_counts(claims)} {catalogue.words(paper)}\n\n{link}\n")
+        parts.append(f"### {PAPERS[paper]}\n\n{_counts(claims)} {catalogue.intro(paper)}\n\n{_in_words(claims)}\n\n{link}\n")
     return "\n".join(parts)
+
+
+def _in_words(claims: Sequence[Judged]) -> str:
+    """What the verdicts say, in sentences that follow from them."""
+    tested, so_far, undecided, waiting = list[str](), list[str](), list[str](), list[str]()
+    for number, claim, verdicts in claims:
+        scale = _best_scale(verdicts)
+        weight, holds, plain = _weight(verdicts[scale]), verdicts[scale].says.startswith("holds"), claim.plain
+        if not weight or plain is None:
+            waiting.append(str(number))
+        elif weight == 1:
+            undecided.append(f"{plain.open} ({number}, {scale})")
+        else:
+            (tested if weight == 3 else so_far).append(f"{plain.holds if holds else plain.fails} ({number}, {scale})")
+    sentences = [f"{clause[0].upper()}{clause[1:]}." for clause in tested]
+    sentences += [f"So far, with too few seeds for a test: {'; '.join(so_far)}."] if so_far else []
+    sentences += [f"Not decided by the runs so far: {'; '.join(undecided)}."] if undecided else []
+    sentences += [f"No runs yet for claim{'s' if len(waiting) > 1 else ''} {', '.join(waiting)}."] if waiting else []
+    return " ".join(sentences)
+
+
+def _leads(result: Result, full: Findings) -> str:
+    """Who is ahead after how many rounds, in sentences that follow from the planned runs; or what is still to be run."""
+    (planned,) = [background for background in power_plan.backgrounds() if background.result == result.name]
+    lines = [line for panel in result.panels if (line := _lead(panel, full))]
+    left = len(power_plan.missing(planned, {planned.scale: full}))
+    if left:
+        lines.append(f"* To be run: {left} of {len(planned.runs) * planned.seeds} planned runs, `{planned.command}`.\n")
+    return "With the networks and the rates of the authors' code, at full scale and before fine-tuning:\n\n" + "".join(lines)
+
+
+def _lead(panel: Panel, full: Findings) -> str:
+    """In which rounds the second curve of a panel is above the first; empty without seeds that both have."""
+    rival, own = panel.series
+    lines = [
+        {seed: dict(points(run, curve.measure)) for seed, run in full.runs.get(curve.run, {}).items()}
+        for curve in (rival, own)
+    ]
+    seeds = sorted(lines[0].keys() & lines[1].keys())
+    if not seeds:
+        return ""
+    rounds = sorted(set.intersection(*(set(line[seed]) for line in lines for seed in seeds)))
+    gaps = {t + 1: statistics.fmean(lines[1][seed][t] - lines[0][seed][t] for seed in seeds) for t in rounds}
+    ahead = [t for t, gap in gaps.items() if gap > 0]
+    last, best = max(gaps), max(gaps, key=lambda t: gaps[t])
+    end = compare([lines[1][seed][rounds[-1]] - lines[0][seed][rounds[-1]] for seed in seeds])
+    interval = f", 95 % interval {end.low:+.1f} to {end.high:+.1f}" if end.count >= claim_verdicts.SEEDS else ""
+    share = f"{own.name} is ahead of {rival.name} at {len(ahead)} of {len(gaps)} evaluations"
+    where = (
+        f", first after {ahead[0]} and last after {ahead[-1]} rounds, most after {best} ({gaps[best]:+.1f} points)"
+        if ahead
+        else ""
+    )
+    seeds_text = f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
+    return f"* {panel.title} ({seeds_text}): {share}{where}. After {last} rounds: {gaps[last]:+.1f} points{interval}.\n"
 
 
 def _comparisons(claims: Sequence[Judged]) -> str:
@@ -193,8 +260,19 @@ def _rates(paper: str) -> str:
         "reports, with the rates that were tried. The best one is used, with model 2 for all methods."
     )
     names = sorted({search.run.partition("/")[0] for search in searches})
-    commands = "\n".join(f"fedme reproduce --rates {name}" for name in names)
-    return f"## Learning rates\n\n{rule}\n\n```\n{commands}\n```\n\n{text(*rate_search.table(searches), 'markdown')}"
+    parts = [
+        "## Learning rates\n",
+        f"{rule}\n",
+        "\n".join(["```", *(f"fedme reproduce --rates {name}" for name in names), "```\n"]),
+    ]
+    made = [search for search in searches if search.accuracy]
+    parts += [text(*rate_search.table(made), "markdown")] if made else []
+    if left := [f"`{search.run}` ({search.used:g})" for search in searches if not search.accuracy]:
+        parts.append(
+            f"Not searched by this rule yet, {len(left)} of {len(searches)}: {', '.join(left)}. In brackets the rate in use, "
+            "which is that of an earlier search or FedAvg's.\n"
+        )
+    return "\n".join(parts)
 
 
 def _known_issues(paper: str) -> str:
@@ -226,6 +304,12 @@ def _plan(path: Path) -> str:
         "setting is chosen by a verdict.\n",
         "```\nfedme reproduce --plan 8 --page docs/reproduction.md\nfedme reproduce --claim 9 --scale small\n```\n",
         text(header, rows, "markdown"),
+        "## Runs that decide no claim\n",
+        *(
+            f"* {planned.why}: {len(planned.runs)} runs with {planned.seeds} seeds at scale {planned.scale}, about "
+            f"{planned.minutes / 60:.0f} processor hours: `{planned.command}`\n"
+            for planned in power_plan.backgrounds()
+        ),
     ]
     return "\n".join(lines)
 
