@@ -1,11 +1,12 @@
 """The reference backend, which every faster one is checked against: one operation after another, by autograd.
 
-Modules that draw from the global generator (``F.dropout`` in a forward, `nn.LSTM` with dropout) get one that is seeded per
+Modules that draw from a global generator (`nn.LSTM` with dropout, ``random.random()`` in a forward) get one that is seeded per
 operation; the roles of the operation share it.
 """
 
 import itertools
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -205,14 +207,23 @@ def mask_seeds(models: Models, key: Key) -> dict[Role, dict[str, Tensor]]:
 
 @contextmanager
 def seeded_generator(key: Key, device: torch.device | None = None) -> Iterator[None]:
-    """Seed the global generator, and that of a device, by `key`, and restore their states afterwards."""
+    """Seed the global generators of torch, Python and NumPy by `key`, and restore their states afterwards.
+
+    A forward pass may draw from any of them; with a device, torch has one more.
+    """
     generators = [torch.default_generator, *(device_generators(device) if device is not None else ())]
     before = [generator.get_state() for generator in generators]
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    seed = key.integer()
     for generator in generators:
-        generator.manual_seed(key.integer())
+        generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
     try:
         yield
     finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
         for generator, state in zip(generators, before, strict=True):
             generator.set_state(state)
 
