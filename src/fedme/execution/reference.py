@@ -6,21 +6,20 @@ operation; the roles of the operation share it.
 
 import itertools
 import math
-import random
 import statistics
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedme.core import tree
 from fedme.core.data import Inputs, Split
 from fedme.core.dropout import at_draw
+from fedme.core.global_generators import seeded
 from fedme.core.key import Key
 from fedme.core.model import Model, dropout_layers
 from fedme.core.operations import (
@@ -205,27 +204,9 @@ def mask_seeds(models: Models, key: Key) -> dict[Role, dict[str, Tensor]]:
     }
 
 
-@contextmanager
-def seeded_generator(key: Key, device: torch.device | None = None) -> Iterator[None]:
-    """Seed the global generators of torch, Python and NumPy by `key`, and restore their states afterwards.
-
-    A forward pass may draw from any of them; with a device, torch has one more.
-    """
-    generators = [torch.default_generator, *(device_generators(device) if device is not None else ())]
-    before = [generator.get_state() for generator in generators]
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    seed = key.integer()
-    for generator in generators:
-        generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    try:
-        yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
-        for generator, state in zip(generators, before, strict=True):
-            generator.set_state(state)
+def seeded_generator(key: Key, device: torch.device | None = None) -> AbstractContextManager[None]:
+    """Seed the global generators, and that of a device, by `key`, and restore their states afterwards."""
+    return seeded(key.integer(), device_generators(device) if device is not None else ())
 
 
 def device_generators(device: torch.device) -> list[torch.Generator]:

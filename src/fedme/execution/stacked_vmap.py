@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedme.core.global_generators import states
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model, begin, dropout_layers, hooks_obstacle, output_of, template
 from fedme.core.tree import Params
-from fedme.execution.tracing import state_of_generators
 
 COMPUTE_BOUND = (nn.modules.conv._ConvNd, nn.RNNBase, nn.Transformer)
 
@@ -87,10 +87,10 @@ def vmap_obstacle(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> str
     x = torch.rand((2, 3, *shape), generator=Key(0).torch(), dtype=torch.float64).to(dtype)
     layers = dropout_layers(arch)
     try:
-        generators = state_of_generators()
+        generators = states()
         weights = {name: torch.stack([m.params[name] for m in models]) for name in models[0].params}
         stacked = VmapPass(arch, weights, x, {layer: torch.tensor([3, 4]) for layer in layers})
-        if state_of_generators() != generators:
+        if states() != generators:
             return f"{arch.name} draws from a global random generator"
         gradients = stacked.gradients(2 * stacked.logits)  # of the sum of squares
         predicted = logits(arch, weights, x, None)

@@ -5,19 +5,18 @@ same few operations. A network whose forward pass depends on the values of its i
 """
 
 import functools
-import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedme.core.dropout import KeyedDropout
+from fedme.core.global_generators import states
 from fedme.core.key import Key
 from fedme.core.model import Arch, build_template, hooks_obstacle, output_of
 
@@ -116,12 +115,6 @@ class _Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def state_of_generators() -> tuple[Any, ...]:
-    """The states of the global generators of torch, Python and NumPy, to be compared."""
-    _, numbers, *rest = np.random.get_state()
-    return torch.default_generator.get_state().tolist(), random.getstate(), np.asarray(numbers).tolist(), rest
-
-
 def _tensors(value: Any) -> Iterable[Tensor]:
     if isinstance(value, Tensor):
         yield value
@@ -207,10 +200,10 @@ def _trace(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype
     x = torch.zeros(x.shape, dtype=torch.int64) if symbols else x
     recorded.know(x, Traced(tuple(x.shape)))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        before = state_of_generators()
+        before = states()
         with recorded, _Reads(recorded):
             logits = output_of(module(x))
-        if state_of_generators() != before:
+        if states() != before:
             raise TraceError("its forward pass draws random numbers")
     output = recorded.tensors.get(id(logits))
     if output is None:
