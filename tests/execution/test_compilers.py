@@ -1,5 +1,6 @@
 """The kernels give the same results with GCC, with Clang, and on ARM64 (under qemu)."""
 
+import functools
 import shutil
 import struct
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedme.core.data import Arrays, Split
 from fedme.core.key import Key
@@ -25,7 +27,23 @@ SOURCES = Path(__file__).resolve().parents[2] / "src" / "fedme" / "execution"
 FLAGS = ["-std=c++17", "-O3", "-fno-math-errno", "-pthread", "-I", SOURCES]
 COMPILERS = {"gcc": ["g++"], "clang": ["clang++"], "arm64": ["aarch64-linux-gnu-g++", "-static"]}
 PACKAGES = {"gcc": "g++", "clang": "clang", "arm64": "g++-aarch64-linux-gnu qemu-user-static"}
-NETWORKS = (Functional, ResNet, GroupNormNet, Depthwise, Transformer, Grouped)
+
+
+class Recurrent(nn.Module):
+    """A convolution wide enough for Winograd's method, and recurrent layers over the rows of its maps."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.wide = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.lstm, self.gru = nn.LSTM(96, 5, batch_first=True), nn.GRU(5, 4, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        maps = torch.relu(self.wide(torch.relu(self.first(x))))
+        return self.head(self.gru(self.lstm(maps.transpose(1, 2).flatten(2))[0])[0][:, -1])
+
+
+NETWORKS = (Functional, ResNet, GroupNormNet, Depthwise, Transformer, Grouped, Recurrent)
 
 
 def numbers(values, kind="<i8"):
@@ -63,17 +81,30 @@ def training(network, dtype, steps):
     return b"".join([*parts, numbers(seeds), number(program.output), number(program.classes)])
 
 
+@pytest.fixture(scope="module")
+def replay(tmp_path_factory):
+    """A program that replays trainings, built once by every compiler."""
+
+    @functools.cache
+    def built(compiler):
+        command, *flags = COMPILERS[compiler]
+        program = tmp_path_factory.mktemp(compiler) / "replay"
+        subprocess.run([command, *FLAGS, *flags, "-o", program, Path(__file__).with_name("replay.cpp")], check=True)
+        return program
+
+    return built
+
+
 @pytest.mark.parametrize(
     ("dtype", "steps", "tolerance"), [(torch.float32, 1, 1e-6), (torch.float64, 12, 1e-9)], ids=["float32", "float64"]
 )
 @pytest.mark.parametrize("compiler", COMPILERS)
-def test_compilers_agree(compiler, dtype, steps, tolerance, tmp_path):
-    command, *flags = COMPILERS[compiler]
+def test_compilers_agree(compiler, dtype, steps, tolerance, replay, tmp_path):
+    command = COMPILERS[compiler][0]
     emulator = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
     if shutil.which(command) is None or (compiler == "arm64" and emulator is None):
         pytest.skip(f"needs {command} (apt-get install {PACKAGES[compiler]})")
-    program = tmp_path / "replay"
-    subprocess.run([command, *FLAGS, *flags, "-o", program, Path(__file__).with_name("replay.cpp")], check=True)
+    program = replay(compiler)
     trainings = [training(network, dtype, steps) for network in NETWORKS]
     (tmp_path / "trainings").write_bytes(number(len(trainings)) + b"".join(trainings))
     run = [emulator, program] if compiler == "arm64" else [program]

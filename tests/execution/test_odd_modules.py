@@ -1,7 +1,9 @@
 """Modules that do more than compute layers: they run somewhere, with the results of the reference, and the reason is said."""
 
 import dataclasses
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,6 +21,7 @@ from fedme.learning.optimizers import SGD
 from fedme_test_support import needs_compiled_code, same
 
 CLASSES = 3
+LARGE = 50.0
 
 
 def layers():
@@ -87,9 +90,65 @@ class ByValues(Wrapped):
         return self.net(x if x.mean() > 0 else -x)
 
 
+class SometimesDeeper(Wrapped):
+    """So rarely that a few steps need not show it."""
+
+    def forward(self, x):
+        return self.net(self.net[0](x).mean(1, keepdim=True) + x if random.random() < 0.1 else x)
+
+
+class SometimesScaled(Wrapped):
+    def forward(self, x):
+        return self.net(x * (2.0 if np.random.rand() < 0.1 else 1.0))
+
+
+class ByList(Wrapped):
+    """Random inputs of a check are hardly as large as this."""
+
+    def forward(self, x):
+        return self.net(x if max(x.flatten().tolist()) < LARGE else x / LARGE)
+
+
+class ByArray(Wrapped):
+    def forward(self, x):
+        return self.net(x if self.net[0](x).detach().numpy().max() < LARGE else x / LARGE)
+
+
+class ByEqual(Wrapped):
+    def forward(self, x):
+        return self.net(2 * x if torch.equal(x[:, 0], x[:, 1]) else x)
+
+
+class StopsEarly(Wrapped):
+    """In evaluation mode only."""
+
+    def forward(self, x):
+        hidden = self.net[:2](x)
+        if not self.training and hidden.abs().max() > LARGE:
+            return hidden[:, :CLASSES]
+        return self.net[2](hidden)
+
+
+class ByHand(nn.Module):
+    """A recurrent layer step by step, which begins with zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.norm, self.head = nn.LSTMCell(2, 5), nn.RMSNorm(5), nn.Linear(5, CLASSES)
+
+    def forward(self, x):
+        hidden = cell = x.new_zeros(len(x), 5)
+        for step in x.view(-1, 3, 2).unbind(1):
+            hidden, cell = self.cell(step, (hidden, cell))
+        return self.head(self.norm(hidden) + torch.ones_like(hidden))
+
+
 class Options(Wrapped):
     def forward(self, x, *, factor=2.0):
         return self.net(factor * x)
+
+
+BY_VALUES = ByValues, ByList, ByArray, ByEqual, StopsEarly
 
 
 @needs_compiled_code
@@ -103,7 +162,10 @@ class Options(Wrapped):
         (HalfBuffer, ""),
         (Options, ""),
         (Noisy, "its forward pass draws random numbers (randn_like)"),
-        (ByValues, "its forward pass depends on the values of tensors"),
+        (ByHand, ""),
+        (SometimesDeeper, "its forward pass draws random numbers"),
+        (SometimesScaled, "its forward pass draws random numbers"),
+        *((network, "its forward pass depends on the values of tensors") for network in BY_VALUES),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

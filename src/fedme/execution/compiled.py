@@ -47,6 +47,7 @@ from fedme.execution.program import Program
 from fedme.execution.reference import DRAWS_PER_STEP, scores
 from fedme.execution.routing import Route, Tick, effort, models_of, no_tick, pieces
 from fedme.execution.threads import Computing, Helpers, Running, on_threads
+from fedme.execution.tracing import default_dtype
 from fedme.learning.objectives import CrossEntropy, Imitate, Mutual
 from fedme.learning.optimizers import ALPHA, SGD, Adam, Mixing, Moreau, MutualMoreau
 
@@ -105,7 +106,7 @@ def program_of(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.d
     """The program of a network for inputs of this shape, if its results agree with the network; else why there is none."""
     # In float64 a small difference is not a rounding error; in the type of the model the layout of its vectors is checked too.
     for checked in (torch.float64, dtype):
-        program = lowered(arch, shape, symbols, VECTOR_BYTES // checked.itemsize)
+        program = lowered(arch, shape, symbols, VECTOR_BYTES // checked.itemsize, checked)
         if isinstance(program, str):
             return program
         if reason := disagreement(arch, shape, symbols, checked):
@@ -134,15 +135,12 @@ def disagreement(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch
     if names := sorted(model.params.keys() - set(program.parameters)):
         return f"the weight {names[0]} is not used"
     # A network may make constants in its forward pass; kernels of torch read those of another type wrongly (attention masks).
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
     try:
-        wanted = reference.train(op).models["net"]
-        target = reference.predict(Predict(wanted, data))
+        with default_dtype(dtype):
+            wanted = reference.train(op).models["net"]
+            target = reference.predict(Predict(wanted, data))
     except Exception as error:  # a user's network may raise anything
         return f"its training fails on random inputs ({type(error).__name__}: {error})"
-    finally:
-        torch.set_default_dtype(default)
     tables = InputTables(torch.device("cpu"))
 
     def run(op: Op) -> Any:

@@ -29,7 +29,7 @@ MOST_HEADS = 4096  # that a table of inputs keeps
 
 def known_program(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype) -> Program:
     """The program of a network that is known to have one."""
-    program = lowered(arch, shape, symbols, VECTOR_BYTES // dtype.itemsize)
+    program = lowered(arch, shape, symbols, VECTOR_BYTES // dtype.itemsize, dtype)
     assert not isinstance(program, str)
     return program
 

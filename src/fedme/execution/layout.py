@@ -61,7 +61,8 @@ class Layout:
         if traced.weight and traced not in self.addresses:
             self.addresses[traced] = self._all_of(traced.weight)
         if traced not in self.addresses:
-            raise TraceError("it uses a result that is not known")
+            name = traced.operation.name.partition(".")[0] if traced.operation is not None else "an unknown operation"
+            raise TraceError(f"it uses a result of {name} that compiled code does not have")
         return self.addresses[traced]
 
     def _all_of(self, weight: str) -> Tensor:

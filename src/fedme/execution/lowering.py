@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedme.core.model import Arch
@@ -29,13 +30,13 @@ INDEXED = ("index", "index_select")  # by constants
 
 
 @functools.lru_cache(maxsize=256)
-def lowered(arch: Arch, shape: tuple[int, ...], symbols: bool, lanes: int) -> Program | str:
-    """The program of a network for inputs of this shape and vectors of `lanes` numbers, or why there is none.
+def lowered(arch: Arch, shape: tuple[int, ...], symbols: bool, lanes: int, dtype: torch.dtype = torch.float32) -> Program | str:
+    """The program of a network of this type for inputs of this shape and vectors of `lanes` numbers, or why there is none.
 
     Inputs are numbers or symbols.
     """
     try:
-        return Lowering(trace(arch, shape, symbols), lanes).program()
+        return Lowering(trace(arch, shape, symbols, dtype), lanes).program()
     except TraceError as error:
         return str(error)
 

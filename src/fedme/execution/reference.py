@@ -1,6 +1,6 @@
 """The reference backend, which every faster one is checked against: one operation after another, by autograd.
 
-Modules that draw from the global generator (``F.dropout`` in a forward, `nn.LSTM` with dropout) get one that is seeded per
+Modules that draw from a global generator (`nn.LSTM` with dropout, ``random.random()`` in a forward) get one that is seeded per
 operation; the roles of the operation share it.
 """
 
@@ -9,7 +9,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from fedme.core import tree
 from fedme.core.data import Inputs, Split
 from fedme.core.dropout import at_draw
+from fedme.core.global_generators import seeded
 from fedme.core.key import Key
 from fedme.core.model import Model, dropout_layers
 from fedme.core.operations import (
@@ -203,18 +204,9 @@ def mask_seeds(models: Models, key: Key) -> dict[Role, dict[str, Tensor]]:
     }
 
 
-@contextmanager
-def seeded_generator(key: Key, device: torch.device | None = None) -> Iterator[None]:
-    """Seed the global generator, and that of a device, by `key`, and restore their states afterwards."""
-    generators = [torch.default_generator, *(device_generators(device) if device is not None else ())]
-    before = [generator.get_state() for generator in generators]
-    for generator in generators:
-        generator.manual_seed(key.integer())
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, before, strict=True):
-            generator.set_state(state)
+def seeded_generator(key: Key, device: torch.device | None = None) -> AbstractContextManager[None]:
+    """Seed the global generators, and that of a device, by `key`, and restore their states afterwards."""
+    return seeded(key.integer(), device_generators(device) if device is not None else ())
 
 
 def device_generators(device: torch.device) -> list[torch.Generator]:

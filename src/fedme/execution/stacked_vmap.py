@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedme.core.global_generators import states
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model, begin, dropout_layers, hooks_obstacle, output_of, template
 from fedme.core.tree import Params
@@ -86,12 +87,13 @@ def vmap_obstacle(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> str
     x = torch.rand((2, 3, *shape), generator=Key(0).torch(), dtype=torch.float64).to(dtype)
     layers = dropout_layers(arch)
     try:
-        generator = torch.default_generator.get_state()
+        generators = states()
         weights = {name: torch.stack([m.params[name] for m in models]) for name in models[0].params}
         stacked = VmapPass(arch, weights, x, {layer: torch.tensor([3, 4]) for layer in layers})
-        if not torch.equal(generator, torch.default_generator.get_state()):
-            return f"{arch.name} draws from the global random generator"
+        if states() != generators:
+            return f"{arch.name} draws from a global random generator"
         gradients = stacked.gradients(2 * stacked.logits)  # of the sum of squares
+        predicted = logits(arch, weights, x, None)
         for i, model in enumerate(models):
             leaves = {name: p.clone().requires_grad_() for name, p in model.params.items()}
             masks = {layer: torch.tensor(3 + i) for layer in layers}
@@ -100,7 +102,11 @@ def vmap_obstacle(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> str
             if not torch.allclose(expected[0], beside_itself[0], rtol=1e-9, atol=1e-9):
                 return f"{arch.name} mixes the samples of a batch, and batches of a stack are padded"
             own = torch.autograd.grad(expected.square().sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
-            pairs = [(stacked.logits[i], expected), *((gradients[name][i], g) for name, g in zip(leaves, own, strict=True))]
+            pairs = [
+                (stacked.logits[i], expected),
+                (predicted[i], model(x[i])),
+                *((gradients[name][i], g) for name, g in zip(leaves, own, strict=True)),
+            ]
             if not all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in pairs):
                 return f"{arch.name} gives other results in a stack"
     except Exception as error:  # vmap or a user's network may raise anything; the network then runs alone

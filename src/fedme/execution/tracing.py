@@ -5,19 +5,25 @@ same few operations. A network whose forward pass depends on the values of its i
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedme.core.dropout import KeyedDropout
+from fedme.core.global_generators import states
 from fedme.core.key import Key
 from fedme.core.model import Arch, build_template, hooks_obstacle, output_of
 
 BATCH = 3  # samples of a trace
+BY_VALUES = "its forward pass depends on the values of tensors"
+READS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)  # what hands numbers to Python, without an operation
+FROM_SHAPES = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")  # operations that read no number
 
 
 class TraceError(ValueError):
@@ -87,11 +93,26 @@ class Trace(TorchDispatchMode):
         # Attention has dropout of its own, which may be off.
         if torch.Tag.nondeterministic_seeded in function.tags and "scaled_dot_product" not in str(function):
             raise TraceError(f"its forward pass draws random numbers ({function.overloadpacket.__name__})")
+        if function.overloadpacket.__name__ in FROM_SHAPES:
+            return results
         if any(id(tensor) in self.tensors for tensor in _tensors((arguments, tuple(options.values())))):
-            if function is torch.ops.aten._local_scalar_dense.default:
-                raise TraceError("its forward pass depends on the values of tensors")
+            if isinstance(results, bool | int | float):  # of `item` or `torch.equal`, for example
+                raise TraceError(BY_VALUES)
             self.record(str(function).removeprefix("aten."), results, arguments, options, function)
         return results
+
+
+class _Reads(TorchFunctionMode):
+    """Refuses to hand the numbers of a tensor of the trace to Python."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()
+        self.trace = trace
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in READS and id(args[0]) in self.trace.tensors:
+            raise TraceError(BY_VALUES)
+        return func(*args, **(kwargs or {}))
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:
@@ -136,11 +157,37 @@ class NetworkTrace:
     weights: dict[str, tuple[int, ...]]
 
 
-def trace(arch: Arch, shape: tuple[int, ...], symbols: bool = False) -> NetworkTrace:
-    """The operations of a network in training mode, for inputs of this shape: numbers or symbols."""
+def trace(arch: Arch, shape: tuple[int, ...], symbols: bool = False, dtype: torch.dtype = torch.float32) -> NetworkTrace:
+    """The operations of a network in training mode, for inputs of this shape: numbers or symbols.
+
+    In evaluation mode it must not depend on the values of tensors or draw random numbers either.
+    """
     if reason := hooks_obstacle(arch):
         raise TraceError(reason)  # one that only looks on leaves no operation
-    module, recorded = build_template(arch, training=True), Trace()
+    try:
+        return [_trace(arch, shape, symbols, dtype, training) for training in (False, True)][1]
+    except TraceError:
+        raise
+    except Exception:
+        if dtype == torch.get_default_dtype():
+            raise
+        with default_dtype(dtype):  # a network may make tensors in its forward pass
+            return [_trace(arch, shape, symbols, dtype, training) for training in (False, True)][1]
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Let torch make tensors of this type, and of the one before afterwards."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _trace(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype, training: bool) -> NetworkTrace:
+    module, recorded = build_template(arch, training).to(dtype), Trace()
     for name, child in module.named_modules():
         if isinstance(child, KeyedDropout):
             child.forward = functools.partial(_record_dropout, recorded, name, child.p)  # type: ignore[method-assign]
@@ -149,10 +196,15 @@ def trace(arch: Arch, shape: tuple[int, ...], symbols: bool = False) -> NetworkT
     named = [*module.named_parameters(), *((name, b) for name, b in module.named_buffers() if not _is_seed(module, name))]
     for name, weight in named:
         recorded.know(weight, Traced(tuple(weight.shape), weight=name))
-    x = torch.zeros((BATCH, *shape), dtype=torch.int64) if symbols else torch.randn((BATCH, *shape), generator=Key(0).torch())
+    x = torch.randn((BATCH, *shape), generator=Key(0).torch(), dtype=torch.float32).to(dtype)
+    x = torch.zeros(x.shape, dtype=torch.int64) if symbols else x
     recorded.know(x, Traced(tuple(x.shape)))
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), recorded:
-        logits = output_of(module(x))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        before = states()
+        with recorded, _Reads(recorded):
+            logits = output_of(module(x))
+        if states() != before:
+            raise TraceError("its forward pass draws random numbers")
     output = recorded.tensors.get(id(logits))
     if output is None:
         raise TraceError("its output does not depend on its input")
