@@ -91,6 +91,19 @@ def test_average_is_weighted_and_keeps_integer_tensors() -> None:
     assert trees[0]["w"].tolist() == [0.0, 4.0]
 
 
+def test_average_and_distance_have_the_bits_of_all_tensors_together() -> None:
+    draw = torch.Generator().manual_seed(0)
+    trees = [{name: torch.randn(37, 41, generator=draw) for name in "abc"} | {"n": torch.tensor(t)} for t in range(3)]
+    floats = [{name: t[name] for name in "abc"} for t in trees]
+    expected = tree.add(tree.add(tree.scale(floats[0], 0.2), floats[1], 0.3), floats[2], 0.5)
+    before = [t["a"].clone() for t in trees]
+    mean = tree.average(trees, [0.2, 0.3, 0.5])
+    assert all(torch.equal(mean[name], expected[name]) for name in "abc")
+    assert all(torch.equal(t["a"], was) for t, was in zip(trees, before, strict=True))
+    assert tree.distance(trees[0], trees[1]) == float(tree.norm(tree.sub(*floats[:2])))
+    assert tree.distance({"n": torch.tensor(1)}, {"n": torch.tensor(2)}) == 0.0
+
+
 def test_average_of_integers_only_is_the_first() -> None:
     assert int(tree.average([{"n": torch.tensor(3)}, {"n": torch.tensor(5)}], [0.5, 0.5])["n"]) == 3
 

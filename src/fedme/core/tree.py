@@ -64,7 +64,9 @@ def distance(a: Params, b: Params) -> float:
     flat, other = flat_params(a), flat_params(b)
     if flat is not None and other is not None and flat.layout is other.layout:
         return torch.dist(flat.flat, other.flat).item()
-    return float(norm(sub({name: value for name, value in a.items() if value.is_floating_point()}, b)))
+    # One difference at a time: all of them together would take the memory of a model.
+    norms = [(value - b[name]).norm() for name, value in a.items() if value.is_floating_point()]
+    return float(torch.stack(norms).norm()) if norms else 0.0
 
 
 def clip(a: Params, limit: float, lead: int = 0) -> dict[str, Tensor]:
@@ -85,7 +87,8 @@ def average(trees: Sequence[Params], weights: Sequence[float]) -> Params:
     names = [name for name, value in trees[0].items() if value.is_floating_point()]
     total = scale({name: trees[0][name] for name in names}, weights[0])
     for tree, share in zip(trees[1:], weights[1:], strict=True):
-        total = add(total, tree, share)
+        if names:
+            torch._foreach_add_(list(total.values()), [tree[name] for name in names], alpha=share)
     return {name: total.get(name, value) for name, value in trees[0].items()}
 
 

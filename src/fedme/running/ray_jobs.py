@@ -28,7 +28,7 @@ PASSED_ON = ("FEDME_DATA",)  # environment variables that runs need on other nod
 def on_ray(address: str) -> Launcher:
     """Launch runs on the Ray cluster at `address`."""
     if importlib.util.find_spec("ray") is None:
-        raise RunError("ray is not installed; run `pip install 'fedme[flower]'`")
+        raise RunError("ray is not installed; run `pip install 'fedme[ray]'`")
 
     def launch(plans: Sequence[Planned]) -> AbstractContextManager[Iterator[Outcome | None]]:
         return _tasks(address, plans)
