@@ -212,8 +212,7 @@ def _lead(panel: Panel, full: Findings) -> str:
     """In which rounds the second curve of a panel is above the first; empty without seeds that both have."""
     rival, own = panel.series
     lines = [
-        {seed: dict(points(run, curve.measure)) for seed, run in full.runs.get(curve.run, {}).items()}
-        for curve in (rival, own)
+        {seed: dict(points(run, curve.measure)) for seed, run in full.runs.get(curve.run, {}).items()} for curve in (rival, own)
     ]
     seeds = sorted(lines[0].keys() & lines[1].keys())
     if not seeds:
