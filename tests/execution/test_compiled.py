@@ -16,7 +16,7 @@ from fedme.core.data import Arrays, Split
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train
-from fedme.execution import compiled, reference
+from fedme.execution import compiled, compiled_library, reference
 from fedme.execution.dispatcher import Dispatcher
 from fedme.learning.objectives import CrossEntropy, Imitate, Mutual
 from fedme.learning.optimizers import SGD, Moreau, MutualMoreau
@@ -38,8 +38,8 @@ def test_code_of_other_sources_is_left_alone(tmp_path, monkeypatch):
     (tmp_path / "empty.cpp").touch()
     built = tmp_path / f"_compiled{EXTENSION_SUFFIXES[0]}"
     subprocess.run(["g++", "-shared", "-fPIC", "-o", built, tmp_path / "empty.cpp"], check=True)
-    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
-    assert "built from other sources" in compiled.library.__wrapped__()
+    monkeypatch.setattr(compiled_library, "__file__", str(tmp_path / "compiled_library.py"))
+    assert "built from other sources" in compiled_library.library.__wrapped__()
 
 
 def network(widths: tuple[int, ...], activation: str, bias: bool, dropout: float = 0.0) -> nn.Module:
@@ -283,8 +283,18 @@ def test_what_does_not_fit_together_is_refused():
 
 
 def test_without_an_extension_the_reason_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
-    assert compiled.library.__wrapped__() == "the extension was not built when fedme was installed (no C++ compiler?)"
+    monkeypatch.setattr(compiled_library, "__file__", str(tmp_path / "compiled_library.py"))
+    assert compiled_library.library.__wrapped__() == "the extension was not built when fedme was installed (no C++ compiler?)"
+
+
+@needs_compiled_code
+def test_wide_vectors_are_used_where_they_pay_and_can_be_left_out(monkeypatch):
+    choose = compiled_library.library.__wrapped__
+    monkeypatch.delenv(compiled_library.NARROW, raising=False)
+    pays = bool(compiled_library.loaded("_compiled").fedme_avx512_pays())
+    assert choose().fedme_vector_bytes() == (64 if pays else 32)
+    monkeypatch.setenv(compiled_library.NARROW, "1")
+    assert choose().fedme_vector_bytes() == 32
 
 
 def test_without_compiled_code_networks_are_stacked(monkeypatch):

@@ -1,4 +1,4 @@
-"""The kernels give the same results with GCC, with Clang, and on ARM64 (under qemu)."""
+"""The kernels give the same results with GCC, with Clang, with AVX-512 and on ARM64 (under qemu)."""
 
 import functools
 import shutil
@@ -15,6 +15,7 @@ from fedme.core.data import Arrays, Split
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 from fedme.core.operations import BatchSchedule, Train
+from fedme.execution.compiled_library import library
 from fedme.execution.compiled_networks import CompiledProgram
 from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.lowering import lowered
@@ -25,8 +26,13 @@ from fedme_test_traced_networks import Depthwise, Functional, Grouped, GroupNorm
 
 SOURCES = Path(__file__).resolve().parents[2] / "src" / "fedme" / "execution"
 FLAGS = ["-std=c++17", "-O3", "-fno-math-errno", "-pthread", "-I", SOURCES]
-COMPILERS = {"gcc": ["g++"], "clang": ["clang++"], "arm64": ["aarch64-linux-gnu-g++", "-static"]}
-PACKAGES = {"gcc": "g++", "clang": "clang", "arm64": "g++-aarch64-linux-gnu qemu-user-static"}
+COMPILERS = {
+    "gcc": ["g++"],
+    "gcc-avx512": ["g++", "-DFEDME_AVX512"],
+    "clang": ["clang++"],
+    "arm64": ["aarch64-linux-gnu-g++", "-static"],
+}
+PACKAGES = {"g++": "g++", "clang++": "clang", "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu qemu-user-static"}
 
 
 class Recurrent(nn.Module):
@@ -55,7 +61,7 @@ def number(value):
     return struct.pack("<q", value)
 
 
-def training(network, dtype, steps):
+def training(network, dtype, steps, vector_bytes):
     """A training as bytes: what it is given, and what the installed extension (or else the reference) makes of it."""
     x = torch.randn(16, 1, 6, 6, generator=Key(3).torch()).to(dtype)
     arch = Arch(network)
@@ -64,7 +70,7 @@ def training(network, dtype, steps):
     schedule = BatchSchedule(steps=steps, batch=4, shuffle=False)
     op = Train({"own": model}, SGD(CrossEntropy(), 0.05, 0.9), data, schedule, Key(5))
     after = Dispatcher(path="compiled")([op])[0][0].models["own"]
-    program = lowered(arch, (1, 6, 6), False, 32 // dtype.itemsize)
+    program = lowered(arch, (1, 6, 6), False, vector_bytes // dtype.itemsize)
     kind = f"<f{dtype.itemsize}"
     positions, sizes = schedule.positions(16, Key(5).at("batches"))
     parts = [number(dtype.itemsize), numbers(x.flatten(1), kind), number(36), numbers(positions), numbers(data.y[positions])]
@@ -103,9 +109,13 @@ def test_compilers_agree(compiler, dtype, steps, tolerance, replay, tmp_path):
     command = COMPILERS[compiler][0]
     emulator = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
     if shutil.which(command) is None or (compiler == "arm64" and emulator is None):
-        pytest.skip(f"needs {command} (apt-get install {PACKAGES[compiler]})")
+        pytest.skip(f"needs {command} (apt-get install {PACKAGES[command]})")
+    if wide := compiler.endswith("avx512"):
+        code = library()
+        if isinstance(code, str) or not code.fedme_avx512_pays():
+            pytest.skip("needs a processor of Intel with AVX-512")
     program = replay(compiler)
-    trainings = [training(network, dtype, steps) for network in NETWORKS]
+    trainings = [training(network, dtype, steps, 64 if wide else 32) for network in NETWORKS]
     (tmp_path / "trainings").write_bytes(number(len(trainings)) + b"".join(trainings))
     run = [emulator, program] if compiler == "arm64" else [program]
     done = subprocess.run([*run, tmp_path / "trainings", str(tolerance)], capture_output=True, text=True)

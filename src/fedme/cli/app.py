@@ -141,7 +141,7 @@ def top(
 ) -> None:
     """Personalised federated learning where every client keeps its own model, of its own architecture."""
     if version:
-        from fedme.execution import compiled  # imports torch
+        from fedme.execution.compiled_library import active, library  # imports torch
 
-        print(f"fedme {fedme.__version__}\n{compiled.active()}")
+        print(f"fedme {fedme.__version__}\n{active(library())}")
         raise typer.Exit

@@ -705,8 +705,10 @@ extern "C" void fedme_order(int64_t seed, int64_t count, int64_t *order) {
     std::copy(drawn.begin(), drawn.end(), order);
 }
 
-// The number of this interface, as in execution/compiled.py.
-extern "C" int fedme_interface() { return 10; }
+// The number of this interface, as in execution/compiled_library.py.
+extern "C" int fedme_interface() { return 11; }
+
+extern "C" int fedme_vector_bytes() { return BYTES; }
 
 // Whether this processor has the instructions of the code above.
 extern "C" int fedme_runs_here() {
@@ -714,6 +716,16 @@ extern "C" int fedme_runs_here() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #else
     return 1;
+#endif
+}
+
+// Whether compiled_avx512.cpp is faster. Processors of AMD compute half a vector at a time, up to Zen 4.
+extern "C" int fedme_avx512_pays() {
+#if defined(__x86_64__)
+    return __builtin_cpu_is("intel") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+#else
+    return 0;
 #endif
 }
 

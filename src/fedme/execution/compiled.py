@@ -10,8 +10,6 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,8 +37,9 @@ from fedme.core.tree import Params
 from fedme.execution import reference
 from fedme.execution.alike_trainings import AlikeTrainings
 from fedme.execution.compiled_calls import NOT_DRAWN, NOT_GIVEN, OPTIMIZER, PREDICT_JOB, TRAIN_JOB, Call
+from fedme.execution.compiled_library import active, library, vector_bytes
 from fedme.execution.compiled_losses import CHANCES, add_loss, chances, classes_of, loss_obstacle, loss_weights
-from fedme.execution.compiled_networks import VECTOR_BYTES, known_program, network_fields
+from fedme.execution.compiled_networks import known_program, network_fields
 from fedme.execution.input_tables import InputTable, InputTables
 from fedme.execution.lowering import lowered
 from fedme.execution.program import Program
@@ -56,7 +55,6 @@ TASKS: tuple[TaskType, ...] = ("classification", "multi-label", "regression")  #
 LABELS, ADAM = CrossEntropy(), 3  # the number of Adam in the C++ code
 PIECES = 2  # calls per thread: fewer cost less, more are divided more evenly
 LARGE = 2e7  # effort of a call that is worth itself, about 2 ms
-INTERFACE = 10  # of the functions of the C++ code and the structures that they get; change both together
 
 
 class Table(ctypes.Structure):
@@ -79,34 +77,12 @@ class Table(ctypes.Structure):
 Finish = Callable[[], T]  # the result of a job, after its call
 
 
-@functools.lru_cache(maxsize=1)
-def library() -> ctypes.CDLL | str:
-    """The compiled code, or why there is none."""
-    candidates = [Path(__file__).with_name(f"_compiled{suffix}") for suffix in EXTENSION_SUFFIXES]
-    path = next((path for path in candidates if path.exists()), None)
-    if path is None:
-        return "the extension was not built when fedme was installed (no C++ compiler?)"
-    try:
-        code = ctypes.CDLL(str(path))
-    except OSError as error:
-        return f"the extension cannot be loaded: {error}"
-    if not hasattr(code, "fedme_interface") or code.fedme_interface() != INTERFACE:
-        return "the extension was built from other sources; install fedme again"
-    return code if code.fedme_runs_here() else "this processor lacks AVX2"
-
-
-def active() -> str:
-    """Which compiled code is active, or why none is."""
-    code = library()
-    return f"no compiled code: {code}" if isinstance(code, str) else f"compiled code: {Path(code._name).name}"
-
-
 @functools.lru_cache(maxsize=256)
 def program_of(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype) -> Program | str:
     """The program of a network for inputs of this shape, if its results agree with the network; else why there is none."""
     # In float64 a small difference is not a rounding error; in the type of the model the layout of its vectors is checked too.
     for checked in (torch.float64, dtype):
-        program = lowered(arch, shape, symbols, VECTOR_BYTES // checked.itemsize, checked)
+        program = lowered(arch, shape, symbols, vector_bytes() // checked.itemsize, checked)
         if isinstance(program, str):
             return program
         if reason := disagreement(arch, shape, symbols, checked):
@@ -165,6 +141,10 @@ class Compiled:
 
     def __init__(self, tables: InputTables, threads: int = 1) -> None:
         self.tables, self.threads = tables, threads
+
+    def missing(self) -> str:
+        """Why there is no compiled code; empty if there is."""
+        return active(code) if isinstance(code := library(), str) else ""
 
     def supports(self, op: Op) -> str:
         """Why the compiled code cannot run the operation; empty if it can."""

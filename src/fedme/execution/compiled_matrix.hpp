@@ -74,7 +74,7 @@ struct WeightPanels {
                 real *corner = to + k * input_step + o * output_step;
                 vector<real> rows[LANES<real>];
                 for (int64_t i = 0; i < LANES<real>; i++) rows[i] = at(from + place + i * step);
-                if (output_step != 1) transpose(rows);
+                if (output_step != 1) transpose<real>(rows);
                 const int64_t distance = output_step == 1 ? input_step : output_step;
                 for (int64_t i = 0; i < LANES<real>; i++) at(corner + i * distance) += rows[i];
             },
@@ -89,7 +89,7 @@ struct WeightPanels {
             [&](int64_t place, int64_t step, int64_t k, int64_t o) {
                 vector<real> rows[LANES<real>];
                 for (int64_t i = 0; i < LANES<real>; i++) rows[i] = values.some(place + i * step);
-                transpose(rows);
+                transpose<real>(rows);
                 for (int64_t i = 0; i < LANES<real>; i++) at(to + other.place(o, k) + i * other.width(k)) = rows[i];
             },
             [&](int64_t place, int64_t k, int64_t o) { to[other.place(o, k)] = values.one(place); });

@@ -18,18 +18,18 @@ from fedme.core.model import Arch, Model
 from fedme.core.operations import Role
 from fedme.core.tree import Params
 from fedme.execution.compiled_calls import Call, address
+from fedme.execution.compiled_library import vector_bytes
 from fedme.execution.input_tables import InputTable
 from fedme.execution.lowering import lowered
 from fedme.execution.program import NODE_TYPES, Program
 
-VECTOR_BYTES = 32
 _numbers = itertools.count(1)  # of programs: the compiled code knows them again, also after others were forgotten
 MOST_HEADS = 4096  # that a table of inputs keeps
 
 
 def known_program(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype) -> Program:
     """The program of a network that is known to have one."""
-    program = lowered(arch, shape, symbols, VECTOR_BYTES // dtype.itemsize, dtype)
+    program = lowered(arch, shape, symbols, vector_bytes() // dtype.itemsize, dtype)
     assert not isinstance(program, str)
     return program
 

@@ -207,7 +207,7 @@ struct RowNormalisation final : Node<real> {
     real sum_over(const Term &term) const {
         vector<real> total = {};
         for (int64_t i = 0; i < padded_width; i += LANES<real>) total += term(i);
-        return sum_of(total);
+        return sum_of<real>(total);
     }
 
     void forward(const Pass &pass) override {
@@ -297,7 +297,7 @@ struct Softmax final : Node<real> {
                 std::fill(y + n, y + padded_width, real(0));
                 vector<real> sums = {};
                 for (int64_t i = 0; i < padded_width; i += LANES<real>) sums += at(y + i);
-                const real sum = sum_of(sums), scale = 1 / sum;
+                const real sum = sum_of<real>(sums), scale = 1 / sum;
                 if (!logarithm) {
                     for (int64_t i = 0; i < n; i += LANES<real>) at(y + i) *= scale;
                     continue;
@@ -320,7 +320,7 @@ struct Softmax final : Node<real> {
                 vector<real> sums = {};
                 for (int64_t i = 0; i < padded_width; i += LANES<real>)  // behind the numbers of a row, y is zero
                     sums += logarithm ? at(gradient + i) : at(gradient + i) * at(y + i);
-                const real sum = sum_of(sums);
+                const real sum = sum_of<real>(sums);
                 for (int64_t i = 0; i < padded_width; i += LANES<real>) {
                     const vector<real> own = logarithm ? at(gradient + i) - exp_of<real>(at(y + i)) * sum
                                                        : at(y + i) * (at(gradient + i) - sum);

@@ -185,7 +185,7 @@ struct Parameter {
             sum += (v - at(w + i)) * gradient;
             at(own_values + i) = v - lr * gradient;
         }
-        derivative += double(sum_of(sum + other));
+        derivative += double(sum_of<real>(sum + other));
     }
 
     double end_mixture() {

@@ -2,8 +2,17 @@
 
 #pragma once
 
+// The instructions of this build on x86-64: AVX2, or AVX-512 where compiled_avx512.cpp includes it.
+#ifdef FEDME_AVX512
+#define INSTRUCTIONS "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"
+#else
+#define INSTRUCTIONS "avx2,fma"
+#endif
+
 #if defined(__x86_64__) && !defined(__clang__)
-#pragma GCC target("avx2,fma")
+#define PRAGMA(text) _Pragma(#text)
+#define COMPILE_FOR(instructions) PRAGMA(GCC target(instructions))
+COMPILE_FOR(INSTRUCTIONS)
 #endif
 
 #include <algorithm>
@@ -19,7 +28,7 @@
 #include <vector>
 
 #if defined(__x86_64__) && defined(__clang__)  // until the end of compiled.cpp; after the headers above, which are not for it
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target(INSTRUCTIONS))), apply_to = function)
 #endif
 
 // Before loops over arrays of registers: unrolled late, they would leave these arrays in memory.
@@ -31,7 +40,11 @@
 
 namespace {
 
-constexpr int BYTES = 32;  // per vector
+#ifdef FEDME_AVX512
+constexpr int BYTES = 64;  // per vector
+#else
+constexpr int BYTES = 32;
+#endif
 
 template <typename real>
 struct Vector {
@@ -54,48 +67,35 @@ inline const vector<real> &at(const real *place) {
     return *reinterpret_cast<const vector<real> *>(place);
 }
 
-inline float sum_of(vector<float> sum) {
-    sum += __builtin_shufflevector(sum, sum, 4, 5, 6, 7, 0, 1, 2, 3);
-    sum += __builtin_shufflevector(sum, sum, 2, 3, 0, 1, 6, 7, 4, 5);
-    sum += __builtin_shufflevector(sum, sum, 1, 0, 3, 2, 5, 4, 7, 6);
-    return sum[0];
+// Numbers of one vector at other places: J ^ D is the place beside, 2 or 4 (and so on) away.
+template <typename real, int D, size_t... J>
+inline vector<real> exchanged(vector<real> x, std::index_sequence<J...>) {
+    return __builtin_shufflevector(x, x, (J ^ D)...);
 }
 
-inline double sum_of(vector<double> sum) {
-    sum += __builtin_shufflevector(sum, sum, 2, 3, 0, 1);
-    sum += __builtin_shufflevector(sum, sum, 1, 0, 3, 2);
-    return sum[0];
+template <typename real, int D = LANES<real> / 2>
+inline real sum_of(vector<real> sum) {
+    sum += exchanged<real, D>(sum, std::make_index_sequence<LANES<real>>());
+    if constexpr (D > 1)
+        return sum_of<real, D / 2>(sum);
+    else
+        return sum[0];
 }
 
-inline void transpose(vector<float> (&rows)[8]) {  // exchange blocks off the diagonal, of 1, 2 and 4 columns
-    for (int i = 0; i < 8; i += 2) {
-        const vector<float> a = rows[i], b = rows[i + 1];
-        rows[i] = __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14);
-        rows[i + 1] = __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15);
-    }
-    for (int i = 0; i < 6; i += i % 4 ? 3 : 1) {
-        const vector<float> a = rows[i], b = rows[i + 2];
-        rows[i] = __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13);
-        rows[i + 2] = __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
-    }
-    for (int i = 0; i < 4; i++) {
-        const vector<float> a = rows[i], b = rows[i + 4];
-        rows[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11);
-        rows[i + 4] = __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
-    }
+// Exchange the blocks of D columns off the diagonal of two rows that are D apart.
+template <typename real, int D, size_t... J>
+inline void exchange(vector<real> &first, vector<real> &second, std::index_sequence<J...>) {
+    constexpr size_t lanes = sizeof...(J);
+    const vector<real> a = first, b = second;
+    first = __builtin_shufflevector(a, b, (J & D ? lanes + J - D : J)...);
+    second = __builtin_shufflevector(a, b, (J & D ? lanes + J : J + D)...);
 }
 
-inline void transpose(vector<double> (&rows)[4]) {
-    for (int i = 0; i < 4; i += 2) {
-        const vector<double> a = rows[i], b = rows[i + 1];
-        rows[i] = __builtin_shufflevector(a, b, 0, 4, 2, 6);
-        rows[i + 1] = __builtin_shufflevector(a, b, 1, 5, 3, 7);
-    }
-    for (int i = 0; i < 2; i++) {
-        const vector<double> a = rows[i], b = rows[i + 2];
-        rows[i] = __builtin_shufflevector(a, b, 0, 1, 4, 5);
-        rows[i + 2] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
-    }
+template <typename real, int D = 1>
+inline void transpose(vector<real> (&rows)[LANES<real>]) {
+    UNROLLED for (int i = 0; i < LANES<real>; i++)
+        if (!(i & D)) exchange<real, D>(rows[i], rows[i + D], std::make_index_sequence<LANES<real>>());
+    if constexpr (2 * D < LANES<real>) transpose<real, 2 * D>(rows);
 }
 
 // A square as wide as a vector, from rows at a distance to columns at a distance. They may begin anywhere, as weights in the
@@ -104,7 +104,7 @@ template <typename real>
 inline void copy_transposed(const real *from, int64_t from_step, real *to, int64_t to_step) {
     vector<real> rows[LANES<real>];
     for (int64_t i = 0; i < LANES<real>; i++) std::memcpy(&rows[i], from + i * from_step, BYTES);
-    transpose(rows);
+    transpose<real>(rows);
     for (int64_t i = 0; i < LANES<real>; i++) std::memcpy(to + i * to_step, &rows[i], BYTES);
 }
 

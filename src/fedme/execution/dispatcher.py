@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 
 from fedme.core.operations import EstimateStatistics, Evaluate, Op, Train
-from fedme.execution import compiled
 from fedme.execution.compiled import Compiled, alike_for_compiled
 from fedme.execution.device import DeviceWeights, Precision, arithmetic, free_memory, needed_memory
 from fedme.execution.eager import Eager
@@ -237,11 +236,8 @@ class Dispatcher:
 
     def explain(self) -> list[str]:
         """One line per path that operations took, with the reason; before them, why there is no compiled code."""
-        uses_compiled = any(isinstance(backend, Compiled) for backend in self.backends)
-        return [
-            *([compiled.active()] if uses_compiled and isinstance(compiled.library(), str) else []),
-            *explanation(self.paths),
-        ]
+        missing = [reason for backend in self.backends if isinstance(backend, Compiled) and (reason := backend.missing())]
+        return [*missing, *explanation(self.paths)]
 
     def close(self) -> None:
         """End the worker processes."""

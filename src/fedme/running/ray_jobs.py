@@ -18,11 +18,12 @@ from typing import Any
 from rich.console import Console
 
 from fedme.core.atomic_files import RunError
+from fedme.execution.compiled_library import NARROW
 from fedme.running.progress import Display
 from fedme.running.round_loop import Interrupted
 from fedme.running.run_queue import POLL, Launcher, Outcome, Planned, attempt
 
-PASSED_ON = ("FEDME_DATA",)  # environment variables that runs need on other nodes too
+PASSED_ON = ("FEDME_DATA", NARROW)  # environment variables that runs need on other nodes too
 
 
 def on_ray(address: str) -> Launcher:

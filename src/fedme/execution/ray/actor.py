@@ -17,7 +17,7 @@ from torch import Tensor
 from fedme.core.data import Split
 from fedme.core.model import Arch
 from fedme.core.tree import Params
-from fedme.execution import compiled
+from fedme.execution.compiled_library import active, library
 from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.ray.messages import Failure, Message, Number, ResultPacker, Results, Splits, unpack_operations
 from fedme.execution.ray.packed_weights import PackedWeights
@@ -39,7 +39,7 @@ class Identity:
     def of(cls, splits: Splits) -> "Identity":
         """The versions of this process and the fingerprint of its data."""
         python = ".".join(platform.python_version_tuple()[:2])
-        return cls(metadata.version("fedme"), torch.__version__, python, compiled.active(), fingerprint(splits))
+        return cls(metadata.version("fedme"), torch.__version__, python, active(library()), fingerprint(splits))
 
     def difference(self, other: "Identity") -> str:
         """What another process has that is not equal; empty if all is."""

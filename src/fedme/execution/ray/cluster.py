@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 
+from fedme.execution.compiled_library import NARROW
 from fedme.execution.ray import EngineError
 
 STARTS = 3  # attempts to start Ray, which gives up after half a minute: on a busy machine that may not be enough
@@ -22,8 +23,8 @@ STARTS = 3  # attempts to start Ray, which gives up after half a minute: on a bu
 def joined(address: str | None, processes: int, modules: Sequence[Path] = (), gpus: int = 0) -> Iterator[None]:
     """Ray while the block runs: the cluster at `address`, else `processes` new processes of this machine, which end with it.
 
-    Other machines get the source files of `modules`. All processes get the directory of data sets, FEDME_DATA. A Ray that this
-    program has started itself is used as it is.
+    Other machines get the source files of `modules`. All processes get the directory of data sets, FEDME_DATA, and
+    compute with the same vectors. A Ray that this program has started itself is used as it is.
     """
     if ray.is_initialized():
         yield
@@ -31,6 +32,8 @@ def joined(address: str | None, processes: int, modules: Sequence[Path] = (), gp
     environment: dict[str, Any] = {"env_vars": {}}
     if folder := os.environ.get("FEDME_DATA"):
         environment["env_vars"]["FEDME_DATA"] = str(Path(folder).expanduser().absolute())
+    if NARROW in os.environ:
+        environment["env_vars"][NARROW] = os.environ[NARROW]
     if address:
         where: dict[str, Any] = {"address": address}
         if modules:  # Ray fails with an empty list
