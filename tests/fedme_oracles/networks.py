@@ -42,7 +42,9 @@ def deep_mlp(inputs: int = 5, hidden: int = 6, features: int = 7, classes: int =
 
 
 def bn_mlp(inputs: int = 5, hidden: int = 7, classes: int = 3) -> Network:
-    return Network(nn.Sequential(nn.Linear(inputs, hidden), nn.BatchNorm1d(hidden), nn.ReLU()), nn.Linear(hidden, classes))
+    """A bias before the normalisation would have no gradient but rounding errors, and Adam divides them by their size."""
+    body = nn.Sequential(nn.Linear(inputs, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU())
+    return Network(body, nn.Linear(hidden, classes))
 
 
 def cnn(channels: int = 3, classes: int = 3) -> Network:
