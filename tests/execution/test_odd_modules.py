@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
+import fedme
 from fedme.core.data import Arrays, Split
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
@@ -137,7 +138,7 @@ class ByHand(nn.Module):
         self.cell, self.norm, self.head = nn.LSTMCell(2, 5), nn.RMSNorm(5), nn.Linear(5, CLASSES)
 
     def forward(self, x):
-        hidden = cell = x.new_zeros(len(x), 5)
+        hidden = cell = x.new_zeros(x.shape[0], 5)
         for step in x.view(-1, 3, 2).unbind(1):
             hidden, cell = self.cell(step, (hidden, cell))
         return self.head(self.norm(hidden) + torch.ones_like(hidden))
@@ -146,6 +147,28 @@ class ByHand(nn.Module):
 class Options(Wrapped):
     def forward(self, x, *, factor=2.0):
         return self.net(factor * x)
+
+
+class Counting(Wrapped):
+    """Decides by the number of its calls, which it keeps in an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.net(x) if self.calls % 2 else self.net(2 * x)
+
+
+class Remembering(Wrapped):
+    """Keeps a size and its latest hidden values, which change nothing."""
+
+    size = None
+
+    def forward(self, x):
+        self.size, self.latest = x.shape[1:], self.net[0](x)
+        return self.net(x)
 
 
 BY_VALUES = ByValues, ByList, ByArray, ByEqual, StopsEarly
@@ -161,6 +184,7 @@ BY_VALUES = ByValues, ByList, ByArray, ByEqual, StopsEarly
         (lazy, ""),
         (HalfBuffer, ""),
         (Options, ""),
+        (Remembering, ""),
         (Noisy, "its forward pass draws random numbers (randn_like)"),
         (ByHand, ""),
         (SometimesDeeper, "its forward pass draws random numbers"),
@@ -182,6 +206,61 @@ def test_odd_modules_train_as_by_the_reference(factory, reason):
     assert any(reason in line for line in engine.explain())
     ((logits, _),) = engine([Predict(wanted.models["own"], op.data)])
     assert torch.allclose(logits, reference.run(Predict(wanted.models["own"], op.data)), rtol=1e-9, atol=1e-9)
+
+
+@needs_compiled_code
+@pytest.mark.parametrize("path", ["auto", "compiled"])
+def test_a_network_that_counts_its_calls_is_not_compiled(path):
+    op = operation(Counting)
+    engine = Dispatcher(path=path)
+    assert engine.route(op).backend.name != "compiled"
+    assert "its forward pass changes its attribute calls" in engine.route(op).reason
+
+
+@pytest.mark.parametrize(("factory", "named"), [(Counting, True), (Remembering, False), (spectral_norm, False), (Noisy, False)])
+def test_attributes_that_belong_to_no_client_are_noted(factory, named, capsys, tmp_path):
+    clients = [fedme.Client(name, train=(torch.randn(20, 6), torch.arange(20) % CLASSES), model=factory()) for name in "ab"]
+    fedme.FedAvg(rounds=1).fit(clients, output=tmp_path / "run")
+    shown = " ".join(capsys.readouterr().err.split())
+    assert ("the forward pass of Counting changes its attribute calls" in shown) == named
+    assert ("changes its attribute" in shown) == named
+
+
+class MakesTensors(Wrapped):
+    """Its forward pass makes tensors of torch's default type, and decides by values, so that it is not compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.LSTM(2, 6, batch_first=True)
+
+    def forward(self, x):
+        state = torch.zeros(1, len(x), 6)
+        hidden, _ = self.cell(x.view(-1, 3, 2), (state, state))
+        return self.net(hidden[:, -1] if x.mean() > LARGE else hidden[:, -1] + torch.ones(6))
+
+
+@pytest.mark.parametrize("path", ["auto", "workers", "stacked"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_network_may_make_tensors_in_its_forward_pass(path, dtype):
+    ops = [operation(MakesTensors, dtype), operation(MakesTensors, dtype)]
+    wanted = [reference.run(op).models["own"] for op in ops]
+    for expected, (got, _) in zip(wanted, Dispatcher(path=path)(ops), strict=True):
+        assert got.models["own"].dtype == dtype
+        assert same(got.models["own"], expected, 1e-9 if dtype == torch.float64 else 1e-5)
+    assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.parametrize("compilable", [False, True])
+def test_a_network_that_makes_tensors_is_trained_saved_and_used_in_float64(compilable, capfd, tmp_path):
+    factory = ByHand if compilable else MakesTensors
+    x = torch.randn(20, 6, generator=Key(0).torch())
+    clients = [fedme.Client(name, train=(x, torch.arange(20) % CLASSES), model=factory()) for name in "ab"]
+    result = fedme.FedAvg(rounds=1, engine={"dtype": "float64"}).fit(clients, output=tmp_path / "run")
+    assert result["a"].logits(x).dtype == torch.float64
+    shown = capfd.readouterr().err
+    for noise in ("torch.ops", "symbolic_shapes"):  # what torch prints where it cannot trace a network
+        assert noise not in shown
+    assert ("only its weights are saved" in shown) != compilable
 
 
 CALLS = []

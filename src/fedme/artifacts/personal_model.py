@@ -14,7 +14,7 @@ from fedme.artifacts import export, model_cards, model_choice, outputs as model_
 from fedme.core.atomic_files import RunError
 from fedme.core.data import ClientId, Inputs
 from fedme.core.metrics import MEASURES, Metrics, measure
-from fedme.core.model import output_of
+from fedme.core.model import default_dtype, output_of
 from fedme.core.task_types import TASK_LOSSES, TaskType
 from fedme.core.typed import nearest
 from fedme.datasets.data_files import Label
@@ -187,7 +187,7 @@ class Personal:
         scale = self.preparation.scale
         x = scale.scaling()(numbers) if scale is not None and isinstance(numbers, Tensor) else numbers
         dtype = next((p.dtype for p in self._network.parameters()), torch.float32)
-        with torch.inference_mode():
+        with torch.inference_mode(), default_dtype(dtype):  # a network may make tensors in its forward pass
             x = _cast(x, dtype)
             output = output_of(self._network(**x) if isinstance(x, Mapping) else self._network(x))
         return self.preparation.unscale_targets(output.clone())

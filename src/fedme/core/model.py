@@ -8,6 +8,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -251,7 +252,8 @@ class Model:
         seeds = {f"{layer}.seed": seed for layer, seed in (masks or {}).items()}
         weights = {**self.params, **self.buffers, **seeds}
         given = ((), dict(x)) if isinstance(x, Mapping) else ((x,), {})
-        logits = output_of(functional_call(module, weights, *given, tie_weights=has_ties(self.arch)))
+        with default_dtype(self.dtype):  # a network may make tensors in its forward pass
+            logits = output_of(functional_call(module, weights, *given, tie_weights=has_ties(self.arch)))
         if training and isinstance(self.buffers, dict):  # a module may replace a buffer instead of changing it in place
             self.buffers.update({name: weights[name].detach() for name in self.buffers})
         return logits
@@ -343,6 +345,17 @@ class Model:
         """An ordinary `nn.Module` with these weights, in evaluation mode."""
         module = self.arch.build(Key(0))
         return load(module.to(self.dtype), {**self.params, **self.buffers})
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Let torch make tensors of this type, and of the one before afterwards."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def not_finite(message: Any) -> Iterator[str]:

@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedme.core.data import Inputs
-from fedme.core.model import Arch, Model, build_template, has_ties, template
+from fedme.core.model import Arch, Model, build_template, default_dtype, has_ties, template
 
 
 @functools.lru_cache(maxsize=256)
@@ -36,7 +36,7 @@ def estimated(model: Model, batches: Iterable[Inputs]) -> Model:
         layer.calls = 0  # type: ignore[assignment]
     scratch = {name: torch.zeros_like(value) if name in names else value.clone() for name, value in model.buffers.items()}
     weights = {**model.params, **scratch}
-    with torch.no_grad():
+    with torch.no_grad(), default_dtype(model.dtype):
         for x in batches:
             given = ((), dict(x)) if isinstance(x, dict) else ((x,), {})
             functional_call(network, weights, *given, tie_weights=has_ties(model.arch))

@@ -46,7 +46,6 @@ from fedme.execution.program import Program
 from fedme.execution.reference import DRAWS_PER_STEP, scores
 from fedme.execution.routing import Route, Tick, effort, models_of, no_tick, pieces
 from fedme.execution.threads import Computing, Helpers, Running, on_threads
-from fedme.execution.tracing import default_dtype
 from fedme.learning.objectives import CrossEntropy, Imitate, Mutual
 from fedme.learning.optimizers import ALPHA, SGD, Adam, Mixing, Moreau, MutualMoreau
 
@@ -110,11 +109,9 @@ def disagreement(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch
     op = Train({"net": model}, SGD(CrossEntropy(), 0.05, 0.5), data, schedule, key)
     if names := sorted(model.params.keys() - set(program.parameters)):
         return f"the weight {names[0]} is not used"
-    # A network may make constants in its forward pass; kernels of torch read those of another type wrongly (attention masks).
     try:
-        with default_dtype(dtype):
-            wanted = reference.train(op).models["net"]
-            target = reference.predict(Predict(wanted, data))
+        wanted = reference.train(op).models["net"]
+        target = reference.predict(Predict(wanted, data))
     except Exception as error:  # a user's network may raise anything
         return f"its training fails on random inputs ({type(error).__name__}: {error})"
     tables = InputTables(torch.device("cpu"))

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedme.core import tree
 from fedme.core.data import Inputs
 from fedme.core.dropout import KeyedDropout, at_draw, kept
-from fedme.core.model import LARGE_NETWORK, Arch, Model, build_template, output_of, template
+from fedme.core.model import LARGE_NETWORK, Arch, Model, build_template, default_dtype, output_of, template
 from fedme.core.operations import Op, Role, Train, Trained
 from fedme.core.tree import Params
 from fedme.execution.input_tables import InputTables
@@ -238,7 +238,7 @@ class TrainedModule:
         assert type(rule) is SGD
         if odd := sorted((self.parameters.keys() | self.buffers.keys()) ^ (model.params.keys() | model.buffers.keys())):
             raise ValueError(f"the weights do not fit the network {self.arch.name}: {', '.join(odd[:5])}")
-        self.given, self.anchor, self.rule = model, op.frozen.get(role), rule
+        self.given, self.dtype, self.anchor, self.rule = model, model.dtype, op.frozen.get(role), rule
         weights = formatted(model, sample_shape(op.data)).params
         for name, p in self.parameters.items():
             p.grad = None
@@ -273,7 +273,8 @@ class TrainedModule:
         return self._logits(x)
 
     def _logits(self, x: Inputs) -> Tensor:
-        return output_of(self.module(**x) if isinstance(x, Mapping) else self.module(x))
+        with default_dtype(self.dtype):  # a network may make tensors in its forward pass
+            return output_of(self.module(**x) if isinstance(x, Mapping) else self.module(x))
 
     def take_gradients(self) -> list[Tensor]:
         """The gradients of the trained weights, which the parameters lose."""

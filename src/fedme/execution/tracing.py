@@ -5,8 +5,7 @@ same few operations. A network whose forward pass depends on the values of its i
 """
 
 import functools
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedme.core.dropout import KeyedDropout
 from fedme.core.global_generators import states
 from fedme.core.key import Key
-from fedme.core.model import Arch, build_template, hooks_obstacle, output_of
+from fedme.core.model import Arch, build_template, default_dtype, hooks_obstacle, output_of
+from fedme.core.own_attributes import changing_attribute, plain_attributes
 
 BATCH = 3  # samples of a trace
 BY_VALUES = "its forward pass depends on the values of tensors"
@@ -164,26 +164,8 @@ def trace(arch: Arch, shape: tuple[int, ...], symbols: bool = False, dtype: torc
     """
     if reason := hooks_obstacle(arch):
         raise TraceError(reason)  # one that only looks on leaves no operation
-    try:
+    with default_dtype(dtype):  # a network may make tensors in its forward pass
         return [_trace(arch, shape, symbols, dtype, training) for training in (False, True)][1]
-    except TraceError:
-        raise
-    except Exception:
-        if dtype == torch.get_default_dtype():
-            raise
-        with default_dtype(dtype):  # a network may make tensors in its forward pass
-            return [_trace(arch, shape, symbols, dtype, training) for training in (False, True)][1]
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Let torch make tensors of this type, and of the one before afterwards."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _trace(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype, training: bool) -> NetworkTrace:
@@ -200,11 +182,14 @@ def _trace(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype
     x = torch.zeros(x.shape, dtype=torch.int64) if symbols else x
     recorded.know(x, Traced(tuple(x.shape)))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        before = states()
+        before, attributes = states(), plain_attributes(module)
         with recorded, _Reads(recorded):
             logits = output_of(module(x))
         if states() != before:
             raise TraceError("its forward pass draws random numbers")
+        recorded.paused = True
+        if name := changing_attribute(module, functools.partial(module, x), attributes):
+            raise TraceError(f"its forward pass changes its attribute {name}")
     output = recorded.tensors.get(id(logits))
     if output is None:
         raise TraceError("its output does not depend on its input")

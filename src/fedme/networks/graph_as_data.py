@@ -12,14 +12,15 @@ import operator
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedme.core.data import Inputs
-from fedme.core.model import output_of
+from fedme.core.model import default_dtype, output_of
 from fedme.networks.input_sizes import ArchError
 
 # Operators that people's networks consist of and that are not in the core: with them most graphs need not be decomposed.
@@ -97,8 +98,9 @@ def graph_of(module: nn.Module, inputs: Inputs) -> Graph:
     names = list(inputs) if isinstance(inputs, Mapping) else []
     tensors = tuple(inputs.values()) if isinstance(inputs, Mapping) else (inputs,)
     batch = {0: torch.export.Dim("samples", min=1)}
+    dtype = next((p.dtype for p in module.parameters()), torch.float32)
     try:
-        with quiet():
+        with quiet(), default_dtype(dtype):  # a network may make tensors in its forward pass
             program = torch.export.export(_Logits(module.eval(), names), tensors, dynamic_shapes=((batch,) * len(tensors),))
     except Exception as error:  # the exporter may raise anything on a user's network
         raise NotTraceable(f"torch cannot trace it ({first_line(error)})") from error
@@ -116,16 +118,15 @@ def graph_of(module: nn.Module, inputs: Inputs) -> Graph:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress the exporters' warnings about their own internals."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    """Suppress what the exporters say about their own internals: warnings, log messages, and graphs printed beside an error."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(before)
+        logging.disable(before)
 
 
 def first_line(error: Exception) -> str:

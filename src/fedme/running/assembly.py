@@ -1,5 +1,6 @@
 """Prepare a run from an experiment: the data of the clients, the task, and every architecture by name."""
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -11,10 +12,12 @@ from fedme import networks
 from fedme.config.experiment import ConfigError, Experiment, parse
 from fedme.config.settings import EngineOptions, Spec
 from fedme.core.data import ClientData, ClientId, Inputs, Schema
+from fedme.core.global_generators import seeded
 from fedme.core.key import Key
 from fedme.core.method import Member, Task
-from fedme.core.model import Arch
+from fedme.core.model import Arch, template
 from fedme.core.operations import Computation
+from fedme.core.own_attributes import changing_attribute
 from fedme.core.processors import processors
 from fedme.datasets.download import root as data_root
 from fedme.datasets.federated_dataset import Federation, federate
@@ -203,6 +206,29 @@ def reopened(config: str, assigned: str) -> tuple[Experiment, Prepared]:
     experiment = parse(json.loads(config))
     torch.set_num_threads(experiment.settings.engine.threads)
     return experiment, prepare(experiment, gather(experiment), one_by_one, json.loads(assigned))
+
+
+def changing_attributes(prepared: Prepared) -> list[str]:
+    """What to say of networks whose forward pass changes an attribute, which no model has for itself."""
+    data, changing = next(iter(prepared.federation.clients.values())).train, {}
+    for arch in prepared.archs.values():
+        module = template(arch, training=True)
+        if type(module) in changing:
+            continue
+        x = data.inputs(torch.zeros(2, dtype=torch.int64))
+        forward = functools.partial(module, **x) if isinstance(x, Mapping) else functools.partial(module, x)
+        with seeded(0), torch.no_grad():
+            try:
+                changing[type(module)] = changing_attribute(module, forward)
+            except Exception:  # user code, which may need other samples in training mode
+                changing[type(module)] = ""
+    return [
+        f"the forward pass of {kind.__name__} changes its attribute {name}. All clients use the same module, so the value "
+        "belongs to none of them: it is not saved, and may differ between runs. If results depend on it, make it a buffer "
+        "(register_buffer)"
+        for kind, name in changing.items()
+        if name
+    ]
 
 
 def label_space(experiment: Experiment, schema: Schema, client: ClientId) -> tuple[str, ...]:

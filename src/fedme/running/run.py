@@ -258,6 +258,8 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment, conf
             display.note,
         )
         prepared = assembly.prepare(experiment, federation, execute, saved.header.assigned if saved else None, choices)
+        for note in assembly.changing_attributes(prepared):
+            display.note(f"note: {note}", always=True)
         if prepared.selection:
             write_json(folder / "selection.json", prepared.selection)
         settings.faults.check(prepared.task)
