@@ -15,6 +15,8 @@ With folds, the test part is one of k parts of all rows, made in the same four w
 fewer rows, or groups, than folds has folds without test rows.
 """
 
+import heapq
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,7 +110,9 @@ class Splitting:
             held_out = _rows_held_out(self.classes[rows[order]], len(rows) - size)
         else:
             held_out = torch.arange(len(rows)) >= size
-        return rows[order[~held_out].sort().values], rows[order[held_out].sort().values]
+        held_out_row = np.empty(len(rows), dtype=bool)
+        held_out_row[order.numpy()] = held_out.numpy()
+        return rows[torch.from_numpy(np.flatnonzero(~held_out_row))], rows[torch.from_numpy(np.flatnonzero(held_out_row))]
 
     def _grouped(self, client: ClientId, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The groups, the group of every row, the sizes of groups, their order by first rows, and their classes."""
@@ -160,18 +164,26 @@ class Splitting:
 
 def _rows_held_out(classes: Tensor, count: int) -> Tensor:
     """Whether each row is held out: `count` rows, with every class in proportion; the last rows of a class are held out."""
-    # By NumPy: with thousands of clients of a few rows each, tensors would take most of the time.
-    _, class_of_row, sizes = np.unique(classes.numpy(), return_inverse=True, return_counts=True)
-    exact = sizes * count / len(classes)
-    quota = np.floor(exact + EPSILON).astype(np.int64)
+    # By NumPy and lists: with thousands of clients of a few rows each, tensors would take most of the time.
+    labels = classes.numpy()
+    sizes = np.bincount(labels)
+    exact = (sizes * count / len(labels)).tolist()
+    quota = [math.floor(share + EPSILON) for share in exact]
     # The remaining rows go to the classes with the largest remainders: first to classes that have two rows or more and would
     # otherwise be missing in the held-out part, last to classes with a single row, which then is a training row.
-    preferred = np.where(sizes < 2, -1.0, np.where(quota == 0, 1.0, 0.0))
-    for _ in range(count - int(quota.sum())):
-        chosen = int(np.where(quota < sizes, preferred * 2 + (exact - quota), -np.inf).argmax())
-        quota[chosen] += 1
-        preferred[chosen] = -1.0 if sizes[chosen] < 2 else 0.0
-    rank_from_end = np.empty(len(classes), dtype=np.int64)
-    by_class = class_of_row.argsort(kind="stable")
-    rank_from_end[by_class] = sizes.cumsum().repeat(sizes) - 1 - np.arange(len(classes))
-    return torch.from_numpy(rank_from_end < quota[class_of_row])
+    # The smallest comes first; of equal ones, the smallest label.
+    waiting = [
+        ((2.0 if size == 1 else -2.0 if quota[label] == 0 else 0.0) - (exact[label] - quota[label]), label)
+        for label, size in enumerate(sizes.tolist())
+        if quota[label] < size
+    ]
+    heapq.heapify(waiting)
+    for _ in range(count - sum(quota)):
+        _, label = heapq.heappop(waiting)
+        quota[label] += 1
+        if quota[label] < sizes[label]:
+            heapq.heappush(waiting, (quota[label] - exact[label], label))
+    rank_from_end = np.empty(len(labels), dtype=np.int64)
+    by_class = labels.argsort(kind="stable")
+    rank_from_end[by_class] = sizes.cumsum().repeat(sizes) - 1 - np.arange(len(labels))
+    return torch.from_numpy(rank_from_end < np.array(quota)[labels])
