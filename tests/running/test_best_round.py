@@ -1,6 +1,7 @@
 """The model of a client's best round is a candidate at its end: kept from evaluations that were made anyway, and resumed."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ def evaluation(right, samples=10, test=True):
     answers = torch.stack((~wrong, wrong), 1).double()
     outputs = {"val/personal": answers, "val/targets": targets}
     outputs |= {"test/personal": -answers, "test/targets": targets} if test else {}
-    return Evaluation(None, {"personal": object()}, [], outputs)
+    return Evaluation(None, {"personal": SimpleNamespace(arch=SimpleNamespace(name="net"))}, [], outputs)
 
 
 def test_the_best_round_by_validation_and_of_equal_rounds_the_latest():
@@ -36,7 +37,12 @@ def test_the_best_round_by_validation_and_of_equal_rounds_the_latest():
     broken.outputs["val/personal"] *= math.nan  # a diverged model is right on nothing
     assert better(best, broken, 4) is best
     last = evaluation(6)
-    assert BEST in with_best_round(last, best, 3).models
+    whole = with_best_round(last, best, 3)
+    assert BEST in whole.models
+    assert [(score.model, score.split, score.metrics.correct) for score in whole.scores] == [
+        (BEST, "val", 7),
+        (BEST, "test", 3),
+    ]
     assert with_best_round(last, best, 2) is last  # the best round is the last one
     assert with_best_round(last, None, 3) is last
 
@@ -107,11 +113,11 @@ def test_a_resumed_run_ends_with_the_same_models(result, tmp_path, monkeypatch):
     inner = RoundLoop._train_and_evaluate
     stopped = []
 
-    def interrupted(self, server, t, book):
+    def interrupted(self, server, t):
         if t == 6 and not stopped:
             stopped.append(t)
             raise Interrupted("stop")
-        return inner(self, server, t, book)
+        return inner(self, server, t)
 
     monkeypatch.setattr(RoundLoop, "_train_and_evaluate", interrupted)
     learner = fedme.FedAvg(**SETTINGS)

@@ -344,7 +344,7 @@ def test_clients_that_are_not_asked_cost_nothing(tmp_path, monkeypatch):
     words = ["data.name=images", "data.users=50", "data.samples=10", "data.side=4", "partition.name=natural", "data.test=0.3"]
     words += ["data.limit=none", "data.public=0", "train.cohort=3", "evaluate_every=9", "partition.clients=none"]
     experiment, _ = load("digits-fedme", [*TINY, *words, "rounds=2", "method.clusters=1", f"output={tmp_path / 'run'}"])
-    monkeypatch.setattr(round_loop.RoundLoop, "evaluate_models", lambda self, task, server, t, last: {})
+    monkeypatch.setattr(round_loop.RoundLoop, "evaluate_models", lambda self, task, server, t, last: dict)
     run.start(experiment, Watching())
     drawn = {path for path in made if path[:2] == ("init", "client")}
     assert 3 <= len(drawn) <= 6

@@ -156,6 +156,9 @@ class Learner:
     ) -> Result:
         """The same as `fit` in a given directory, which is deleted with its parent and the result if it is `passing`."""
         experiment = self.experiment(clients, unlabeled, public, metrics, callbacks)
+        if passing:  # nobody can go on with it
+            settings = dataclasses.replace(experiment.settings, checkpoint_every=experiment.settings.rounds)
+            experiment = dataclasses.replace(experiment, settings=settings)
         notes = hints(experiment)
         for note in notes:
             display.note(f"note: {note}", always=True)

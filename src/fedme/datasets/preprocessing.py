@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedme.core.data import Arrays, Inputs, Scaling, Source
+from fedme.core.in_threads import in_threads
 from fedme.core.typed import TypedError, build
 from fedme.datasets.data_errors import DataError
 from fedme.datasets.raw_samples import RawSamples, Table
@@ -350,8 +351,8 @@ def standard_scaling(x: Tensor, rows: Tensor, unscaled: Sequence[int] = (), indi
     """
     count = torch.zeros(x.shape[1:], dtype=torch.float64)
     mean, variance = torch.zeros_like(count), torch.zeros_like(count)
-    for chunk in rows.split(max(1, CHUNK // max(1, count.numel()))):
-        more, its_mean, its_variance = _moments(x[chunk].double())
+    chunks = rows.split(max(1, CHUNK // max(1, count.numel())))
+    for more, its_mean, its_variance in in_threads(lambda chunk: _moments(x[chunk].double()), chunks):
         total, gap = (count + more).clamp(min=1.0), its_mean - mean
         variance = (count * variance + more * its_variance) / total + count * more * (gap / total).square()
         mean, count = mean + gap * (more / total), count + more

@@ -119,8 +119,8 @@ def deliver_late(
     *_, last_row = records.read(loop.folder)
     book = records.Records(loop.folder, at.header.metrics_bytes, at.header.metrics_check)
     try:
-        scores = loop.evaluate_models(task, at.server, t, last=True)
-        book.write(records.rows(t, {}, scores, engine.samples, last_row["server_seconds"]))
+        scores_of = loop.evaluate_models(task, at.server, t, last=True)
+        book.write(records.rows(t, {}, scores_of(), engine.samples, last_row["server_seconds"]))
         loop.save(replace(at, header=replace(at.header, metrics_bytes=book.size, metrics_check=book.check)), config, book)
     finally:
         book.close()

@@ -130,7 +130,7 @@ def evaluate(site: Site, request: MessageContent) -> MessageContent:
         for note in save_models(folder, site.experiment, client.engine.task, data, evaluation.value, best=best):
             log.warning(note)
     # Numbers of correct answers, accuracies and the rate of batches would tell the number of samples.
-    scores, spent = (evaluation.value.scores, spent) if site.settings.tell.samples else ([], ())
+    scores, spent = (list(evaluation.value.scores), spent) if site.settings.tell.samples else ([], ())
     transfer_log.record(site.records, "sent", "server", client.run, when.t, None, {"scores": len(scores)})
     return MessageContent.of(scores=scores, seconds=evaluation.seconds, spent=spent)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedme.core.data import Arrays, Source, Windows
+from fedme.core.in_threads import in_threads
 from fedme.core.operations import Op
 from fedme.execution.routing import models_of
 
@@ -100,8 +101,11 @@ def _table_of(source: Source, dtype: torch.dtype, device: torch.device) -> Input
     first = source.inputs(torch.arange(min(count, 1)))
     features, kind = math.prod(first.shape[1:]), dtype if first.is_floating_point() else torch.int64
     values = torch.empty((count, features), dtype=kind)
-    for rows in torch.arange(count).split(max(1, CHUNK // max(1, features))):
+
+    def fill(rows: Tensor) -> None:
         values[rows[0] : rows[-1] + 1] = source.inputs(rows).flatten(1)
+
+    in_threads(fill, torch.arange(count).split(max(1, CHUNK // max(1, features))))
     return InputTable(values.to(device), tuple(first.shape[1:]))
 
 

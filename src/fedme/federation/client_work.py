@@ -1,9 +1,9 @@
 """The work of a client in every engine: take part in a round, and evaluate its models."""
 
-import itertools
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, overload
 
 from torch import Tensor
 
@@ -56,7 +56,7 @@ class Evaluation:
 
     state: Any
     models: dict[str, Model]  # "personal", "finetuned" if asked for; after the last round also "global" if there is one
-    scores: list[ModelScore]
+    scores: Sequence[ModelScore]
     outputs: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -162,14 +162,45 @@ def evaluate_models(
     return Unscored(Evaluation(whole_state, kept, [], outputs), listed, measured)
 
 
+class Scores(Sequence[ModelScore]):
+    """The scores of one evaluation, which are computed with those of others when one of them is read.
+
+    `metrics` are those of all evaluations; the ones of this begin at `first`.
+    """
+
+    def __init__(self, unscored: Unscored, metrics: Callable[[], Sequence[Metrics]], first: int) -> None:
+        self._shown, self._metrics, self._first = unscored.shown, metrics, first
+
+    @functools.cached_property
+    def _scores(self) -> list[ModelScore]:
+        metrics, first = self._metrics(), self._first
+        return [ModelScore(role, arch, stage, split, metrics[first + index]) for role, arch, stage, split, index in self._shown]
+
+    def __len__(self) -> int:
+        return len(self._shown)
+
+    @overload
+    def __getitem__(self, place: int) -> ModelScore: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[ModelScore]: ...
+    def __getitem__(self, place: int | slice) -> ModelScore | list[ModelScore]:
+        return self._scores[place]
+
+    def __iter__(self) -> Iterator[ModelScore]:
+        return iter(self._scores)
+
+
 def scored(evaluations: Sequence[Unscored], unit: Sequence[float]) -> list[Evaluation]:
-    """The evaluations of several clients with their scores; `unit` is that of regression targets."""
-    metrics = iter(measure_all([answer for unscored in evaluations for answer in unscored.answers], unit))
-    complete = []
+    """The evaluations of several clients with their scores; `unit` is that of regression targets.
+
+    All scores are computed together when the first of them is read.
+    """
+    answers = [answer for unscored in evaluations for answer in unscored.answers]
+    metrics = functools.cache(lambda: measure_all(answers, unit))
+    complete, first = [], 0
     for unscored in evaluations:
-        own = list(itertools.islice(metrics, len(unscored.answers)))
-        scores = [ModelScore(role, arch, stage, split, own[index]) for role, arch, stage, split, index in unscored.shown]
-        complete.append(replace(unscored.evaluation, scores=scores))
+        complete.append(replace(unscored.evaluation, scores=Scores(unscored, metrics, first)))
+        first += len(unscored.answers)
     return complete
 
 

@@ -50,7 +50,11 @@ class Observers:
         They are computed from the outputs of an evaluation, which are those of the personal model, and after the last round
         those of the other models too.
         """
-        scores = [replace(score, own=self._metrics(client, score, evaluation.outputs)) for score in evaluation.scores]
+        scores = list(evaluation.scores)
+        if self.metrics:
+            scores = [replace(score, own=self._metrics(client, score, evaluation.outputs)) for score in scores]
+        if not self.callbacks:
+            return scores
         personal = {score.split: score.metrics for score in scores if (score.model, score.stage) == ("personal", "round")}
         event = ClientEvaluation(t, self.rounds, client, personal, evaluation.models.get("personal"))
         for callback in self.callbacks:

@@ -7,8 +7,9 @@ import functools
 import hashlib
 import itertools
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fedme.federation.client_work import GLOBAL, AnyMethod, Evaluation, Finetune
 from fedme.federation.malicious_clients import MaliciousClients
 from fedme.federation.offences import OffenceRecord
 from fedme.federation.round import Engine, Traffic, run_round
+from fedme.learning.accountant import Ledger
 from fedme.learning.exchanged_part import exchanged_part
 from fedme.learning.robust_aggregation import defence_of
 from fedme.results import loggers, records, summary
@@ -32,6 +34,7 @@ from fedme.results.lineage import Lineage, lineages
 from fedme.running import checkpoint, privacy_budget
 from fedme.running.alarm import NOTE, alarm
 from fedme.running.best_round import BEST, BestRound, better, with_best_round
+from fedme.running.deferred_work import DeferredWork
 from fedme.running.divergence import DivergenceWatch
 from fedme.running.garbage_collection import existing_objects_left_out, rare_collections
 from fedme.running.large_models import LargeModels
@@ -40,11 +43,30 @@ from fedme.running.progress import Display
 from fedme.running.weight_store import Store
 
 COPIES = 4  # of a client's weights during evaluation: personal and shared model, fine-tuned copy, its momentum
+REPEATED = 2.0  # seconds: a longer round is recorded at once, so that a power cut never costs more than this
 PART = 4  # a group of clients may take 1 / PART of the memory budget during evaluation
+
+Scores = dict[ClientId, list[ModelScore]]
 
 
 class Interrupted(Exception):
     """The run was asked to stop. Finished rounds are saved; the text says where, and how to continue."""
+
+
+@dataclass(frozen=True)
+class PlayedRound:
+    """A round after training, aggregation and evaluation, and the clients' states after it; `seconds` are of the training."""
+
+    t: int
+    task: Task
+    server: Any
+    traffic: dict[ClientId, Traffic]
+    scores: Callable[[], Scores]
+    states: Mapping[ClientId, Any]
+    ledgers: Mapping[ClientId, Ledger]
+    offences: Mapping[ClientId, OffenceRecord]
+    server_seconds: float
+    seconds: float
 
 
 class RoundLoop:
@@ -60,6 +82,7 @@ class RoundLoop:
         logs: loggers.Logs,
         clients: Mapping[ClientId, ClientData] | None = None,  # clients whose models are saved here
         malicious: tuple[ClientId, ...] = (),
+        deferred: DeferredWork | None = None,  # where work can wait until clients compute in this process
     ) -> None:
         self.folder, self.experiment, self.malicious = folder, experiment, malicious
         self.engine, self.store, self.display, self.logs = engine, store, display, logs
@@ -75,6 +98,7 @@ class RoundLoop:
         self.fingerprints: dict[ClientId, str] = {}  # of the personal models that are saved, where clients have their own
         self.best: dict[ClientId, BestRound] = {}
         self.pack = PackWriter(folder / saved_models.CLIENTS) if len(self.clients) >= model_pack.PACKED_FROM else None
+        self.deferred = deferred
 
     @existing_objects_left_out()
     def run(self, at: checkpoint.Checkpoint, config: Mapping[str, Any]) -> None:
@@ -85,28 +109,32 @@ class RoundLoop:
         self.offences, self.best = at.header.offences, dict(at.best)
         book = records.Records(self.folder, at.header.metrics_bytes, at.header.metrics_check)
         self.display.start("round", settings.rounds, at.header.round)
-        saved_round = at.header.round
+        self.at, self.saved_round = at, at.header.round
+        server = at.server
         try:
             for t in range(at.header.round, settings.rounds):
                 with rare_collections(settings.train.cohort or len(self.engine.current_task().members)):
-                    server = self._train_and_evaluate(at.server, t, book)
-                header = checkpoint.Header(
-                    t + 1, book.size, at.header.assigned, dict(self.engine.states.ledgers), self.offences, book.check
-                )
-                at = checkpoint.Checkpoint(header, server, dict(self.engine.states), at.archs, dict(self.best))
-                if (t + 1) % settings.checkpoint_every == 0 or t + 1 == settings.rounds:
-                    self.store.later(functools.partial(self.save, at, config, book))
-                    saved_round = t + 1
-                self.display.advance(self.headline)
+                    played = self._train_and_evaluate(server, t)
+                    server = played.server
+                    finish = functools.partial(self._finish, played, config, book)
+                    if self.deferred is not None and self._may_wait(played):
+                        self.deferred.put(finish)
+                    else:
+                        finish()
             self.store.wait()
         except Interrupted:
+            self._finish_last_round()
             self.store.wait()
-            if saved_round != at.header.round:
-                self.save(at, config, book)
+            if self.saved_round != self.at.header.round:
+                self.save(self.at, config, book)
             again = shlex.quote(str(self.folder))
             raise Interrupted(
-                f"stopped after {at.header.round} of {settings.rounds} rounds; `fedme resume {again}` continues"
+                f"stopped after {self.at.header.round} of {settings.rounds} rounds; `fedme resume {again}` continues"
             ) from None
+        except BaseException:
+            self._finish_last_round()
+            self.store.wait()  # a checkpoint needs the records open
+            raise
         finally:
             book.close()
 
@@ -115,17 +143,57 @@ class RoundLoop:
         book.sync()  # a checkpoint must not refer to metrics that are not on disk
         checkpoint.save(self.folder, self.store, at, config)
 
-    def _train_and_evaluate(self, server: Any, t: int, book: records.Records) -> Any:
-        """Round `t`: training, aggregation, evaluation and records. Returns the new state of the server."""
+    def _may_wait(self, played: "PlayedRound") -> bool:
+        """Whether records and checkpoint of a round may wait until clients compute the next: that round cannot see them."""
+        settings = self.experiment.settings
+        last = played.t + 1 == settings.rounds
+        return not self.observers.callbacks and not last and played.seconds <= REPEATED
+
+    def _finish_last_round(self) -> None:
+        if self.deferred is not None:
+            self.deferred.finish()
+
+    def _finish(self, played: "PlayedRound", config: Mapping[str, Any], book: records.Records) -> None:
+        """Scores, records and checkpoint of a round that was played."""
+        settings, t, task, traffic = self.experiment.settings, played.t, played.task, played.traffic
+        task_type = task.schema.task_type
+        scores = played.scores()
+        if scores:
+            self.headline = _headline(scores, MEASURES[task_type][0])
+            if wrong := alarm(scores, traffic, task.schema):
+                self.display.note(wrong.text(t), always=True)
+                for client in wrong.furthest:
+                    traffic[client].note(NOTE, f"{wrong.reason}; its models moved by {wrong.furthest[client]:.3g}")
+        if t + 1 == settings.rounds and settings.save == "all":
+            self._note_identical_models(traffic)
+        rows = records.rows(t, traffic, scores, self.engine.samples, played.server_seconds, task_type)
+        if settings.privacy is not None:
+            cost = privacy_budget.costs(settings.privacy, played.ledgers)
+            rows = [row | {"epsilon": cost[row["client"]]} for row in rows]
+        rows = self.observers.finished(t, rows)
+        book.write(rows)
+        self.logs.write(t, rows)
+        assigned, archs = self.at.header.assigned, self.at.archs
+        header = checkpoint.Header(t + 1, book.size, assigned, played.ledgers, played.offences, book.check)
+        self.at = checkpoint.Checkpoint(header, played.server, played.states, archs, dict(self.best))
+        if (t + 1) % settings.checkpoint_every == 0 or t + 1 == settings.rounds:
+            self.store.later(functools.partial(self.save, self.at, config, book))
+            self.saved_round = t + 1
+        self.display.advance(self.headline)
+
+    def _train_and_evaluate(self, server: Any, t: int) -> "PlayedRound":
+        """Round `t`: training, aggregation and evaluation."""
         settings = self.experiment.settings
         task = self.engine.current_task()
         attack, malicious = settings.attack, self.malicious
         engine = MaliciousClients(self.engine, self.method, attack, malicious) if malicious else self.engine
         quorum, defence = replace(settings.faults.needs, least=defence_of(self.method).fewest), settings.defence
-        rest = self._at_rest(task)
+        rest, began = self._at_rest(task), time.perf_counter()
         result = run_round(
             self.method, task, engine, server, t, settings.rounds, self.root, quorum, defence, self.offences, rest
         )
+        seconds = time.perf_counter() - began
+        self._finish_last_round()
         self.offences = result.offences
         traffic = dict(result.traffic)
         for client in malicious:  # also if it did not take part in this round
@@ -144,33 +212,23 @@ class RoundLoop:
             self.display.note(warning, always=True)
         server = self.store.keep(result.server)
         self._store_states(result.traffic)
-        scores: dict[ClientId, list[ModelScore]] = {}
+        scores: Callable[[], Scores] = dict
         last = t + 1 == settings.rounds
         if last and self.method.own_architectures:
             latest = records.rows(t, traffic, {}, self.engine.samples, 0.0, task.schema.task_type)
             self.ancestry = lineages(itertools.chain(records.read(self.folder), latest), task.members)
         if last or (t + 1) % settings.evaluate_every == 0:
             scores = self.evaluate_models(task, server, t, last)
-            self.headline = _headline(scores, MEASURES[task.schema.task_type][0])
-            if wrong := alarm(scores, traffic, task.schema):
-                self.display.note(wrong.text(t), always=True)
-                for client in wrong.furthest:
-                    traffic[client].note(NOTE, f"{wrong.reason}; its models moved by {wrong.furthest[client]:.3g}")
         if last and settings.save == "all":
-            self._note_identical_models(traffic)
             offers = self.method.offers(server, task, self.root.at("init"))
             if (part := exchanged_part(self.method, task)) is not None:  # completed by random weights
                 fresh = Model.init(task.shared, self.root.at("init", "newcomer"), task.dtype)
                 offers = part.completed(offers, part.keep(None, fresh))
             unseen_clients.save_offers(self.folder, offers, task, self.experiment, self.ancestry, saved=self.clients)
-        rows = records.rows(t, traffic, scores, self.engine.samples, result.server_seconds, task.schema.task_type)
-        if settings.privacy is not None:
-            cost = privacy_budget.costs(settings.privacy, self.engine.states.ledgers)
-            rows = [row | {"epsilon": cost[row["client"]]} for row in rows]
-        rows = self.observers.finished(t, rows)
-        book.write(rows)
-        self.logs.write(t, rows)
-        return server
+        states = self.engine.states
+        return PlayedRound(
+            t, task, server, traffic, scores, dict(states), dict(states.ledgers), self.offences, result.server_seconds, seconds
+        )
 
     def _at_rest(self, task: Task) -> LargeModels | None:
         """What keeps to the memory budget also within a round, if there are large networks and all their clients are here."""
@@ -211,27 +269,39 @@ class RoundLoop:
         states.update({client: self.store.keep(states[client]) for client in clients if client in states})
         self.store.settle()
 
-    def evaluate_models(self, task: Task, server: Any, t: int, last: bool) -> dict[ClientId, list[ModelScore]]:
-        """Evaluate the models of all clients, a few clients at a time so that their models fit in memory."""
+    def evaluate_models(self, task: Task, server: Any, t: int, last: bool) -> Callable[[], Scores]:
+        """Evaluate the models of all clients, a few clients at a time so that their models fit in memory.
+
+        Returns what gives their scores. If all models fit in memory and the next round needs nothing of it, the scores are
+        computed only then.
+        """
         settings = self.experiment.settings
         tune = settings.finetune.epochs and (last or settings.finetune.when == "always")
         finetune = Finetune(settings.train, settings.finetune.epochs) if tune else None
-        scores: dict[ClientId, list[ModelScore]] = {}
-        part = exchanged_part(self.method, task)
-        for clients in self._groups(task):
+        scores: Scores = {}
+        part, groups = exchanged_part(self.method, task), list(self._groups(task))
+        for clients in groups:
             deliveries = {client: self.method.deliver(task, server, client) for client in clients}
             deliveries = part.stripped(deliveries) if part is not None else deliveries
-            evaluations = self.engine.evaluate_models(deliveries, Round(t, settings.rounds), finetune)
-            for client, evaluation in evaluations.items():
-                scores[client] = self.observers.evaluated(t, client, evaluation.value)
-            if self._keeps_best_round(task):
-                for client, evaluation in evaluations.items():
-                    self._keep_best_round(client, evaluation.value, t)
+            timed = self.engine.evaluate_models(deliveries, Round(t, settings.rounds), finetune)
+            evaluations = {client: evaluation.value for client, evaluation in timed.items()}
+            if len(groups) == 1 and not last:
+                self._store_states(clients)
+                return functools.partial(self._scores_of, evaluations, task, t)
+            scores |= self._scores_of(evaluations, task, t)
             if last and settings.save == "all":
-                self._save_models(task, {client: evaluation.value for client, evaluation in evaluations.items()})
+                self._save_models(task, evaluations)
             self._store_states(clients)
         if last and self.pack is not None and settings.save == "all":
             self.pack.close()
+        return lambda: scores
+
+    def _scores_of(self, evaluations: Mapping[ClientId, Evaluation], task: Task, t: int) -> Scores:
+        """The scores of clients, after metrics and callbacks of a program; the best rounds are kept."""
+        scores = {client: self.observers.evaluated(t, client, evaluation) for client, evaluation in evaluations.items()}
+        if self._keeps_best_round(task):
+            for client, evaluation in evaluations.items():
+                self._keep_best_round(client, evaluation, t)
         return scores
 
     def _keeps_best_round(self, task: Task) -> bool:
@@ -294,7 +364,7 @@ def save_models(
     Returns notes for the user.
     """
     classes, rounds = list(task.members[data.id].labels), experiment.settings.rounds
-    evaluation = with_best_round(evaluation, best, rounds - 1)
+    evaluation = with_best_round(evaluation, best, rounds - 1, task.schema.unit)
     outputs = model_outputs.by_file(evaluation.outputs)
     validated, targets = model_outputs.of_split(outputs, "val")
     choice = model_choice.choose(validated, targets)

@@ -34,6 +34,7 @@ from fedme.results import loggers, records, run_directory, summary
 from fedme.results.summary import CONFIG
 from fedme.running import assembly, checkpoint, extension, privacy_budget
 from fedme.running.chosen_architectures import SharedChoices
+from fedme.running.deferred_work import DeferredWork
 from fedme.running.flower_run import on_flower, require_flower
 from fedme.running.local_training_name import FOLDER as LOCAL
 from fedme.running.progress import Display
@@ -232,8 +233,10 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment, conf
 
         def tick() -> None:
             display.tick()
+            deferred.finish()
             stop()
 
+        deferred = DeferredWork()
         store = Store(folder, int(settings.engine.memory * 2**30))
         cleanup.callback(store.close)
         # The devices of a cluster are those of its nodes.
@@ -281,7 +284,8 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment, conf
         def loop(engine: Engine) -> RoundLoop:
             engine = FailingClients(engine, settings.faults, root) if settings.faults.simulates else engine
             clients, malicious = federation.clients, federation.malicious
-            return RoundLoop(folder, experiment, engine, store, display, logs, clients, malicious)
+            here = deferred if settings.engine.name == "inprocess" else None
+            return RoundLoop(folder, experiment, engine, store, display, logs, clients, malicious, here)
 
         if settings.engine.name == "flower":
             display.note("starting Flower ...")

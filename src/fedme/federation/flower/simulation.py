@@ -129,7 +129,7 @@ def handle(
         delivery, finetune = request.read("delivery", types.down, actor.archs), request.read("finetune", Finetune | None)  # type: ignore[arg-type]
         evaluation = engine.evaluate_models({client: delivery}, when, finetune)[client]
         done = evaluation.value
-        values = {"models": done.models, "scores": done.scores, "outputs": done.outputs, "seconds": evaluation.seconds}
+        values = {"models": done.models, "scores": list(done.scores), "outputs": done.outputs, "seconds": evaluation.seconds}
     return MessageContent.of(state=engine.states[client], spent=engine.states.ledgers[client], **values)
 
 
