@@ -7,6 +7,7 @@ import torch
 
 from fedme.core.key import Key
 from fedme.core.method import Round, TaskError
+from fedme.execution.reference import one_by_one
 from fedme.federation.failures import FailingClients, Faults
 from fedme.federation.in_process import InProcessEngine
 from fedme.federation.round import NoReply, Quorum, Reply, run_round
@@ -254,9 +255,33 @@ def test_another_attempt_and_another_exchange_are_other_chances():
     engine = FailingClients(InProcessEngine(FedAvg(TRAIN), task(), clients(), ROOT), Faults(), ROOT)
     seen = []
     for when in (Round(0, 2, "a"), Round(0, 2, "a"), Round(0, 2, "b"), Round(1, 2, "a")):
-        engine._count(when)
-        seen.append(engine.attempt)
+        engine._count(when, "1")
+        seen.append(engine.attempts["1"])
     assert seen == [0, 1, 1, 0], "who came back in the first exchange is there in the second"
+
+
+@pytest.mark.parametrize("method", ["fedme", "fedmd"])
+def test_clients_that_are_asked_in_groups_fail_and_learn_as_if_asked_together(method):
+    faults = Faults(dropout=0.3, lost=0.3, quorum=1.0, repeats=20)
+
+    def play(size):
+        def execute(operations):
+            return one_by_one(operations)
+
+        execute.clients_at_a_time = size
+        setting = task(public=8)
+        engine = FailingClients(
+            InProcessEngine(METHODS[method](TRAIN), setting, clients(public=8), ROOT, execute), faults, ROOT
+        )
+        server = engine.method.init_server(setting, ROOT.at("init"))
+        done = run_round(engine.method, setting, engine, server, 0, 1, ROOT, faults.needs)
+        bytes_down = {client: sent.bytes_down for client, sent in done.traffic.items()}
+        return personal(engine.method, done.server, engine.engine, 1), bytes_down, engine.attempts
+
+    together, in_groups = play(None), play(1)
+    assert in_groups[1:] == together[1:]
+    assert together[2], "somebody was asked again"
+    assert all(same(in_groups[0][client], model) for client, model in together[0].items())
 
 
 def test_a_client_adopts_nothing_in_a_round_that_does_not_count():

@@ -45,6 +45,8 @@ class Dispatcher:
     is called before a worker process is started.
     """
 
+    clients_at_a_time = 256  # what Python makes for more of them in a round does not fit the cache of a processor
+
     def __init__(
         self,
         tick: Tick = no_tick,

@@ -5,7 +5,8 @@ it is. And its reply can be lost, or late: then it has trained, and goes on from
 """
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +123,8 @@ class FailingClients(EngineWrapper):
         super().__init__(engine)
         self.faults, self.key = faults, root.at("faults")
         self.when: Round | None = None
-        self.attempt = 0  # within the round: a client that is asked again may succeed
+        self.asked = set[ClientId]()  # in this exchange, whose clients may come in groups
+        self.attempts = Counter[ClientId]()  # how often a client was asked again in this round: it may succeed then
         self.held: dict[ClientId, Reply] = {}  # replies that did not arrive; asked again, a client would make the same ones
 
     def unavailable(self, when: Round) -> dict[ClientId, str]:
@@ -132,8 +134,8 @@ class FailingClients(EngineWrapper):
 
     def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply | NoReply]:
         """Hand messages to those who do not drop out, and hold back the replies that do not arrive."""
-        self._count(when)
-        keys = {client: self.key.at("round", when.t, "attempt", self.attempt, "client", client) for client in downs}
+        self._count(when, downs)
+        keys = {client: self.key.at("round", when.t, "attempt", self.attempts[client], "client", client) for client in downs}
         dropped = {
             client: NoReply(why)
             for client in downs
@@ -148,11 +150,11 @@ class FailingClients(EngineWrapper):
                 self.held[client], replies[client] = answer, NoReply(why)
         return replies
 
-    def _count(self, when: Round) -> None:
-        """Notice whether this is a new round, a new exchange of the round, or the same one again."""
-        if self.when == when:
-            self.attempt += 1
-            return
+    def _count(self, when: Round, clients: Iterable[ClientId]) -> None:
+        """Notice who is asked again in the same exchange. Who came back in one exchange is there in the next of the round."""
         if self.when is None or self.when.t != when.t:
-            self.attempt = 0
-        self.when, self.held = when, {}
+            self.attempts.clear()
+        if self.when != when:
+            self.when, self.held, self.asked = when, {}, set()
+        self.attempts.update(self.asked.intersection(clients))
+        self.asked.update(clients)

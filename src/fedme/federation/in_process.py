@@ -54,6 +54,11 @@ class InProcessEngine:
         """The number of training samples of every client."""
         return {client: len(data.train) for client, data in self.clients.items()}
 
+    @property
+    def clients_at_a_time(self) -> int | None:
+        """As many as the executor likes; None: all."""
+        return getattr(self.execute, "clients_at_a_time", None)
+
     def current_task(self) -> Task:
         """The federation, which does not change."""
         return self.task

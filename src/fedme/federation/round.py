@@ -5,6 +5,7 @@ clients are asked again; if that does not help, the round does not count.
 """
 
 import functools
+import itertools
 import math
 import time
 from collections import Counter
@@ -77,7 +78,10 @@ class ClientStates(dict[ClientId, Any]):
 
 
 class Engine(Protocol):
-    """Where clients and server do their work."""
+    """Where clients and server do their work.
+
+    With an attribute `clients_at_a_time`, messages are exchanged with so many clients, then with the next.
+    """
 
     @property
     def states(self) -> ClientStates:
@@ -314,20 +318,36 @@ def _collect_replies(
     """The replies of an exchange, and a description of what is missing to the quorum."""
     answers: dict[ClientId, Reply | NoReply] = {}
     needed, came, asked = quorum.needed(len(plan.count)), 0, 0
+    size = getattr(engine, "clients_at_a_time", None)
+    for client in downs:
+        traffic.setdefault(client, Traffic())
     while downs and came < needed and asked <= quorum.repeats:
         missing = {client: down for client, down in downs.items() if not isinstance(answers.get(client), Reply | RejectedReply)}
-        for client, down in missing.items() if asked else ():  # the first time is counted below
-            traffic.setdefault(client, Traffic()).bytes_down += nbytes(down)
-        for group in rest.groups(missing) if rest is not None else [missing]:
+        for client, down in missing.items() if asked else ():  # the first time is counted with what came of it
+            traffic[client].bytes_down += nbytes(down)
+        for group in rest.groups(missing) if rest is not None else in_groups(missing, size):
             replies = engine.exchange(group, when)
             came_now = {client: examine(client, group[client], replies[client]) for client in group if client in replies}
+            for client in [client for client, answer in came_now.items() if isinstance(answer, Reply)]:
+                traffic[client].add(group[client], came_now[client])
             answers |= rest.keep(came_now) if rest is not None else came_now
             del replies, came_now  # the weights of the last group need not wait for the next
         came, asked = sum(isinstance(answers.get(client), Reply) for client in plan.count), asked + 1
     for client, down in downs.items():
-        traffic.setdefault(client, Traffic()).add(down, answers.get(client))
+        if not isinstance(answers.get(client), Reply):
+            traffic[client].add(down, answers.get(client))
     times = "nobody could be asked" if not downs else f"after asking {asked} times" if asked > 1 else "after asking once"
     return answers, f"{came} of {needed} needed replies came, {times}" if came < needed else ""
+
+
+def in_groups(downs: Mapping[ClientId, T], size: int | None) -> Iterator[Mapping[ClientId, T]]:
+    """The messages in groups of at most `size`."""
+    if size is None or len(downs) <= size:
+        yield downs
+        return
+    rest = iter(downs.items())
+    while group := dict(itertools.islice(rest, size)):
+        yield group
 
 
 def _discount(traffic: Mapping[ClientId, Traffic], short: str) -> None:
