@@ -50,14 +50,19 @@ class Watch(Display):
 def main() -> None:
     """Do the job on the command line; a round's seconds are those of the whole run divided by its rounds.
 
-    `startup` is the part before the first round: reading data and dividing it. `beside` is the training of the same rounds.
+    `startup` is the part before the first round: reading data and dividing it. `beside` is the training of the same rounds in a
+    second run that does nothing besides: the first makes records of a round while clients compute the next, which slows both.
     """
     job, clock = json.loads(sys.argv[1]), Clock()
-    round_loop.run_round = clock.run_round
+    play = fitted if job["modules"] else ran
+    rounds = job["config"]["rounds"]
+    alone = job | {"config": job["config"] | {"evaluate_every": rounds, "checkpoint_every": rounds}}
     with tempfile.TemporaryDirectory() as folder:
-        seconds, startup, where = (fitted if job["modules"] else ran)(job, Path(folder) / "run")
+        seconds, startup, where = play(job, Path(folder) / "run")
         accuracy = pooled_accuracy(summary.read(where)["results"])
-    rounds, counted = job["config"]["rounds"], max(seconds - job["allowance"], 0.0)
+        round_loop.run_round = clock.run_round
+        play(alone, Path(folder) / "alone")
+    counted = max(seconds - job["allowance"], 0.0)
     whole, training = (protocol.side([spent / rounds], None, None, accuracy) for spent in (counted, clock.seconds))
     protocol.tell("fedme", job["work"], whole, startup=round(startup, 4), beside=training)
 
