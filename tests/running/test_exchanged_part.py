@@ -68,7 +68,7 @@ def test_only_the_named_weights_travel(method, tmp_path):
         assert head <= row["bytes_down"] <= 2 * (head + 200)
 
 
-@pytest.mark.parametrize("method", [name for name in BY_NAME if name != "pfml"])
+@pytest.mark.parametrize("method", BY_NAME)
 def test_networks_may_differ_in_the_rest(method, tmp_path):
     learner(method, shared=SHARED).fit(clients((1, 2, 3, 2), frozen=False), output=tmp_path / "run", quiet=True)
     first, second = (load_model(tmp_path / "run" / "clients" / f"site-{n}", "model", imports=True) for n in (0, 1))

@@ -1,9 +1,13 @@
 """Runs with their operations on Ray: the bits of one process, counted messages, and processes that die."""
 
+import contextlib
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +19,7 @@ from rich.console import Console
 from fedme import Client, FedMe
 from fedme.config.experiment import ConfigError, load
 from fedme.config.identity import user_files
+from fedme.core.atomic_files import RunError
 from fedme.datasets.data_errors import DataError
 from fedme.execution import ray as fedme_ray
 from fedme.results import records
@@ -24,7 +29,7 @@ from fedme.running.round_loop import Interrupted
 
 fedme_ray.keep_ray_private()
 
-from fedme.execution.ray import EngineError, actor as ray_actor, executor as ray_executor  # noqa: E402
+from fedme.execution.ray import EngineError, actor as ray_actor, cluster as ray_cluster, executor as ray_executor  # noqa: E402
 from fedme_test_ray import in_this_process  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -266,6 +271,87 @@ def test_real_processes(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     same(play(tmp_path / "here", *words), tmp_path / "there")
     assert (tmp_path / "there" / "engine.log").read_text().startswith("on Ray: ")
+
+
+def actors_of(mark: str) -> list[int]:
+    """The processes of Ray that execute operations and have this in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # the process has ended
+            if (folder / "cmdline").read_bytes().startswith(b"ray::") and mark.encode() in (folder / "environ").read_bytes():
+                found.append((int(folder.name), (folder / "cmdline").read_bytes()))
+    return [process for process, words in found if b"OperationActor" in words]
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are found in /proc")
+def test_a_process_is_killed_and_the_run_stopped_and_continued_on_another_cluster(tmp_path):
+    (tmp_path / "experiment.toml").write_text(CONFIG)
+    words = ["rounds=60", "evaluate_every=10"]
+    here = play(tmp_path / "here", *words)
+    environment = {**os.environ, "FEDME_TEST": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+    program = [sys.executable, "-m", "fedme"]
+    command = [*program, "run", "experiment.toml", "engine=ray", "engine.workers=2", "output=there", *words]
+    with (tmp_path / "output").open("w") as output:
+        there = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=output, stderr=output)
+        try:
+            until(lambda: rounds_of(tmp_path / "there") >= 1)
+            actors = actors_of(str(tmp_path))
+            assert len(actors) == 2
+            os.kill(actors[0], signal.SIGKILL)
+            played = rounds_of(tmp_path / "there")
+            until(lambda: rounds_of(tmp_path / "there") >= played + 5)
+            there.send_signal(signal.SIGINT)
+            assert there.wait(60) != 0
+        finally:
+            there.kill()
+            there.wait()
+    assert "rounds; `fedme resume" in (tmp_path / "output").read_text()
+    assert played + 5 <= rounds_of(tmp_path / "there") < 60
+    cluster = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER], env=environment, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    )
+    try:
+        address = cluster.stdout.readline().strip()
+        command = [*program, "resume", "there", f"engine.address={address}", "engine.workers=1"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    finally:
+        cluster.communicate("end\n", timeout=60)
+    assert done.returncode == 0, done.stderr
+    same(here, tmp_path / "there")
+
+
+def until(true):
+    deadline = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def rounds_of(folder: Path) -> int:
+    with contextlib.suppress(RunError, ValueError):  # there is no run yet, or no round
+        return 1 + max(row["round"] for row in records.read(folder))
+    return 0
+
+
+CLUSTER = """
+import ray, sys
+cluster = ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+print(cluster.address_info["gcs_address"], flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_what_all_processes_of_ray_get(monkeypatch, tmp_path):
+    given = {}
+    monkeypatch.setattr(ray_cluster.ray, "init", lambda **options: given.update(options))
+    monkeypatch.setattr(ray_cluster.ray, "shutdown", lambda: None)
+    monkeypatch.setenv("FEDME_DATA", str(tmp_path))
+    monkeypatch.setenv("FEDME_AVX2", "1")
+    for address in (None, "10.0.0.1:6379"):
+        with ray_cluster.joined(address, 2):
+            passed = given["runtime_env"]["env_vars"]
+            assert passed["FEDME_DATA"] == str(tmp_path)
+            assert passed["FEDME_AVX2"] == "1", "all compute with the same vectors"
 
 
 def test_modules_of_ones_own_are_found(tmp_path, monkeypatch):
