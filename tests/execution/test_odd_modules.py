@@ -72,6 +72,15 @@ def lazy():
     return net
 
 
+class Switches(Wrapped):
+    """Buffers of truth values and whole numbers, which are not used in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("on", torch.ones(3, dtype=torch.bool))
+        self.register_buffer("count", torch.tensor(3))
+
+
 class HalfBuffer(Wrapped):
     def __init__(self):
         super().__init__()
@@ -183,6 +192,7 @@ BY_VALUES = ByValues, ByList, ByArray, ByEqual, StopsEarly
         (spectral_norm, "not compiled"),
         (lazy, ""),
         (HalfBuffer, ""),
+        (Switches, ""),
         (Options, ""),
         (Remembering, ""),
         (Noisy, "its forward pass draws random numbers (randn_like)"),

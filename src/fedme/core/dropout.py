@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fedme.core.attention import attention, attention_of, is_plain
+
 _INCREMENT = -7046029254386353131  # of splitmix64: 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MULTIPLIER_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -120,30 +122,61 @@ class _Redirect(TorchFunctionMode):
         self.owner = owner
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        layer = getattr(self.owner, FUNCTIONAL)
+        if func is F.scaled_dot_product_attention:
+            return self._attention(layer, *args, **(kwargs or {}))
         if func is not F.dropout and func is not torch.dropout:
             return func(*args, **(kwargs or {}))
         given = dict(zip(("input", "p", "training", "inplace"), args, strict=False)) | (kwargs or {})
         x = given["input"]
         if not given.get("training", given.get("train", True)):
             return x
-        result = getattr(self.owner, FUNCTIONAL)(x, given.get("p", 0.5))
+        result = layer(x, given.get("p", 0.5))
         return x.copy_(result) if given.get("inplace", False) else result
+
+    @staticmethod
+    def _attention(
+        drop: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **others: Any,
+    ) -> Tensor:
+        if not dropout_p or others.get("enable_gqa", False):
+            return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **others)
+        return attention(drop, query, key, value, attn_mask, dropout_p, is_causal, others.get("scale"))[0]
 
 
 def key_functional_dropout(module: nn.Module) -> None:
-    """Give every module of a network whose forward pass calls a function of the name dropout a layer with keyed masks.
+    """Give every module whose forward pass calls a function with dropout, also that of attention, a layer with keyed masks.
 
-    Modules of torch are left as they are: attention has dropout inside its kernels.
+    Of the modules of torch these are `nn.MultiheadAttention`; recurrent layers have dropout inside their kernels.
     """
     for child in list(module.modules()):
+        if type(child) is nn.MultiheadAttention and child.dropout and is_plain(child) and not hasattr(child, FUNCTIONAL):
+            child.add_module(FUNCTIONAL, FunctionalDropout().train(child.training))
+            child.forward = _keyed_attention(child, child.forward)  # type: ignore[method-assign]
+            continue
         code = getattr(inspect.getattr_static(type(child), "forward", None), "__code__", None)
         of_torch = type(child).__module__.startswith(("torch.nn.", "fedme.core."))
-        calls_function = (
-            code is not None and "dropout" in code.co_names and not isinstance(getattr(child, "dropout", None), nn.Module)
-        )
+        names = code.co_names if code is not None else ()
+        is_layer = isinstance(getattr(child, "dropout", None), nn.Module)
+        calls_function = ("dropout" in names and not is_layer) or "scaled_dot_product_attention" in names
         if calls_function and not of_torch and not hasattr(child, FUNCTIONAL):
             child.add_module(FUNCTIONAL, FunctionalDropout().train(child.training))
             child.forward = _redirected(child, child.forward)
+
+
+def _keyed_attention(layer: nn.MultiheadAttention, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def keyed(query: Tensor, key: Tensor, value: Tensor, *masks: Any, **options: Any) -> Any:
+        if not layer.training or query.dim() != 3 or query.is_nested:
+            return forward(query, key, value, *masks, **options)
+        return attention_of(layer, getattr(layer, FUNCTIONAL), query, key, value, *masks, **options)
+
+    return keyed
 
 
 def _redirected(owner: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -121,10 +121,12 @@ def disagreement(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch
 
     tolerance = 1e-7 if dtype == torch.float64 else 1e-2
     trained = run(op).models["net"]
-    before, after, expected = ({**m.params, **m.buffers} for m in (model, trained, wanted))
+    before, after, expected = (
+        {name: value.double() for name, value in {**m.params, **m.buffers}.items()} for m in (model, trained, wanted)
+    )
     for name, value in expected.items():
-        change = (value - before[name]).to(torch.float64).norm() + 1e-3 * value.numel() ** 0.5
-        if not bool((after[name] - value).to(torch.float64).norm() <= tolerance * change):
+        change = (value - before[name]).norm() + 1e-3 * value.numel() ** 0.5
+        if not bool((after[name] - value).norm() <= tolerance * change):
             return f"compiled training differs from the network in {name}"
     logits = run(Predict(wanted, data))
     agree = torch.allclose(logits, target, tolerance, tolerance * float(target.abs().max()))
