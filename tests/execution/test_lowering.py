@@ -197,11 +197,11 @@ def gate(x):
     return Gate(x.shape[1])
 
 
-def attention(x):
+def attention(x, dropout=0.0):
     class Attention(nn.Module):
         def __init__(self, channels):
             super().__init__()
-            self.inner = nn.MultiheadAttention(channels, 2 if channels % 2 == 0 else 1, batch_first=True)
+            self.inner = nn.MultiheadAttention(channels, 2 if channels % 2 == 0 else 1, dropout=dropout, batch_first=True)
 
         def forward(self, x):
             tokens = x.flatten(2).transpose(1, 2)
@@ -236,6 +236,7 @@ STEPS = st.one_of(
     st.sampled_from(
         [
             *(group_norm, gate, attention, scale, add_before, join_before, twice),
+            functools.partial(attention, dropout=0.4),
             lambda x: nn.BatchNorm2d(x.shape[1]),
             lambda x: nn.LayerNorm(x.shape[-1]),
             lambda x: nn.LayerNorm(x.shape[1:]),
@@ -252,6 +253,17 @@ STEPS = st.one_of(
             fixed(lambda: Function(lambda x: x - x.amax(3, keepdim=True) + 0.1 * x.sum((1, 2), keepdim=True))),
             fixed(lambda: Function(lambda x: (x * 0.1).exp() * torch.linspace(0, 1, x.shape[3]))),
             fixed(lambda: Function(lambda x: x[:, torch.arange(x.shape[1] - 1, -1, -1)] + torch.ones(len(x), 1, 1, 1))),
+            fixed(lambda: Function(lambda x: torch.where(x > 0.1, x * 2, x.square() - 1))),
+            fixed(lambda: Function(lambda x: x.masked_fill(x < x.mean(1, keepdim=True), -0.5))),
+            fixed(lambda: Function(lambda x: torch.where((x > 0) & (x <= 1) | (x.abs() >= 2), x.sin(), 0.3 * x.cos()))),
+            fixed(lambda: Function(lambda x: x * (x >= 0) + torch.where(torch.arange(x.shape[3]) % 2 == 0, x, 0.1))),
+            fixed(
+                lambda: Function(lambda x: torch.where(x > 0, x.log(), 0.0) + (x != 0).float() + torch.where(x < 1, 2.0, 0.7))
+            ),
+            fixed(
+                lambda: Function(lambda x: torch.where(torch.ones(x.shape[2:]).tril().bool(), x, -1.0) - (~(x > 1)).double())
+            ),
+            fixed(lambda: Function(lambda x: x.masked_fill(x.eq(0), 1.0).masked_fill(torch.lt(x, x.flip(3)), 0.0))),
             fixed(lambda: Function(lambda x: F.relu(x.clone(), inplace=True))),
             fixed(lambda: Function(lambda x: F.pad(x, (1, 0, 2, 1)))),
             fixed(lambda: Function(lambda x: x[:, :, ::1, : max(1, x.shape[3] - 1)])),
@@ -306,6 +318,25 @@ def test_random_graphs_equal_autograd(steps, channels, rows, columns, seed):
     arch = Arch.named(f"random {id(steps)} {seed}", lambda: Steps(shape, steps))
     x = torch.randn(12, *shape, generator=Key(seed).torch(), dtype=torch.float64)
     check(operation(arch, x, SGD(CrossEntropy(), 0.05, 0.9), seed), 1e-9)
+
+
+class FrozenFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(36, 8), nn.Linear(8, CLASSES)
+        self.body.requires_grad_(False)
+
+    def forward(self, x):
+        return self.head(self.body(x.flatten(1)).relu() * torch.linspace(1, 2, 8))
+
+
+@needs_compiled_code
+@pytest.mark.parametrize("optimizer", [SGD(CrossEntropy(), 0.05, 0.9), Adam(CrossEntropy(), 0.01, eps=1e-3)])
+def test_the_state_of_an_optimizer_goes_on_where_the_first_weights_are_not_trained(optimizer):
+    op = operation(Arch(FrozenFirst), IMAGES, optimizer)
+    check(op, 1e-9)
+    first = reference.run(op)
+    check(replace(op, models=first.models, opt=first.opt), 1e-9)
 
 
 IMAGES = torch.randn(60, 1, 6, 6, generator=Key(5).torch(), dtype=torch.float64)

@@ -99,16 +99,22 @@ inline vector<real> log_of(vector<real> x) {
 }
 
 // As in execution/program.py. AFFINE is a x + b, LEAKY_RELU has the slope a. ELU: b x, or a (exp(c x) - 1). CLAMP: between a and
-// b; there the slope is c. SOFTPLUS: log(1 + exp(a x)) / a, or x where a x > b.
+// b; there the slope is c. SOFTPLUS: log(1 + exp(a x)) / a, or x where a x > b. GREATER, AT_LEAST, EQUAL: 1 if x is that compared
+// with a, else 0. CHOOSE: a, or b where x is 0.
 enum Function : int64_t { AFFINE, RELU, TANH, SIGMOID, GELU, GELU_TANH, SILU, LEAKY_RELU, ELU, HARDSWISH, HARDSIGMOID, CLAMP, SOFTPLUS,
-                          MISH, EXP, LOG, SQUARE_ROOT, ABSOLUTE, SQUARE, RECIPROCAL };
+                          MISH, EXP, LOG, SQUARE_ROOT, ABSOLUTE, SQUARE, RECIPROCAL, SINE, COSINE, GREATER, AT_LEAST, EQUAL, CHOOSE,
+                          FUNCTIONS };
 
 // Whether the function of zero is something else.
 inline bool moves_zero(int64_t function, double a, double b) {
     switch (function) {
         case AFFINE: return b != 0;
         case CLAMP: return a > 0 || b < 0;
-        case SIGMOID: case HARDSIGMOID: case SOFTPLUS: case EXP: case LOG: case RECIPROCAL: return true;
+        case GREATER: return a < 0;
+        case AT_LEAST: return a <= 0;
+        case EQUAL: return a == 0;
+        case CHOOSE: return b != 0;
+        case SIGMOID: case HARDSIGMOID: case SOFTPLUS: case EXP: case LOG: case RECIPROCAL: case COSINE: return true;
         default: return false;
     }
 }
@@ -136,13 +142,13 @@ template <int64_t FUNCTION = 0, typename Work>
 inline void for_function(int64_t function, const Work &work) {
     if (function == FUNCTION)
         work(std::integral_constant<int64_t, FUNCTION>());
-    else if constexpr (FUNCTION < RECIPROCAL)
+    else if constexpr (FUNCTION + 1 < FUNCTIONS)
         for_function<FUNCTION + 1>(function, work);
 }
 
 template <typename real>
 inline vector<real> apply(int64_t function, vector<real> x, real a, real b, real c) {
-    const vector<real> zero = {};
+    const vector<real> zero = {}, one = zero + real(1);
     switch (function) {
         case AFFINE: return a * x + b;
         case RELU: return rectified<real>(x);
@@ -162,6 +168,12 @@ inline vector<real> apply(int64_t function, vector<real> x, real a, real b, real
         case ABSOLUTE: return x < zero ? -x : x;
         case SQUARE: return x * x;
         case RECIPROCAL: return 1 / x;
+        case SINE: return each<real, std::sin>(x);
+        case COSINE: return each<real, std::cos>(x);
+        case GREATER: return x > zero + a ? one : zero;
+        case AT_LEAST: return x >= zero + a ? one : zero;
+        case EQUAL: return x == zero + a ? one : zero;
+        case CHOOSE: return x != zero ? zero + a : zero + b;
         case HARDSWISH: return x * clamped<real>(x + 3, 0, 6) / 6;
         default: return clamped<real>(x + 3, 0, 6) / 6;
     }
@@ -203,6 +215,9 @@ inline vector<real> slope(int64_t function, vector<real> x, vector<real> y, real
         case ABSOLUTE: return x < zero ? -one : x > zero ? one : zero;
         case SQUARE: return 2 * x;
         case RECIPROCAL: return -y * y;
+        case SINE: return each<real, std::cos>(x);
+        case COSINE: return -each<real, std::sin>(x);
+        case GREATER: case AT_LEAST: case EQUAL: case CHOOSE: return zero;
         case HARDSWISH: return x < -3 * one ? zero : x > 3 * one ? one : x / 3 + real(0.5);
         default: return ((x > -3 * one) & (x < 3 * one)) ? zero + real(1.0f / 6) : zero;  // in single precision, as in torch
     }
@@ -255,7 +270,7 @@ struct Elementwise final : Node<real> {
     }
 };
 
-enum Operation : int64_t { SUM, PRODUCT };
+enum Operation : int64_t { SUM, PRODUCT, SELECTION };  // SELECTION: the first number, or 0 where the second is 0
 
 // numbers: operation, whether ReLU follows. reals: the factor of the second value in a sum.
 template <typename real>
@@ -269,15 +284,18 @@ struct Binary final : Node<real> {
 
     bool computes_by_sample() const override { return true; }
     bool gives_all() const override { return true; }
-    bool needs_inputs() const override { return operation == PRODUCT; }
+    bool needs_inputs() const override { return operation != SUM; }
     bool needs_output() const override { return relu; }
 
     void forward(const Pass &pass) override {
+        const vector<real> zero = {};
         for (int64_t s = pass.first; s < pass.samples; s++) {
             const real *x = this->in(0).of(s), *z = this->in(1).of(s);
             real *y = this->output->result_of(s);
             for (int64_t i = 0; i < this->output->size; i += LANES<real>) {
-                const vector<real> result = operation == SUM ? at(x + i) + factor * at(z + i) : at(x + i) * at(z + i);
+                const vector<real> result = operation == SUM       ? at(x + i) + factor * at(z + i)
+                                            : operation == PRODUCT ? at(x + i) * at(z + i)
+                                                                   : (at(z + i) != zero ? at(x + i) : zero);
                 at(y + i) = relu ? rectified<real>(result) : result;
             }
         }
@@ -297,7 +315,11 @@ struct Binary final : Node<real> {
                 const real weight = input ? factor : real(1);
                 real *to = value.gradient_of(s);
                 for (int64_t i = 0; i < this->output->size; i += LANES<real>)
-                    this->give(value, to + i, at(gradients + i) * (operation == SUM ? zero + weight : at(other + i)));
+                    this->give(value, to + i,
+                               operation == SUM       ? at(gradients + i) * weight
+                               : operation == PRODUCT ? at(gradients + i) * at(other + i)
+                               : input                ? zero
+                                                      : (at(z + i) != zero ? at(gradients + i) : zero));
             }
         }
     }

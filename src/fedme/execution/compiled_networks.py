@@ -176,7 +176,7 @@ def _addresses_of(
     if -1 in value:
         raise ValueError(f"{model.arch.name}: {names[value.index(-1)]} is missing")
     momentum = second = none = [-1] * len(names)
-    if state and (flat_params(state) is not None or names[0] in state):
+    if state and (flat_params(state) is not None or any(name in state for name in names)):
         momentum = _addresses(state, names, model)
     elif state:
         momentum, second = (_addresses(state, names, model, suffix) for suffix in (".exp_avg", ".exp_avg_sq"))

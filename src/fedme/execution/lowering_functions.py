@@ -13,6 +13,7 @@ from fedme.execution.layout import PLACE, VALUE_BITS, Layout, sample_of
 from fedme.execution.program import FUNCTIONS, Node
 from fedme.execution.tracing import BATCH, Traced, TraceError
 
+SELECTION = 2  # as in `compiled_elementwise.hpp`
 RELU_AT = {"dense": 1, "convolution": 15, "depthwise": 15, "binary": 1, "channel_norm": 3}  # where `numbers` say ReLU follows
 
 
@@ -95,6 +96,52 @@ def _rsqrt(layout: Layout, x: Traced) -> Tensor:
 
 def _neg(layout: Layout, x: Traced) -> Tensor:
     return _function(layout, x, "affine", -1.0)
+
+
+def _comparison(layout: Layout, x: Traced, y: Any, name: str, mirrored: bool = False) -> Tensor:
+    """A comparison as a value of ones and zeros; `mirrored` compares the other way round."""
+    sign = -1.0 if mirrored else 1.0
+    if (number := _number(y)) is not None:
+        return _apply(layout, _function(layout, x, "affine", -1.0) if mirrored else layout.addresses_of(x), name, sign * number)
+    difference = _sum(layout, x, y, -1.0)
+    return _apply(layout, _apply(layout, difference, "affine", -1.0) if mirrored else difference, name)
+
+
+def _not(layout: Layout, x: Traced) -> Tensor:
+    return _function(layout, x, "choose", 0.0, 1.0)
+
+
+def _not_equal(layout: Layout, x: Traced, y: Any) -> Tensor:
+    return _apply(layout, _comparison(layout, x, y, "equal"), "choose", 0.0, 1.0)
+
+
+def _either(layout: Layout, x: Traced, y: Traced) -> Tensor:
+    return _apply(layout, _sum(layout, x, y, 1.0), "choose", 1.0, 0.0)
+
+
+def _where(layout: Layout, condition: Any, x: Any, y: Any) -> Tensor:
+    """The numbers of `x` where the condition is true, plus those of `y` where it is not; each side is zero elsewhere."""
+    first, second = _number(x), _number(y)
+    if first is not None and second is not None and isinstance(condition, Traced):
+        return _function(layout, condition, "choose", first, second)
+    sides = []
+    for side, number, true in ((x, first, True), (y, second, False)):
+        if isinstance(condition, Tensor):
+            chosen = condition if true else ~condition
+            if number is not None:
+                sides.append(layout.addresses_of(torch.where(chosen, torch.tensor(number, dtype=torch.float64), 0.0)))
+            else:
+                sides.append(_combined(layout, layout.addresses_of(side), layout.addresses_of(chosen.float()), SELECTION, 0.0))
+        elif number is not None:
+            sides.append(_function(layout, condition, "choose", *((number, 0.0) if true else (0.0, number))))
+        else:
+            chosen = layout.addresses_of(condition) if true else _not(layout, condition)
+            sides.append(_combined(layout, layout.addresses_of(side), chosen, SELECTION, 0.0))
+    return add(layout, *sides)
+
+
+def _masked_fill(layout: Layout, x: Any, mask: Any, value: Any) -> Tensor:
+    return _where(layout, mask, value, x)
 
 
 def _add(layout: Layout, x: Any, y: Any, alpha: float = 1) -> Tensor:
@@ -236,6 +283,15 @@ def _number(value: Any) -> float | None:
 FUNCTIONS_OF_TORCH: dict[str, Callable[..., Any]] = {
     **{name: partial(_function, name=name) for name in ("relu", "tanh", "sigmoid", "silu", "hardswish", "hardsigmoid")},
     **{name: partial(_function, name=name) for name in ("mish", "exp", "log", "sqrt", "abs", "square", "reciprocal")},
+    **{name: partial(_function, name=name) for name in ("sin", "cos")},
+    **{name: partial(_comparison, name=how) for name, how in (("gt", "greater"), ("ge", "at_least"), ("eq", "equal"))},
+    **{name: partial(_comparison, name=how, mirrored=True) for name, how in (("lt", "greater"), ("le", "at_least"))},
+    "ne": _not_equal,
+    **dict.fromkeys(("bitwise_not", "logical_not"), _not),
+    **dict.fromkeys(("bitwise_or", "logical_or"), _either),
+    **dict.fromkeys(("bitwise_and", "logical_and"), _mul),
+    "where": _where,
+    "masked_fill": _masked_fill,
     "gelu": _gelu,
     "leaky_relu": _leaky_relu,
     "elu": _elu,

@@ -10,7 +10,8 @@ NODE_TYPES = (
 )
 FUNCTIONS = (
     *("affine", "relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "leaky_relu", "elu", "hardswish", "hardsigmoid"),
-    *("clamp", "softplus", "mish", "exp", "log", "sqrt", "abs", "square", "reciprocal"),
+    *("clamp", "softplus", "mish", "exp", "log", "sqrt", "abs", "square", "reciprocal", "sin", "cos"),
+    *("greater", "at_least", "equal", "choose"),
 )
 
 
