@@ -4,6 +4,10 @@
 // so results depend neither on the number of threads nor on other clients. Dimensions that vectors run along are padded with
 // zeros to full vectors, so that no loop has a remainder.
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "compiled_batches.hpp"
 #include "compiled_convolutions.hpp"
 #include "compiled_dense.hpp"
@@ -719,11 +723,22 @@ extern "C" int fedme_runs_here() {
 #endif
 }
 
-// Whether compiled_avx512.cpp is faster. Processors of AMD compute half a vector at a time, up to Zen 4.
+#if defined(__x86_64__)
+// The family of a processor of AMD; 0 for others.
+static unsigned amd_family() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &a, &b, &c, &d)) return 0;
+    const unsigned family = a >> 8 & 15, more = a >> 20 & 255;
+    return family == 15 ? family + more : family;
+}
+#endif
+
+// Whether compiled_avx512.cpp is faster. Processors of AMD compute half a vector at a time up to Zen 4 (family 25).
 extern "C" int fedme_avx512_pays() {
 #if defined(__x86_64__)
-    return __builtin_cpu_is("intel") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    if (!__builtin_cpu_is("intel") && amd_family() < 26) return 0;
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl");
 #else
     return 0;
 #endif
