@@ -49,7 +49,20 @@ class Recurrent(nn.Module):
         return self.head(self.gru(self.lstm(maps.transpose(1, 2).flatten(2))[0])[0][:, -1])
 
 
-NETWORKS = (Functional, ResNet, GroupNormNet, Depthwise, Transformer, Grouped, Recurrent)
+class Conditional(nn.Module):
+    """Comparisons and choices between values."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(36, 11), nn.Linear(11, 5)
+
+    def forward(self, x):
+        x = self.first(x.flatten(1))
+        x = torch.where((x > 0.1) | (x <= -0.5), x.sin(), 0.3 * x.cos())
+        return self.last(x.masked_fill(x < x.mean(1, keepdim=True), -0.5) + (x >= 0.2).to(x.dtype))
+
+
+NETWORKS = (Functional, ResNet, GroupNormNet, Depthwise, Transformer, Grouped, Recurrent, Conditional)
 
 
 def numbers(values, kind="<i8"):
