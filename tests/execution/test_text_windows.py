@@ -56,6 +56,19 @@ def test_compiled_training_and_predictions_on_windows_are_the_reference():
     assert {path for _, path, _ in engine.paths} == {"compiled"}
 
 
+@pytest.mark.parametrize("path", ["workers", "stacked"])
+def test_other_paths_train_and_predict_on_windows_as_the_reference(path):
+    data = Split(windows(), torch.tensor([9, 0, 2, 3, 5, 8, 7]))
+    models = [Model.init(Arch(Recurrent), Key(seed), torch.float64) for seed in (0, 1)]
+    engine = Dispatcher(path=path)
+    ops = [Train({"own": model}, SGD(CrossEntropy(), 0.1, 0.9), data, BatchSchedule(2, 3), Key(2)) for model in models]
+    for op, (trained, _) in zip(ops, engine(ops), strict=True):
+        wanted = reference.train(op).models["own"]
+        torch.testing.assert_close(dict(trained.models["own"].params), dict(wanted.params), rtol=1e-9, atol=1e-9)
+    for model, (logits, _) in zip(models, engine([Predict(model, data) for model in models]), strict=True):
+        torch.testing.assert_close(logits, reference.predict(Predict(model, data)))
+
+
 def test_a_window_beyond_the_text_is_an_error():
     op = Predict(Model.init(Arch(Recurrent), Key(0)), Split(windows(34), torch.arange(3)))
     with pytest.raises(IndexError, match="windows of 7 symbols must be inside the text, which has 40"):

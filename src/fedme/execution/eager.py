@@ -155,7 +155,7 @@ class Eager:
         """How many batches are gathered at once. A source of another kind may make inputs that depend on the whole batch."""
         if not self._has_table(op):
             return 1
-        return max(1, GATHERED // (op.batch_schedule.batch * self.tables.table(op).values.shape[1]))
+        return max(1, GATHERED // (op.batch_schedule.batch * self.tables.table(op).features))
 
 
 def _mean_losses(seen: Sequence[Mapping[Role, Tensor]]) -> dict[Role, float]:

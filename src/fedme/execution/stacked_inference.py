@@ -34,7 +34,7 @@ def predict_stacked(ops: Sequence[Evaluate | Predict], table: InputTable) -> lis
     single = sorted((group[0] for group in by_model.values() if len(group) == 1), key=lambda index: -len(ops[index].data))
     while single:
         longest = len(ops[single[0]].data)
-        count = max(1, CHUNK // (longest * table.values.shape[1]))
+        count = max(1, CHUNK // (longest * table.features))
         # At most half of the work may be padding.
         chunk = [index for index in single[:count] if 2 * len(ops[index].data) >= longest]
         single = single[len(chunk) :]
