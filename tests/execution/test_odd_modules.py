@@ -81,6 +81,15 @@ class Switches(Wrapped):
         self.register_buffer("count", torch.tensor(3))
 
 
+class MaskedByBuffer(Wrapped):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.arange(6) % 2 == 0)
+
+    def forward(self, x):
+        return self.net(x * self.seen)
+
+
 class HalfBuffer(Wrapped):
     def __init__(self):
         super().__init__()
@@ -193,6 +202,7 @@ BY_VALUES = ByValues, ByList, ByArray, ByEqual, StopsEarly
         (lazy, ""),
         (HalfBuffer, ""),
         (Switches, ""),
+        (MaskedByBuffer, "it computes with seen, which is bool"),
         (Options, ""),
         (Remembering, ""),
         (Noisy, "its forward pass draws random numbers (randn_like)"),

@@ -109,6 +109,9 @@ def disagreement(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch
     op = Train({"net": model}, SGD(CrossEntropy(), 0.05, 0.5), data, schedule, key)
     if names := sorted(model.params.keys() - set(program.parameters)):
         return f"the weight {names[0]} is not used"
+    held = {**model.params, **model.buffers}
+    if names := [name for name in program.parameters if name in held and held[name].dtype != dtype]:
+        return f"it computes with {names[0]}, which is {str(held[names[0]].dtype).removeprefix('torch.')}"
     try:
         wanted = reference.train(op).models["net"]
         target = reference.predict(Predict(wanted, data))
