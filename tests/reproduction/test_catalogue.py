@@ -10,7 +10,7 @@ from fedme.reproduction.planned_runs import experiment
 RESULTS = catalogue.results()
 NAMES = [
     *(f"fedme-table{i}" for i in range(2, 8)),
-    *("fedme-figure3", "fedme-figure4", "fedme-rounds"),
+    *("fedme-figure3", "fedme-figure4", "fedme-rounds", "fedme-half"),
     *(f"fedme-ja-table{i}" for i in range(1, 5)),
     *("fedme-ja-figure2", "fedme-ja-figure3"),
     *(f"pfml-table{i}" for i in range(1, 7)),
@@ -23,7 +23,7 @@ SAMPLES = [f"{part} {number}" for part in ("train", "test") for number in ("clie
 
 def test_all_results_are_there():
     assert list(RESULTS) == NAMES
-    assert len(NAMES) == 29
+    assert len(NAMES) == 30
 
 
 # Read again in the papers' text, independently of the data files.

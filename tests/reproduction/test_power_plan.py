@@ -235,7 +235,7 @@ def test_the_sentences_about_a_paper_follow_from_the_verdicts(tmp_path, left, ri
 
 
 def test_the_authors_networks_are_planned_at_full_width_with_300_and_600_rounds():
-    (planned,) = power_plan.backgrounds()
+    planned = next(runs for runs in power_plan.backgrounds() if runs.result == "fedme-rounds")
     made = [experiment(run, planned.scale, 0) for run in planned.runs]
     found = {(c["method"]["name"], c["rounds"], *c["models"]["pool"], c["partition"]["min_samples"]) for c in made}
     assert found == {(name, rounds, "cnn-2-linear", 16) for name in ("fedavg", "fedme") for rounds in (300, 600)}
@@ -246,7 +246,16 @@ def test_the_authors_networks_are_planned_at_full_width_with_300_and_600_rounds(
     assert all(step.chance > 0 for step in steps[:at])
     assert not any(step.chance > 0 for step in steps[at:])
     runs = {run: {seed: Measured({}) for seed in range(3)} for run in planned.runs}
-    assert all(step.number for step in power_plan.order(NOTHING | {"full": Findings("full", runs)}, 10_000, 1))
+    assert planned not in [step.row for step in power_plan.order(NOTHING | {"full": Findings("full", runs)}, 10_000, 1)]
+
+
+def test_all_methods_are_planned_with_half_the_channels():
+    planned = next(runs for runs in power_plan.backgrounds() if runs.result == "fedme-half")
+    made = [experiment(run, planned.scale, 0) for run in planned.runs]
+    assert len(made) == 8
+    assert {model for c in made for model in c["models"]["pool"]} == {f"cnn-{i}-linear(width=0.5)" for i in (1, 2, 3, 4)}
+    assert {c["method"]["name"]: c["rounds"] for c in made}["fedme"] == 300
+    assert (planned.scale, planned.seeds) == ("full", 3)
 
 
 def test_the_page_says_who_is_ahead_after_how_many_rounds(tmp_path):
