@@ -136,7 +136,8 @@ struct Network {
     real label_weight, peer_weight;  // in the loss, of the labels and of the other network
     int64_t steps;                   // that were taken before
     double loss = 0;                 // the sum over all samples
-    AlignedVector<real> p, log_p;    // batch x classes: means, and what the losses need (the logarithms of chances, or logits)
+    AlignedVector<real> p, log_p;    // batch x row: means, and what the losses need (the logarithms of chances, or logits)
+    int64_t row;                     // the classes, padded
     std::vector<ParameterSpec> specs;  // where the parameters are in memory
     int64_t program;
     int64_t batch;
@@ -163,7 +164,8 @@ struct Network {
             if (spec.seed >= 0) reusable = false;  // dropout has the seeds of one client
         }
         for (int64_t i = 0; i < network.value_count; i++) allocate(network, i);
-        p.resize(batch * classes), log_p.resize(batch * classes);
+        learn(nullptr);
+        p.resize(batch * row), log_p.resize(batch * row);
         for (const auto &node : nodes)  // the last of its readers, which goes back first
             for (Value<real> *input : node->inputs)
                 if (input) input->begins_with = node->gives_all() && node->output->needs_gradient ? node.get() : nullptr;
@@ -296,37 +298,51 @@ struct Network {
 
     const real *logits(int64_t b) const { return values[output].of(b); }
 
-    void learn(const LossSpec *more) { extra = more, classes = more ? more->classes : outputs; }
+    void learn(const LossSpec *more) { extra = more, classes = more ? more->classes : outputs, row = padded<real>(classes); }
 
     bool absent(int64_t c) const { return extra->present && !extra->present[c]; }
 
-    // Means of the outputs, and what the losses need.
-    void expect(int64_t samples, int64_t task) {
+    // Means of the outputs, and what the losses need: logarithms only if the loss is `wanted`.
+    void expect(int64_t samples, int64_t task, bool wanted) {
         for (int64_t b = 0; b < samples; b++) {
             const real *z = logits(b);
-            real *q = &p[b * classes], *log_q = &log_p[b * classes];
+            real *q = &p[b * row], *log_q = &log_p[b * row];
             if (extra && extra->present) {
                 for (int64_t c = 0; c < classes; c++) log_q[c] = absent(c) ? real(0) : z[c];
                 z = log_q;
             }
-            if (task == LABELS || task == QUANTITIES) {
+            if (task == CLASSES || task == CHANCES)
+                softmax(z, q, wanted ? log_q : nullptr);
+            else
                 for (int64_t c = 0; c < classes; c++)
                     log_q[c] = z[c], q[c] = task == LABELS ? 1 / (1 + std::exp(-z[c])) : z[c];
-                continue;
-            }
-            const real top = *std::max_element(z, z + classes);
-            real sum = 0;
-            for (int64_t c = 0; c < classes; c++) sum += q[c] = std::exp(z[c] - top);
-            const real log_sum = std::log(sum), scale = 1 / sum;
-            for (int64_t c = 0; c < classes; c++) q[c] *= scale, log_q[c] = z[c] - top - log_sum;
         }
+    }
+
+    void softmax(const real *z, real *q, real *log_q) const {
+        const vector<real> zero = {};
+        const auto is_class = [&](int64_t c) { return lane_numbers<real>() < zero + real(classes - c); };  // not padding
+        vector<real> tops = zero - std::numeric_limits<real>::infinity(), sums = {};
+        for (int64_t c = 0; c < row; c += LANES<real>) {
+            const vector<real> x = is_class(c) ? at(z + c) : tops;
+            tops = x > tops ? x : tops;
+        }
+        const real top = largest_of<real>(tops);
+        for (int64_t c = 0; c < row; c += LANES<real>) {
+            const vector<real> chance = exp_of<real>(at(z + c) - top);
+            sums += at(q + c) = is_class(c) ? chance : zero;
+        }
+        const real sum = sum_of<real>(sums), scale = 1 / sum;
+        for (int64_t c = 0; c < row; c += LANES<real>) at(q + c) *= scale;
+        if (!log_q) return;
+        const real log_sum = std::log(sum);
+        for (int64_t c = 0; c < row; c += LANES<real>) at(log_q + c) = at(z + c) - top - log_sum;
     }
 
     static real softplus(real z) { return std::max(z, real(0)) + std::log1p(std::exp(-std::abs(z))); }
 
     // The loss of one output, of the labels and of the other network.
     real label_loss(int64_t task, int64_t i, real y) const {
-        if (task == CLASSES) return y ? -log_p[i] : real(0);
         if (task == CHANCES) return y ? y * (std::log(y) - log_p[i]) : real(0);
         return task == LABELS ? softplus(log_p[i]) - y * log_p[i] : (p[i] - y) * (p[i] - y) / 2;
     }
@@ -341,21 +357,29 @@ struct Network {
         const real scale = real(1 / batches.divisors[step]);
         const int64_t task = batches.task, begin = step * batches.width;
         for (int64_t b = 0; b < samples; b++) {
-            const int64_t first = b * classes;
+            const int64_t first = b * row;
             const int64_t *label = static_cast<const int64_t *>(batches.targets) + begin + b;
             const real *numbers = static_cast<const real *>(batches.targets) + (begin + b) * classes;
             real *gradients = values[output].gradient_of(b);
-            const auto target = [&](int64_t c) { return task == CLASSES ? real(c == *label) : numbers[c]; };
-            for (int64_t c = 0; counts && c < classes; c++) loss += label_weight * label_loss(task, first + c, target(c));
-            for (int64_t c = 0; c < classes; c++) {
-                const int64_t i = first + c;
-                real gradient = label_weight * (p[i] - target(c));
-                if (peer) {
-                    gradient += peer_weight * (p[i] - peer->p[i]);
-                    if (counts) loss += peer_weight * divergence(task, i, *peer);
+            const auto gradient = [&](auto own, auto other, auto target) {
+                return scale * (label_weight * (own - target) + peer_weight * (own - other));
+            };
+            if (task == CLASSES) {  // most targets are 0
+                for (int64_t c = 0; c < row; c += LANES<real>) {
+                    const vector<real> own = at(&p[first + c]);
+                    at(gradients + c) = gradient(own, peer ? at(&peer->p[first + c]) : own, vector<real>{});
                 }
-                gradients[c] = gradient * scale;
+                const int64_t i = first + *label;
+                gradients[*label] = gradient(p[i], peer ? peer->p[i] : p[i], real(1));
+                if (counts) loss -= label_weight * log_p[i];
+            } else {
+                for (int64_t c = 0; c < classes; c++) {
+                    const int64_t i = first + c;
+                    gradients[c] = gradient(p[i], peer ? peer->p[i] : p[i], numbers[c]);
+                    if (counts) loss += label_weight * label_loss(task, i, numbers[c]);
+                }
             }
+            for (int64_t c = 0; peer && counts && c < classes; c++) loss += peer_weight * divergence(task, first + c, *peer);
             if (!extra) continue;
             for (int64_t c = 0; c < outputs; c++)
                 if (c >= classes || absent(c)) gradients[c] = 0;
@@ -368,7 +392,7 @@ struct Network {
     void approach(int64_t b, int64_t label, real scale, bool counts) {
         const int64_t width = extra->width;
         const real weight = real(extra->weight), *target = static_cast<const real *>(extra->targets) + label * width;
-        const real *z = logits(b) + extra->first, *q = &p[b * classes], *log_q = &log_p[b * classes];
+        const real *z = logits(b) + extra->first, *q = &p[b * row], *log_q = &log_p[b * row];
         real *gradients = values[output].gradient_of(b) + extra->first, distance = 0;
         const real sum = std::accumulate(target, target + width, real(0));
         for (int64_t k = 0; k < width; k++) {
@@ -381,7 +405,7 @@ struct Network {
 
     void collect(int64_t b, int64_t label) {
         real *sums = static_cast<real *>(extra->sums) + label * outputs;
-        const real *shown = extra->chances ? &p[b * classes] : logits(b);
+        const real *shown = extra->chances ? &p[b * row] : logits(b);
         for (int64_t k = 0; k < outputs; k++) sums[k] += shown[k];
         extra->counts[label]++;
     }
@@ -523,7 +547,7 @@ struct Trainer {
         if (optimizer.mixing) networks[0].mix_with(networks[1]);
         for (auto &network : networks) {
             network.forward(*x, {samples, number});
-            network.expect(samples, batches.task);
+            network.expect(samples, batches.task, draw == 0);
         }
         for (size_t i = 0; i < networks.size(); i++)
             networks[i].backward_loss(optimizer.mutual ? &networks[1 - i] : nullptr, batches, step, samples, draw == 0);

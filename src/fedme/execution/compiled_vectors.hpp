@@ -82,6 +82,24 @@ inline real sum_of(vector<real> sum) {
         return sum[0];
 }
 
+template <typename real, int D = LANES<real> / 2>
+inline real largest_of(vector<real> x) {
+    const vector<real> other = exchanged<real, D>(x, std::make_index_sequence<LANES<real>>());
+    x = x >= other ? x : other;
+    if constexpr (D > 1)
+        return largest_of<real, D / 2>(x);
+    else
+        return x[0];
+}
+
+// 0, 1, 2, ...
+template <typename real>
+inline vector<real> lane_numbers() {
+    vector<real> numbers = {};
+    for (int i = 0; i < LANES<real>; i++) numbers[i] = real(i);
+    return numbers;
+}
+
 // Exchange the blocks of D columns off the diagonal of two rows that are D apart.
 template <typename real, int D, size_t... J>
 inline void exchange(vector<real> &first, vector<real> &second, std::index_sequence<J...>) {
