@@ -90,12 +90,15 @@ class Actors:
             except exceptions.RayError as error:
                 self._failed += 1
                 if self._failed >= STARTS * self.count or not isinstance(error, LOST):
-                    raise EngineError(f"a process of the Ray cluster cannot start: {cause(error)}") from error
+                    raise EngineError(
+                        f"a process of the Ray cluster cannot start: {cause(error)}; every node needs FedMe "
+                        f"{self.expected.fedme}, as this machine has it"
+                    ) from error
                 self._start()
                 continue
             self._failed = 0
             if isinstance(answer, Failure):
-                raise EngineError(f"a process of the Ray cluster cannot open the data: {answer.reason}")
+                raise EngineError(f"a process of the Ray cluster cannot prepare the experiment: {answer.reason}")
             if difference := self.expected.difference(answer):
                 raise EngineError(f"the nodes of the Ray cluster must have what this machine has: {difference}")
             self.alive.append(actor)
@@ -136,5 +139,6 @@ class Actors:
 def cause(error: Exception) -> str:
     """Ray's error on one line, without its advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.strip().startswith("File ")]
-    last = lines[-1] if isinstance(error, exceptions.RayTaskError) else " ".join(lines[:3])
+    raised = isinstance(error, exceptions.RayTaskError) or "creation task" in str(error)
+    last = lines[-1] if raised else " ".join(lines[:3])
     return one_line(last or type(error).__name__, 300)
