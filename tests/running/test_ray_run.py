@@ -1,6 +1,8 @@
 """Runs with their operations on Ray: the bits of one process, counted messages, and processes that die."""
 
 import contextlib
+import copy
+import functools
 import importlib
 import os
 import re
@@ -13,6 +15,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -40,6 +43,8 @@ from fedme.execution.ray import (  # noqa: E402
     cluster as ray_cluster,
     executor as ray_executor,
 )
+from fedme.execution.ray.actor import Opened  # noqa: E402
+from fedme.execution.ray.messages import Splits  # noqa: E402
 from fedme_test_ray import in_this_process  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -438,6 +443,36 @@ def test_a_node_without_the_data_says_so(processes, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_run, "open_data", failing)
     with pytest.raises(EngineError, match="cannot prepare the experiment: .*DataError: /data/mnist: no such folder"):
         play(tmp_path / "there", "engine.name=ray", "engine.workers=2")
+
+
+def test_a_process_that_fits_nowhere_is_an_error(processes, tmp_path, monkeypatch):
+    """It would be waited for without end."""
+    monkeypatch.setattr(ray_cluster, "places", lambda needs: 0)
+    words = ["engine.name=ray", "engine.threads=2"]
+    with pytest.raises(EngineError, match="no machine of the Ray cluster has 2 CPU, which a process needs"):
+        play(tmp_path / "there", *words)
+    with pytest.raises(EngineError, match="no machine"):
+        play(tmp_path / "again", *words, "engine.address=10.0.0.1:6379")
+
+
+def test_a_private_ray_has_the_processors_that_its_processes_need(processes, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(ray_cluster, "joined", lambda _, cpus, *__: asked.append(cpus) or contextlib.nullcontext())
+    play(tmp_path / "there", "engine.name=ray", "engine.workers=2", "engine.threads=3", "rounds=1")
+    assert asked == [6]
+
+
+def test_a_cluster_without_room_is_noted_and_waited_for(processes, tmp_path, monkeypatch):
+    """Nothing is ready when it is first asked for."""
+    ready, answers, notes = processes.wait, iter(range(3)), []
+    monkeypatch.setattr(ray_actors, "TOGETHER", -1.0)
+    monkeypatch.setattr(processes, "wait", lambda r, **how: ([], r) if next(answers, None) is not None else ready(r, **how))
+    splits = Splits({})
+    opened = Opened({}, SimpleNamespace())
+    expected = ray_actor.Identity.of(splits)
+    actors = ray_actors.Actors(1, functools.partial(copy.copy, opened), {}, expected, lambda: None, notes.append)
+    assert len(actors.alive) == 1
+    assert notes == ["no process has started on the Ray cluster yet; the run begins when there is room for one"]
 
 
 def test_a_run_stops_and_goes_on(processes, tmp_path, monkeypatch, executors):

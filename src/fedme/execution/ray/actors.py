@@ -72,10 +72,13 @@ class Actors:
         self._failed = 0
         for _ in range(count):
             self._start()
-        since: float | None = None
+        begin, since = time.monotonic(), None
         while self._opening and (since is None or time.monotonic() - since < TOGETHER):
             self.admit(POLL_INTERVAL)
             since = since or (time.monotonic() if self.alive else None)
+            if begin and since is None and time.monotonic() - begin > TOGETHER:
+                note("no process has started on the Ray cluster yet; the run begins when there is room for one")
+                begin = 0.0
 
     def admit(self, seconds: float = 0.0) -> None:
         """Take those into account that have opened the data in the meantime, after waiting for one at most so long."""
