@@ -62,9 +62,9 @@ def started_executor(
         needed = {name: number for name, number in needs.items() if number}
         fitting = modules["cluster"].places(needed)
         if not fitting and (settings.address is None or settings.workers is None):  # with a number, nodes may still come
-            each = " and ".join(f"{number} {name}" for name, number in needed.items())
+            wanted = " and ".join(f"{number} {name}" for name, number in needed.items())
             raise ray.EngineError(
-                f"no machine of the Ray cluster has {each}, which a process needs with these engine.threads and engine.device"
+                f"no machine of the Ray cluster has {wanted}, which a process needs with these engine.threads and engine.device"
             )
         count = settings.workers or fitting
         actors = modules["actors"].Actors(
