@@ -64,6 +64,10 @@ def test_an_editor_knows_the_settings(tmp_path):
     [
         (lambda: fedme.FedMe(30), r"FedMe\(30, ...\): settings are keywords, for example FedMe\(rounds=30\)"),
         (lambda: fedme.FedMe(lr=0.1), r"FedMe\(lr=...\): no such setting; it is in a table: train={\'lr\': ...}"),
+        (
+            lambda: fedme.FedMD(shared=["head."]),
+            r"models={'shared': ...}; weights that travel cannot be named: no weights travel",
+        ),
         (lambda: fedme.FedMe(clustr=2), r"FedMe\(clustr=...\): no such setting; did you mean \'clusters\'\?"),
         (lambda: fedme.learner(Soup)(pepper=1), r"Soup\(pepper=...\): no such setting"),
     ],

@@ -53,3 +53,14 @@ def test_draws_are_those_of_a_loop_with_multivariate_normal(tmp_path):
 def test_impossible_options_are_refused(options):
     with pytest.raises(DataError, match=next(iter(options))):
         Synthetic(**options)
+
+
+def test_clients_can_be_cut_to_a_number_of_samples(tmp_path):
+    made = Synthetic(users=500, samples=30).load(tmp_path)
+    assert [len(rows) for rows, _ in made.owners.values()] == [30] * 500
+    assert len(made.source.labels) == 15_000
+
+
+def test_more_samples_than_the_memory_holds_are_refused_before_they_are_made(tmp_path):
+    with pytest.raises(DataError, match=r"^users: 5000000 makes [\d,]+ samples, which take [\d,.]+ GB, .*; set data.samples"):
+        Synthetic(users=5_000_000).load(tmp_path)

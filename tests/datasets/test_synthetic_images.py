@@ -28,3 +28,8 @@ def test_classes_can_be_told_apart(tmp_path):
 def test_impossible_options_are_refused(name):
     with pytest.raises(DataError, match=name):
         Images(**{name: 0})
+
+
+def test_more_samples_than_the_memory_holds_are_refused_before_they_are_made(tmp_path):
+    with pytest.raises(DataError, match="users: 1000000000 makes 40,000,000,000 samples"):
+        Images(users=1_000_000_000).load(tmp_path)

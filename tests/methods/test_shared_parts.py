@@ -10,6 +10,7 @@ from fedme.core.key import Key
 from fedme.core.method import TaskError
 from fedme.core.model import Arch, Model
 from fedme.execution.dispatcher import Dispatcher
+from fedme.learning.partial_model import named, require_some
 from fedme.learning.training_settings import Training
 from fedme.methods.fedavg import FedAvg
 from fedme.methods.fedbn import FedBN
@@ -17,6 +18,7 @@ from fedme.methods.fedper import FedPer
 from fedme.methods.fedrep import FedRep
 from fedme.methods.lgfedavg import LGFedAvg
 from fedme.methods.local import Local
+from fedme_test_adapters import Adapted
 from fedme_test_support import CLASSES, DENSE, DROPPING, LINEAR, NORMALISED, WIDE, clients, federate, personal, same, task
 
 ONE = Training(epochs=1, batch=1000, lr=0.1)  # one step on the whole training part
@@ -216,11 +218,28 @@ def test_lg_fedavg_shares_one_head_over_different_bodies():
 def test_what_cannot_be_shared_is_refused_by_name():
     with pytest.raises(TaskError, match=r"client 1 cannot share .*: head.weight has shape \(4, 9\) in wide, expected \(4, 5\)"):
         LGFedAvg(TRAIN).check(task((DENSE, WIDE, DENSE)))
-    with pytest.raises(TaskError, match=r"method.personal: no weight of dense has a name that 'conv' matches; it has 0., 2."):
+    with pytest.raises(
+        TaskError, match=r"method.personal: no weight of dense has a name that 'conv' matches; it has 0.weight, 0.bias, 2"
+    ):
         FedPer(TRAIN, personal=("conv",)).check(DENSE_TASK)
     with pytest.raises(TaskError, match=r"method.shared: no weight of dense has a name that 'conv' matches"):
         LGFedAvg(TRAIN, shared=("conv",)).check(DENSE_TASK)
     FedPer(TRAIN, personal=("*.bias",)).check(DENSE_TASK)
+
+
+def test_a_pattern_may_name_a_module():
+    """As peft names its weights: "query.lora_A.default.weight"."""
+    chosen = named("*.lora_A", "head")
+    assert chosen("layer.0.query.lora_A.default.weight")
+    assert chosen("head.bias")
+    assert not chosen("layer.0.query.lora_B.default.weight")
+    assert not chosen("layer.0.query.lora_AB.weight")
+
+
+def test_a_pattern_of_frozen_weights_only_is_refused():
+    frozen = Arch(Adapted)
+    with pytest.raises(TaskError, match=r"that 'body' matches, only frozen ones, .* it has adapter.weight, adapter.bias, head"):
+        require_some(frozen, ("body",), "method.shared")
 
 
 def test_a_pattern_chooses_weights_by_name():

@@ -232,6 +232,16 @@ def test_check_finds_networks_that_do_not_fit(spec: str, classes: int, message: 
         check(arch(spec, VECTORS), VECTORS, classes)
 
 
+def test_a_network_of_one_type_is_refused_with_another() -> None:
+    check(arch(f"{NETS}:Gated", VECTORS), VECTORS, dtype=torch.float64)
+    single = arch(f"{NETS}:SinglePrecision", VECTORS)
+    check(single, VECTORS)
+    with pytest.raises(
+        ArchError, match=r"SinglePrecision' fails with engine.dtype = 'float64': RuntimeError: .*Double.*x.dtype"
+    ):
+        check(single, VECTORS, dtype=torch.float64)
+
+
 def test_the_list_describes_every_architecture_in_one_line() -> None:
     listed = describe()
     assert [row.name for row in listed] == list(ARCHS)

@@ -1,16 +1,21 @@
 """Runs with their operations on Ray: the bits of one process, counted messages, and processes that die."""
 
 import contextlib
+import copy
+import functools
+import importlib
 import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +23,7 @@ from rich.console import Console
 
 from fedme import Client, FedMe
 from fedme.config.experiment import ConfigError, load
-from fedme.config.identity import user_files
+from fedme.config.identity import source_digests, user_files
 from fedme.core.atomic_files import RunError
 from fedme.datasets.data_errors import DataError
 from fedme.execution import ray as fedme_ray
@@ -29,7 +34,17 @@ from fedme.running.round_loop import Interrupted
 
 fedme_ray.keep_ray_private()
 
-from fedme.execution.ray import EngineError, actor as ray_actor, cluster as ray_cluster, executor as ray_executor  # noqa: E402
+from ray import exceptions  # noqa: E402
+
+from fedme.execution.ray import (  # noqa: E402
+    EngineError,
+    actor as ray_actor,
+    actors as ray_actors,
+    cluster as ray_cluster,
+    executor as ray_executor,
+)
+from fedme.execution.ray.actor import Opened  # noqa: E402
+from fedme.execution.ray.messages import Splits  # noqa: E402
 from fedme_test_ray import in_this_process  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -366,6 +381,49 @@ def test_modules_of_ones_own_are_found(tmp_path, monkeypatch):
     assert user_files({"method": {"name": "fedavg"}, "models": {"pool": ["mlr"]}}) == []
 
 
+def test_modules_of_a_folder_and_functions_deep_in_a_table_are_found(tmp_path, monkeypatch):
+    """A folder of modules needs no `__init__.py`."""
+    (tmp_path / "own_folder").mkdir()
+    (tmp_path / "own_folder" / "deep_nets.py").write_text("from torch import nn\nclass Net(nn.Linear): pass\n")
+    (tmp_path / "own_costs.py").write_text("def cost(candidate): return 0.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("own_costs")
+    models = {"shared": "own_folder.deep_nets:Net"}
+    assert user_files({"method": {"name": "fedavg"}, "models": models}) == [tmp_path / "own_costs.py", tmp_path / "own_folder"]
+    adopt = {"name": "fedme", "adopt_by": {"3": "own_costs:cost"}}
+    assert list(source_digests({"method": adopt})) == ["own_costs"]
+
+
+def test_a_cluster_that_is_not_there_is_noticed_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    start = time.monotonic()
+    with (
+        pytest.raises(EngineError, match=f"'127.0.0.1:{port}' cannot be joined: nothing answers there"),
+        ray_cluster.joined(f"127.0.0.1:{port}", 1),
+    ):
+        pass
+    assert time.monotonic() - start < 30
+    with pytest.raises(ConfigError, match=r"engine\.address: must be host:port of a Ray cluster, or auto, got 'ray://h:1'"):
+        load("digits-fedavg", ["engine=ray", "engine.address=ray://h:1"])
+
+
+def test_a_cluster_that_cannot_be_joined_may_ask_for_a_token(monkeypatch):
+    def refusing(**options):
+        raise ConnectionError("Failed to connect to Ray cluster")
+
+    monkeypatch.setattr(ray_cluster.ray, "init", refusing)
+    with pytest.raises(EngineError, match=r"Failed to connect to Ray cluster; if it asks for a token, set RAY_AUTH_MODE=token"):
+        ray_cluster.join("auto")
+
+
+def test_why_an_actor_cannot_be_made_is_the_last_line_of_its_error():
+    """As Ray says it of a node that has an older FedMe."""
+    first = "The actor died because of an error raised in its creation task, \x1b[36mray::OperationActor\x1b[39m"
+    text = f"{first}\n  File x\nNo module named 'fedme.running.ray_run'"
+    assert ray_actors.cause(exceptions.RayError(text)) == "No module named 'fedme.running.ray_run'"
+
+
 def test_nodes_that_differ_are_refused(processes, tmp_path, monkeypatch):
     real = ray_actor.Identity.of.__func__
 
@@ -383,8 +441,38 @@ def test_a_node_without_the_data_says_so(processes, tmp_path, monkeypatch):
         raise DataError("/data/mnist: no such folder")
 
     monkeypatch.setattr(ray_run, "open_data", failing)
-    with pytest.raises(EngineError, match="cannot open the data: .*DataError: /data/mnist: no such folder"):
+    with pytest.raises(EngineError, match="cannot prepare the experiment: .*DataError: /data/mnist: no such folder"):
         play(tmp_path / "there", "engine.name=ray", "engine.workers=2")
+
+
+def test_a_process_that_fits_nowhere_is_an_error(processes, tmp_path, monkeypatch):
+    """It would be waited for without end."""
+    monkeypatch.setattr(ray_cluster, "places", lambda needs: 0)
+    words = ["engine.name=ray", "engine.threads=2"]
+    with pytest.raises(EngineError, match="no machine of the Ray cluster has 2 CPU, which a process needs"):
+        play(tmp_path / "there", *words)
+    with pytest.raises(EngineError, match="no machine"):
+        play(tmp_path / "again", *words, "engine.address=10.0.0.1:6379")
+
+
+def test_a_private_ray_has_the_processors_that_its_processes_need(processes, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(ray_cluster, "joined", lambda _, cpus, *__: asked.append(cpus) or contextlib.nullcontext())
+    play(tmp_path / "there", "engine.name=ray", "engine.workers=2", "engine.threads=3", "rounds=1")
+    assert asked == [6]
+
+
+def test_a_cluster_without_room_is_noted_and_waited_for(processes, tmp_path, monkeypatch):
+    """Nothing is ready when it is first asked for."""
+    ready, answers, notes = processes.wait, iter(range(3)), []
+    monkeypatch.setattr(ray_actors, "TOGETHER", -1.0)
+    monkeypatch.setattr(processes, "wait", lambda r, **how: ([], r) if next(answers, None) is not None else ready(r, **how))
+    splits = Splits({})
+    opened = Opened({}, SimpleNamespace())
+    expected = ray_actor.Identity.of(splits)
+    actors = ray_actors.Actors(1, functools.partial(copy.copy, opened), {}, expected, lambda: None, notes.append)
+    assert len(actors.alive) == 1
+    assert notes == ["no process has started on the Ray cluster yet; the run begins when there is room for one"]
 
 
 def test_a_run_stops_and_goes_on(processes, tmp_path, monkeypatch, executors):

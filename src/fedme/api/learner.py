@@ -94,7 +94,8 @@ class Learner:
         """The end of an error message: the table that has a setting, or the most similar setting."""
         known = sorted({*EXPERIMENT, *_own_fields(self.method)} - {"name", "data"})
         tables = [table for table in ("train", "models", "engine") if key in _keys(EXPERIMENT[table])]
-        return f"; it is in a table: {tables[0]}={{{key!r}: ...}}" if tables else nearest(key, known)
+        by_name = f"; weights that travel cannot be named: {self.method.not_by_name}" if key == "shared" else ""
+        return f"; it is in a table: {tables[0]}={{{key!r}: ...}}{by_name}" if tables else nearest(key, known)
 
     def with_seed(self, seed: int) -> Self:
         """The same method with another seed."""

@@ -114,8 +114,10 @@ def user_files(config: Mapping[str, Any]) -> list[Path]:
 
 
 def _place(module: Any) -> Path | None:
-    """The file of a module, or the folder of a package."""
+    """The file of a module, or the folder of a package; one without `__init__.py` has no file."""
     file = getattr(module, "__file__", None)
+    if file is None and (folders := list(getattr(module, "__path__", ()))):
+        return Path(folders[0]).resolve()
     if file is None or not str(file).endswith(".py"):
         return None
     path = Path(file).resolve()
@@ -143,7 +145,19 @@ def _import_paths(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     specs = [*models.get("pool", ()), models.get("shared"), *(table.get("model") for table in clients.values())]
     names = [spec.get("name") if isinstance(spec, Mapping) else spec for spec in specs]
     # A text in the method's table is an import path only if reading the configuration has imported its module.
-    settings = [text for text in config["method"].values() if isinstance(text, str) and text.partition(":")[0] in sys.modules]
+    settings = [text for text in texts(config["method"]) if text.partition(":")[0] in sys.modules]
     for text in dict.fromkeys([*settings, *names]):
         if isinstance(text, str) and (match := IMPORT_PATH.fullmatch(text)):
             yield match[1], match[2]
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every text in a table or list of a configuration, however deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from texts(item)

@@ -4,11 +4,12 @@ Importing a module runs it. A configuration that a person gives to `fedme run` m
 that an operator sent, may come from somebody else: its code is imported only if the user says so.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedme.config.experiment import ConfigError, Experiment, load, read_toml
+from fedme.config.identity import texts
 
 
 def named_code(config: Mapping[str, Any]) -> list[str]:
@@ -18,23 +19,12 @@ def named_code(config: Mapping[str, Any]) -> list[str]:
     specs = [*(pool if isinstance(pool, list | tuple) else [pool]), models.get("shared"), models.get("assign")]
     specs += [_table(client).get("model") for client in clients.values()]
     method = config.get("method")
-    paths = [text.partition("(")[0].strip() for text in _texts([method, specs]) if ":" in text.partition("(")[0]]
+    paths = [text.partition("(")[0].strip() for text in texts([method, specs]) if ":" in text.partition("(")[0]]
     return list(dict.fromkeys(paths))
 
 
 def _table(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
 
 
 def load_saved(

@@ -106,6 +106,8 @@ class EngineOptions:
         require(self.workers is None or self.workers >= 1, "workers", f"must be >= 1, got {self.workers}")
         require(self.threads >= 1, "threads", f"must be >= 1, got {self.threads}")
         require(self.address is None or self.name != "inprocess", "address", "is for Ray clusters: set engine.name=ray as well")
+        client = self.address is not None and "://" in self.address  # Ray's own protocol for programs outside of a cluster
+        require(not client, "address", f"must be host:port of a Ray cluster, or auto, got '{self.address}'")
         named = DEVICE_NAME.fullmatch(self.device) is not None
         require(named, "device", f"must be cpu, mps, cuda or cuda:N, got '{self.device}'")
         exact = self.precision is None

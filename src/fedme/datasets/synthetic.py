@@ -3,8 +3,8 @@
 Generated as in pFedMe (Dinh et al. 2020, after Li et al. 2020, FedProx), with the same draws in the same order, so that
 seed 0 gives identical samples: sizes, classifier means, input means, then the classifier and the inputs of every user.
 
-Deviations: none in the draws. Labels are the argmax of the logits, as softmax is monotonic; the shuffle and the 75/25 split
-of the papers are left to the federation, which splits all data sets in the same way.
+Deviations: none in the draws, unless `samples` cuts the sizes. Labels are the argmax of the logits, as softmax is monotonic;
+the shuffle and the 75/25 split of the papers are left to the federation, which splits all data sets in the same way.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import torch
 
 from fedme.core.data import Arrays, Schema
 from fedme.core.settings import setting
-from fedme.datasets.data_errors import require
+from fedme.datasets.data_errors import require, require_memory
 from fedme.datasets.dataset import Dataset
 
 FEATURES = 60
@@ -30,8 +30,10 @@ class Synthetic:
     alpha: float = setting(0.5, "standard deviation of the users' classifiers around a common one")
     beta: float = setting(0.5, "standard deviation of the users' inputs around a common mean")
     seed: int = setting(0, "seed of the generator; 0 gives the data of the papers")
+    samples: int | None = setting(None, "largest number of samples of a client; no limit by default, as in the papers")
 
     def __post_init__(self) -> None:
+        require(self.samples is None or self.samples >= 1, "samples", f"must be >= 1, got {self.samples}")
         require(self.users >= 1, "users", f"must be >= 1, got {self.users}")
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             require(0 <= value < float("inf"), name, f"must be finite and >= 0, got {value}")
@@ -41,6 +43,11 @@ class Synthetic:
         """Draw the samples; `root` is not used."""
         draw = np.random.RandomState(self.seed)
         sizes = 5 * (draw.lognormal(4, 2, self.users).astype(int) + 50)
+        if self.samples is not None:
+            sizes = np.minimum(sizes, self.samples)
+        require_memory(
+            "users", self.users, int(sizes.sum()), FEATURES * 4 + 8, "set data.samples to a largest number per client"
+        )
         classifier_means = draw.normal(0, self.alpha, self.users)
         input_means = draw.normal(0, self.beta, self.users)
         centres = draw.normal(input_means[:, None], 1, (self.users, FEATURES))

@@ -8,7 +8,7 @@ import torch
 from fedme.core.data import Arrays, Scaling, Schema
 from fedme.core.key import Key
 from fedme.core.settings import setting
-from fedme.datasets.data_errors import require
+from fedme.datasets.data_errors import require, require_memory
 from fedme.datasets.dataset import Dataset
 
 
@@ -28,6 +28,9 @@ class Images:
 
     def load(self, root: Path) -> Dataset:
         """Draw the samples; `root` is not used."""
+        require_memory(
+            "users", self.users, self.users * self.samples, self.side**2 + 8, "choose fewer users, samples or pixels"
+        )
         draw = Key(self.seed).at("images").torch()
         patterns = torch.rand((self.classes, 1, self.side, self.side), generator=draw)
         labels = torch.randint(0, self.classes, (self.users * self.samples,), generator=draw)

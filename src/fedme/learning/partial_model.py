@@ -1,6 +1,7 @@
 """Sharing a part of a model: some weights, chosen by their names, travel; the others stay at the client.
 
-A pattern chooses all names that begin with it ("features.") or that it matches as a file name pattern ("*.bias").
+A pattern chooses all names that begin with it ("features.") or that it matches as a file name pattern ("*.bias"),
+as a whole or up to a dot ("*.lora_A").
 """
 
 import functools
@@ -17,6 +18,7 @@ from fedme.core.data import ClientId
 from fedme.core.method import TaskError
 from fedme.core.model import Arch, Model, frozen_weights, template
 
+SHOWN = 5  # names in an error, those of the last layers
 Choice = Callable[[str], bool]  # of weights and buffers, by name
 
 
@@ -29,8 +31,10 @@ class Part:
 
 
 def named(*patterns: str) -> Choice:
-    """The choice of all names that one of the patterns matches."""
-    return lambda name: any(name.startswith(pattern) or fnmatchcase(name, pattern) for pattern in patterns)
+    """The choice of all names that begin with one of the patterns or that one matches, as a whole or up to a dot."""
+    return lambda name: any(
+        name.startswith(pattern) or fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*") for pattern in patterns
+    )
 
 
 def all_but(chosen: Choice) -> Choice:
@@ -56,13 +60,16 @@ def normalisation_of(arch: Arch) -> tuple[str, ...]:
 
 
 def require_some(arch: Arch, patterns: Sequence[str], setting: str) -> None:
-    """Raise a TaskError for a pattern that matches no weight of the architecture."""
-    names = [name for name, _ in template(arch, False).named_parameters()]
+    """Raise a TaskError for a pattern that matches no weight of the architecture that is trained."""
+    weights = {name: p.requires_grad for name, p in template(arch, False).named_parameters()}
+    trained = [name for name, is_trained in weights.items() if is_trained]
     for pattern in patterns:
-        if not any(map(named(pattern), names)):
-            there = sorted({f"{name.split('.')[0]}." for name in names})
+        if not any(map(named(pattern), trained)):
+            frozen = ", only frozen ones, which never travel" if any(map(named(pattern), weights)) else ""
+            more = f" and {len(trained) - SHOWN} more" if len(trained) > SHOWN else ""
             raise TaskError(
-                f"{setting}: no weight of {arch.name} has a name that '{pattern}' matches; it has {', '.join(there)}"
+                f"{setting}: no weight of {arch.name} has a name that '{pattern}' matches{frozen}; "
+                f"it has {', '.join(trained[-SHOWN:])}{more}"
             )
 
 
@@ -73,11 +80,7 @@ def patterns_of(shared: str | Sequence[str]) -> tuple[str, ...]:
 
 def cut(model: Model, shared: str | Sequence[str]) -> Part:
     """The weights and buffers of `model` whose names match."""
-    part = chosen_part(model, named(*patterns_of(shared)))
-    if not part.params:
-        there, listed = sorted({name.split(".")[0] + "." for name in model.params}), ", ".join(patterns_of(shared))
-        raise TaskError(f"no weight of {model.arch.name} has a name starting with '{listed}'; it has {', '.join(there)}")
-    return part
+    return chosen_part(model, named(*patterns_of(shared)))
 
 
 def rest(model: Model, shared: str | Sequence[str]) -> Part:

@@ -26,7 +26,7 @@ from fedme.core.model import Arch, Model
 from fedme.core.operations import Computation, Models, OptState, immediately, train
 from fedme.core.settings import setting
 from fedme.learning.objectives import Mutual
-from fedme.learning.partial_model import Part, cut, fork, require_same_part, rest
+from fedme.learning.partial_model import Part, cut, fork, patterns_of, require_same_part, require_some, rest
 from fedme.learning.robust_aggregation import OPEN, Defence
 from fedme.learning.schedules import ramp
 from fedme.learning.training_settings import Training, require
@@ -84,6 +84,7 @@ class FML(PartAveraging[State]):
     def check(self, task: Task) -> None:
         if not self.shared:
             super().check(task)
+        require_some(task.shared, patterns_of(self.shared), "method.shared")
         memes = {m.id: self._meme(task, m.id) for m in task.members.values()}
         require_same_part(memes, task.shared, self.shared)
 

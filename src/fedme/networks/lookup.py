@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedme.core.data import Inputs, Schema
-from fedme.core.model import Arch, Option, output_of
+from fedme.core.key import Key
+from fedme.core.model import Arch, Model, Option, output_of
 from fedme.networks.input_sizes import ArchError
 
 OUTPUT_NAMES = {"classification": "classes", "multi-label": "labels", "regression": "targets"}
@@ -125,14 +126,20 @@ def resolve(
     return Arch.named(full_name, entry.factory, **arguments)
 
 
-def check(arch: Arch, schema: Schema, classes: int | None = None, inputs: Inputs | None = None) -> None:
+def check(
+    arch: Arch,
+    schema: Schema,
+    classes: int | None = None,
+    inputs: Inputs | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> None:
     """Run `arch` in evaluation mode on two samples, and raise an ArchError unless it gives one number per class.
 
-    The default inputs are zeros of the shape of the schema; pass `inputs` if samples consist of several tensors.
+    The default inputs are zeros of the shape of the schema; pass `inputs` if samples consist of several tensors. `dtype` is
+    that of the weights in training.
     """
     if inputs is None:
-        dtype = torch.float32 if schema.vocabulary is None else torch.int64
-        inputs = torch.zeros((2, *schema.shape), dtype=dtype)
+        inputs = torch.zeros((2, *schema.shape), dtype=torch.float32 if schema.vocabulary is None else torch.int64)
     shapes = {key: tuple(x.shape) for key, x in inputs.items()} if isinstance(inputs, Mapping) else tuple(inputs.shape)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
@@ -164,6 +171,26 @@ def check(arch: Arch, schema: Schema, classes: int | None = None, inputs: Inputs
         )
     if not output.is_floating_point():
         raise ArchError(f"architecture '{arch.name}' must return floating-point logits, got {output.dtype}")
+    if dtype != torch.float32:
+        _check_type(arch, inputs, dtype)
+
+
+def _check_type(arch: Arch, inputs: Inputs, dtype: torch.dtype) -> None:
+    """Raise an ArchError unless the network computes with weights and inputs of this type."""
+
+    def converted(x: Tensor) -> Tensor:
+        return x.to(dtype) if x.is_floating_point() else x
+
+    given = {key: converted(x) for key, x in inputs.items()} if isinstance(inputs, Mapping) else converted(inputs)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            Model.init(arch, Key(0), dtype)(given)
+        except Exception as error:  # user code may raise anything
+            name = str(dtype).removeprefix("torch.")
+            raise ArchError(
+                f"architecture '{arch.name}' fails with engine.dtype = '{name}': {_error_text(error)}; use the type of the "
+                "inputs in its forward pass (x.dtype), or leave engine.dtype out"
+            ) from error
 
 
 def _read(spec: str | Mapping[str, Any]) -> tuple[str, dict[str, Any], int | None]:

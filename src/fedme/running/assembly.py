@@ -107,12 +107,12 @@ def prepare(
         return fitted(name, classes, imports=_without_options(name) in map(_without_options, archs))
 
     sample = _two_samples(federation)
-    _check_own(own, federation, fitted, sample)
+    _check_own(own, federation, fitted, sample, dtype)
     default = next(iter(own.values()), models.pool[0])
     shared = fitted(models.shared if models.shared is not None else default, None)
     for classes in sorted(set(federation.classes.values())):
         for spec in [*offered, shared.name]:
-            networks.check(fitted(spec, classes), schema, classes, sample)
+            networks.check(fitted(spec, classes), schema, classes, sample, dtype)
     if len(pool) < len(offered):
         raise ConfigError("models.pool: names an architecture twice")
     limits = _parameter_limits(models.max_parameters, federation)
@@ -244,7 +244,11 @@ def _two_samples(federation: Federation) -> Inputs | None:
 
 
 def _check_own(
-    own: Mapping[ClientId, Spec], federation: Federation, fitted: Callable[[Spec, int], Arch], sample: Inputs | None
+    own: Mapping[ClientId, Spec],
+    federation: Federation,
+    fitted: Callable[[Spec, int], Arch],
+    sample: Inputs | None,
+    dtype: torch.dtype,
 ) -> None:
     """Try every client's own network; the error names the client."""
     schema, checked = federation.dataset.schema, set()
@@ -252,7 +256,7 @@ def _check_own(
         try:
             arch = fitted(spec, federation.classes[client])
             if arch.name not in checked:
-                networks.check(arch, schema, federation.classes[client], sample)
+                networks.check(arch, schema, federation.classes[client], sample, dtype)
         except (ConfigError, networks.ArchError) as error:
             raise ConfigError(f"client {client}: {str(error).removeprefix('models: ')}") from error
         checked.add(arch.name)

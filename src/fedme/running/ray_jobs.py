@@ -4,9 +4,7 @@ The nodes need FedMe, the data and the run directories at the same paths as here
 that dies costs the rounds since the last checkpoint: Ray starts its tasks elsewhere, and they continue.
 """
 
-import importlib.util
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -17,8 +15,8 @@ from typing import Any
 
 from rich.console import Console
 
-from fedme.core.atomic_files import RunError
 from fedme.execution.compiled_library import NARROW
+from fedme.execution.ray import load_module
 from fedme.running.progress import Display
 from fedme.running.round_loop import Interrupted
 from fedme.running.run_queue import POLL, Launcher, Outcome, Planned, attempt
@@ -28,8 +26,7 @@ PASSED_ON = ("FEDME_DATA", NARROW)  # environment variables that runs need on ot
 
 def on_ray(address: str) -> Launcher:
     """Launch runs on the Ray cluster at `address`."""
-    if importlib.util.find_spec("ray") is None:
-        raise RunError("ray is not installed; run `pip install 'fedme[ray]'`")
+    load_module("execution.ray.cluster")  # says so if Ray is not installed
 
     def launch(plans: Sequence[Planned]) -> AbstractContextManager[Iterator[Outcome | None]]:
         return _tasks(address, plans)
@@ -41,10 +38,7 @@ def on_ray(address: str) -> Launcher:
 def _tasks(address: str, plans: Sequence[Planned]) -> Iterator[Iterator[Outcome | None]]:
     import ray
 
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise RunError(f"--ray {address}: cannot be reached: {error}") from error
+    load_module("execution.ray.cluster").join(address)
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     environment["PYTHONPATH"] = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
     waiting: dict[Any, Planned] = {}

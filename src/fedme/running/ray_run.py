@@ -57,10 +57,16 @@ def started_executor(
     config = experiment.plain()
     needs = {"CPU": settings.threads, "GPU": gpus(settings.device)}
     visible = torch.cuda.device_count() if needs["GPU"] else 0
-    with modules["cluster"].joined(settings.address, settings.workers or processors(), user_files(config), visible):
-        count = settings.workers or max(
-            1, modules["cluster"].places({name: number for name, number in needs.items() if number})
-        )
+    own = settings.workers or max(1, processors() // settings.threads)
+    with modules["cluster"].joined(settings.address, own * settings.threads, user_files(config), visible):
+        needed = {name: number for name, number in needs.items() if number}
+        fitting = modules["cluster"].places(needed)
+        if not fitting and (settings.address is None or settings.workers is None):  # with a number, nodes may still come
+            wanted = " and ".join(f"{number} {name}" for name, number in needed.items())
+            raise ray.EngineError(
+                f"no machine of the Ray cluster has {wanted}, which a process needs with these engine.threads and engine.device"
+            )
+        count = settings.workers or fitting
         actors = modules["actors"].Actors(
             count,
             functools.partial(open_data, json.dumps(config)),

@@ -72,10 +72,13 @@ class Actors:
         self._failed = 0
         for _ in range(count):
             self._start()
-        since: float | None = None
+        begin, since = time.monotonic(), None
         while self._opening and (since is None or time.monotonic() - since < TOGETHER):
             self.admit(POLL_INTERVAL)
             since = since or (time.monotonic() if self.alive else None)
+            if begin and since is None and time.monotonic() - begin > TOGETHER:
+                note("no process has started on the Ray cluster yet; the run begins when there is room for one")
+                begin = 0.0
 
     def admit(self, seconds: float = 0.0) -> None:
         """Take those into account that have opened the data in the meantime, after waiting for one at most so long."""
@@ -90,12 +93,15 @@ class Actors:
             except exceptions.RayError as error:
                 self._failed += 1
                 if self._failed >= STARTS * self.count or not isinstance(error, LOST):
-                    raise EngineError(f"a process of the Ray cluster cannot start: {cause(error)}") from error
+                    raise EngineError(
+                        f"a process of the Ray cluster cannot start: {cause(error)}; every node needs FedMe "
+                        f"{self.expected.fedme}, as this machine has it"
+                    ) from error
                 self._start()
                 continue
             self._failed = 0
             if isinstance(answer, Failure):
-                raise EngineError(f"a process of the Ray cluster cannot open the data: {answer.reason}")
+                raise EngineError(f"a process of the Ray cluster cannot prepare the experiment: {answer.reason}")
             if difference := self.expected.difference(answer):
                 raise EngineError(f"the nodes of the Ray cluster must have what this machine has: {difference}")
             self.alive.append(actor)
@@ -136,5 +142,6 @@ class Actors:
 def cause(error: Exception) -> str:
     """Ray's error on one line, without its advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.strip().startswith("File ")]
-    last = lines[-1] if isinstance(error, exceptions.RayTaskError) else " ".join(lines[:3])
+    raised = isinstance(error, exceptions.RayTaskError) or "creation task" in str(error)
+    last = lines[-1] if raised else " ".join(lines[:3])
     return one_line(last or type(error).__name__, 300)

@@ -5,6 +5,7 @@ import logging
 import os
 import shlex
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ import ray
 from fedme.execution.compiled_library import NARROW
 from fedme.execution.ray import EngineError
 
+ANSWER = 10.0  # seconds that a machine has to answer at all: Ray itself goes on for minutes
 STARTS = 3  # attempts to start Ray, which gives up after half a minute: on a busy machine that may not be enough
 
 
@@ -35,31 +37,54 @@ def joined(address: str | None, processes: int, modules: Sequence[Path] = (), gp
     if NARROW in os.environ:
         environment["env_vars"][NARROW] = os.environ[NARROW]
     if address:
-        where: dict[str, Any] = {"address": address}
         if modules:  # Ray fails with an empty list
             environment["py_modules"] = [str(module) for module in modules]
     else:
-        # "local" starts new Ray processes even if a cluster is already running on this machine.
-        where = {"address": "local", "num_cpus": processes, "include_dashboard": False}
-        where |= {"num_gpus": gpus} if gpus else {}
         environment["env_vars"]["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         if (interpreter := shlex.quote(sys.executable)) != sys.executable:
             # Ray gives the path of the interpreter to a shell, which would divide it at a space.
             environment["py_executable"] = interpreter
     with _own_signals():
-        for attempts_left in reversed(range(STARTS)):
-            try:
-                ray.init(**where, runtime_env=environment, log_to_driver=False, logging_level=logging.ERROR)
-                break
-            except Exception as error:  # Ray raises many kinds
-                ray.shutdown()
-                if address or not attempts_left:
-                    place = f"the Ray cluster at '{address}' cannot be joined" if address else "Ray cannot be started"
-                    raise EngineError(f"{place}: {str(error).strip()}") from error
+        if address:
+            join(address, runtime_env=environment)
+        else:
+            _start(num_cpus=processes, **({"num_gpus": gpus} if gpus else {}), runtime_env=environment)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def join(address: str, **options: Any) -> None:
+    """Join the cluster at an address; `options` are those of `ray.init`."""
+    place = f"the Ray cluster at '{address}' cannot be joined"
+    host, _, port = address.rpartition(":")
+    if port.isdecimal() and "/" not in host:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), ANSWER).close()
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise EngineError(f"{place}: nothing answers there ({reason})") from error
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except Exception as error:  # Ray raises many kinds
+        ray.shutdown()
+        token = (
+            isinstance(error, ConnectionError) and "; if it asks for a token, set RAY_AUTH_MODE=token and its token here too"
+        )
+        raise EngineError(f"{place}: {str(error).strip()}{token or ''}") from error
+
+
+def _start(**options: Any) -> None:
+    """Start new Ray processes of this machine, even if a cluster is already running on it."""
+    for attempts_left in reversed(range(STARTS)):
+        try:
+            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **options)
+            break
+        except Exception as error:  # Ray raises many kinds
+            ray.shutdown()
+            if not attempts_left:
+                raise EngineError(f"Ray cannot be started: {str(error).strip()}") from error
 
 
 @contextlib.contextmanager
