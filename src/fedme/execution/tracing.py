@@ -23,6 +23,7 @@ from fedme.core.own_attributes import changing_attribute, plain_attributes
 BATCH = 3  # samples of a trace
 BY_VALUES = "its forward pass depends on the values of tensors"
 READS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)  # what hands numbers to Python, without an operation
+DATA = (Tensor.data.__get__, Tensor.data.__set__)  # type: ignore[attr-defined]
 FROM_SHAPES = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")  # operations that read no number
 
 
@@ -61,6 +62,8 @@ class Trace(TorchDispatchMode):
         super().__init__()
         self.operations: list[Operation] = []
         self.tensors: dict[int, Traced] = {}
+        self.buffers: dict[int, str] = {}  # tensors that are buffers, or parts of them, which the forward pass has not changed
+        self.assumed: set[str] = set()  # buffers whose numbers are part of the trace
         self.kept: list[Tensor] = []  # an identity may be used again once its tensor is gone
         self.paused = False
 
@@ -83,7 +86,25 @@ class Trace(TorchDispatchMode):
     def _named(self, value: Any) -> Any:
         if isinstance(value, tuple | list):
             return tuple(self._named(item) for item in value)
+        if isinstance(value, Tensor) and id(value) in self.buffers and not value.is_floating_point():
+            self.assumed.add(self.buffers[id(value)])
+            return value.clone()
         return self.tensors.get(id(value), value) if isinstance(value, Tensor) else value
+
+    def _of_buffers(self, function: Any, given: list[Tensor], results: Any) -> bool:
+        """Whether an operation only reads buffers: its results are constants then, as long as the buffers are the same.
+
+        Parts of buffers of numbers stay what they are: they may be large, and nothing is computed.
+        """
+        if not all(id(tensor) in self.buffers for tensor in given):
+            return False
+        name = self.buffers[id(given[0])]
+        if function.is_view and len(given) == 1 and given[0].is_floating_point():
+            for result in tensors_in(results if isinstance(results, tuple | list) else (results,)):
+                self.buffers[id(result)] = name
+            return False
+        self.assumed.update(self.buffers[id(tensor)] for tensor in given)
+        return True
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         options = options or {}
@@ -95,10 +116,17 @@ class Trace(TorchDispatchMode):
             raise TraceError(f"its forward pass draws random numbers ({function.overloadpacket.__name__})")
         if function.overloadpacket.__name__ in FROM_SHAPES:
             return results
-        if any(id(tensor) in self.tensors for tensor in _tensors((arguments, tuple(options.values())))):
+        given = [tensor for tensor in tensors_in((arguments, tuple(options.values()))) if id(tensor) in self.tensors]
+        if given and function._schema.is_mutable:
+            for tensor in given:
+                self.buffers.pop(id(tensor), None)
+        if given and not self._of_buffers(function, given, results):
             if isinstance(results, bool | int | float):  # of `item` or `torch.equal`, for example
                 raise TraceError(BY_VALUES)
-            self.record(str(function).removeprefix("aten."), results, arguments, options, function)
+            name = str(function).removeprefix("aten.")
+            if name.startswith("_to_copy") and _digits(results) < _digits(arguments[0]):
+                name = "narrowed" if results.is_floating_point() else f"to {str(results.dtype).removeprefix('torch.')}"
+            self.record(name, results, arguments, options, function)
         return results
 
 
@@ -110,17 +138,26 @@ class _Reads(TorchFunctionMode):
         self.trace = trace
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in READS and id(args[0]) in self.trace.tensors:
+        if func in READS and id(args[0]) in self.trace.buffers:
+            self.trace.assumed.add(self.trace.buffers[id(args[0])])
+        elif func in READS and id(args[0]) in self.trace.tensors:
             raise TraceError(BY_VALUES)
+        if func in DATA and id(args[0]) in self.trace.tensors:
+            raise TraceError("its forward pass uses .data, which hides what it does with the numbers")
         return func(*args, **(kwargs or {}))
 
 
-def _tensors(value: Any) -> Iterable[Tensor]:
+def _digits(x: Tensor) -> int:
+    return torch.finfo(x.dtype).bits if x.is_floating_point() else 0
+
+
+def tensors_in(value: Any) -> Iterable[Tensor]:
+    """The tensors in an argument."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 def _record_dropout(trace: Trace, name: str, own_p: float, x: Tensor, p: float | None = None) -> Tensor:
@@ -155,6 +192,7 @@ class NetworkTrace:
     input: Traced
     output: Traced
     weights: dict[str, tuple[int, ...]]
+    assumed: dict[str, Tensor]  # the numbers of buffers that decided about operations or constants
 
 
 def trace(arch: Arch, shape: tuple[int, ...], symbols: bool = False, dtype: torch.dtype = torch.float32) -> NetworkTrace:
@@ -178,9 +216,12 @@ def _trace(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype
     named = [*module.named_parameters(), *((name, b) for name, b in module.named_buffers() if not _is_seed(module, name))]
     for name, weight in named:
         recorded.know(weight, Traced(tuple(weight.shape), weight=name))
+    recorded.buffers |= {id(buffer): name for name, buffer in module.named_buffers() if not _is_seed(module, name)}
+    held = {name: buffer.clone() for name, buffer in module.named_buffers()}
     x = torch.randn((BATCH, *shape), generator=Key(0).torch(), dtype=torch.float32).to(dtype)
     x = torch.zeros(x.shape, dtype=torch.int64) if symbols else x
-    recorded.know(x, Traced(tuple(x.shape)))
+    given = Traced(tuple(x.shape))
+    recorded.know(x, given)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before, attributes = states(), plain_attributes(module)
         with recorded, _Reads(recorded):
@@ -194,4 +235,5 @@ def _trace(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype
     if output is None:
         raise TraceError("its output does not depend on its input")
     weights = {name: tuple(weight.shape) for name, weight in named}
-    return NetworkTrace(tuple(recorded.operations), recorded.tensors[id(x)], output, weights)
+    assumed = {name: held[name] for name in sorted(recorded.assumed)}
+    return NetworkTrace(tuple(recorded.operations), given, output, weights, assumed)
