@@ -61,6 +61,12 @@ def same_for(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dty
     return network is not None and network.runs_alike(samples)
 
 
+def changes_weights(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype) -> bool:
+    """Whether the forward pass changes weights in place."""
+    networks = (_network(arch, shape, symbols, dtype, training, True) for training in (False, True))
+    return any(network is not None and network.changes_weights for network in networks)
+
+
 @functools.lru_cache(maxsize=64)
 def _network(
     arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype, training: bool, statistics: bool
@@ -96,8 +102,11 @@ class _Network:
             if isinstance(child, KeyedDropout):
                 child.forward = functools.partial(_drop, child)  # type: ignore[method-assign]
         self.steps: list[list[_Step]] = []
+        self.changes_weights = False
         for samples in SMALL:
-            self.steps.append(self._run(samples).steps)
+            run = self._run(samples)
+            self.steps.append(run.steps)
+            self.changes_weights |= run.changes_weights
         if len(self.steps[0]) != len(self.steps[1]):
             raise _Other
 
@@ -147,6 +156,8 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.samples, self.known = samples, known
         self.steps: list[_Step] = []
+        self.weights = {id(p) for p in module.parameters()}  # and their parts
+        self.changes_weights = False
         self.names: dict[int, Hashable] = {id(x): "input"}
         self.names |= {id(p): name for name, p in (*module.named_parameters(), *module.named_buffers())}
         self.real = set(self.names) - {id(x)}  # tensors that do not depend on the inputs; operations on them are computed
@@ -157,6 +168,8 @@ class _Recorder(TorchDispatchMode):
         given = [tensor for tensor in tensors_in((arguments, tuple(options.values()))) if id(tensor) in self.names]
         if not given or name in FROM_SHAPES:
             return function(*arguments, **options)
+        of_weight = id(given[0]) in self.weights
+        self.changes_weights |= of_weight and name.endswith("_")
         if name in COPIES:
             real = id(given[0]) in self.real
             result = function(*arguments, **options) if real or not self.known else _like(given[0], options)
@@ -186,6 +199,7 @@ class _Recorder(TorchDispatchMode):
                     _require(self._follows(first[0], second[0], own[0]))
         self._name(made, len(self.steps))
         self.real |= {id(result) for result in made if real}
+        self.weights |= {id(result) for result in made if of_weight and function.is_view}
         self.steps.append(step)
         return results
 

@@ -165,7 +165,7 @@ class Layout:
 
     def is_alone(self, addresses: Tensor) -> bool:
         """Whether all numbers are those of weights, or computed from weights alone."""
-        return bool(_of_any_sample(addresses).all())
+        return addresses.numel() > 0 and bool(_of_any_sample(addresses).all())
 
     def every(self, addresses: Tensor) -> Tensor:
         """Such numbers once for every sample, so that they can be computed with."""
@@ -175,6 +175,8 @@ class Layout:
         return _of_samples(repeated, torch.arange(BATCH).view(-1, *[1] * addresses.dim()).expand_as(repeated))
 
     def add(self, node: Node) -> None:
+        if self.network.symbols and 0 in node.inputs and node.type != "embedding":
+            raise TraceError("it computes with the symbols of its inputs")
         trained = any(name and not self.is_buffer(name) for name in node.parameters)
         self.values[node.output].gradient |= trained or any(self.values[value].gradient for value in node.inputs)
         self.nodes.append(node)

@@ -26,6 +26,7 @@ MOVES = {  # operations that only move numbers
     *("clone", "cat", "stack", "split", "split_with_sizes", "unbind", "flip", "roll", "repeat", "alias", "_reshape_alias"),
     *("unfold", "narrow", "lift_fresh", "view_as", "movedim", "contiguous", "unsafe_split", "unsafe_chunk", "chunk"),
     *("index", "index_select", "gather", "pixel_shuffle", "pixel_unshuffle", "_to_copy", "narrowed"),
+    *("transpose_", "t_", "squeeze_", "unsqueeze_"),
 }
 INDEXED = ("index", "index_select", "gather")  # by constants
 
@@ -176,6 +177,8 @@ class Lowering:
         if name in ("clone", "alias", "contiguous", "lift_fresh", "_to_copy", "narrowed"):
             self.narrowed |= name == "narrowed"
             return arguments[0]
+        if name.endswith("_"):
+            arguments[0] = arguments[0].clone()
         moved = operation.function(*arguments, **operation.options)
         return self.layout.with_samples(moved) if name in ("cat", "stack") else moved
 

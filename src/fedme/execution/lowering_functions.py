@@ -86,7 +86,22 @@ def _celu(layout: Layout, x: Traced, alpha: float = 1.0) -> Tensor:
     return _elu(layout, x, alpha, 1.0, 1.0 / alpha)
 
 
+def _clamp_max(layout: Layout, x: Traced, high: Any) -> Tensor:
+    return _clamp(layout, x, None, high)
+
+
+def _lerp(layout: Layout, x: Traced, y: Traced, weight: Any) -> Tensor:
+    difference = _sum(layout, y, x, -1.0)
+    number = _number(weight)
+    if number is not None:
+        return add(layout, layout.addresses_of(x), apply(layout, difference, "affine", number))
+    return add(layout, layout.addresses_of(x), combined(layout, difference, layout.addresses_of(weight), 1, 1.0))
+
+
 def _pow(layout: Layout, x: Traced, exponent: Any) -> Tensor:
+    if isinstance(x, Traced) and exponent in (3, 4):
+        square = _function(layout, x, "square")
+        return combined(layout, square, layout.addresses_of(x) if exponent == 3 else square, 1, 1.0)
     known = {2.0: "square", 0.5: "sqrt", -1.0: "reciprocal"}
     if not isinstance(x, Traced) or exponent not in known:
         raise TraceError(f"a power with exponent {exponent}")
@@ -310,6 +325,9 @@ FUNCTIONS_OF_TORCH: dict[str, Callable[..., Any]] = {
     "elu": _elu,
     "hardtanh": _hardtanh,
     "clamp": _clamp,
+    "clamp_min": _clamp,
+    "clamp_max": _clamp_max,
+    "lerp": _lerp,
     "softplus": _softplus,
     "log_sigmoid_forward": _log_sigmoid,
     "pow": _pow,

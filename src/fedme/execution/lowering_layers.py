@@ -194,6 +194,8 @@ def _native_batch_norm(
         raise TraceError("batch normalisation with fixed statistics")
     if x.shape[0] == 1 and BATCH > 1:
         return [_instance_norm(layout, x, weight, bias, mean, eps)]
+    if mean is None:
+        raise TraceError("batch normalisation without running statistics, which mixes samples in evaluation too")
     parameters = tuple(layout.parameter(each) for each in (weight, bias, mean, variance))
     return [_channel_norm(layout, layout.addresses_of(x), parameters, 0, (eps, momentum))]
 

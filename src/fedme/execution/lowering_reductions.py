@@ -48,10 +48,23 @@ def _var(
 def _std(
     layout: Layout, x: Traced, dimensions: Dimensions = None, correction: float | None = 1, keepdim: bool = False
 ) -> Tensor:
-    variance = _var(layout, x, dimensions, correction, keepdim)
-    # Where all numbers are equal the root has no derivative, and torch gives them the gradient zero.
-    root = apply(layout, add(layout, variance, apply(layout, variance, "equal")), "sqrt")
-    return combined(layout, root, variance, SELECTION, 0.0)
+    return _root(layout, _var(layout, x, dimensions, correction, keepdim))
+
+
+def _root(layout: Layout, squares: Tensor) -> Tensor:
+    """The square root; at zero it has no derivative, and torch gives these numbers the gradient zero."""
+    root = apply(layout, add(layout, squares, apply(layout, squares, "equal")), "sqrt")
+    return combined(layout, root, squares, SELECTION, 0.0)
+
+
+def _norm(
+    layout: Layout, x: Traced, order: float = 2, dimensions: Dimensions = None, keepdim: bool = False, dtype: Any = None
+) -> Tensor:
+    if order not in (1, 2):
+        raise TraceError(f"a norm of order {order}")
+    sizes = apply(layout, layout.addresses_of(x), "square" if order == 2 else "abs")
+    total = _reduced(layout, sizes, dimensions, keepdim, 1)
+    return _root(layout, total) if order == 2 else total
 
 
 def _var_mean(
@@ -61,8 +74,14 @@ def _var_mean(
 
 
 def _cumsum(layout: Layout, x: Traced, dimension: int, dtype: Any = None) -> Tensor:
+    return _running_sum(layout, layout.addresses_of(x), dimension)
+
+
+def _running_sum(layout: Layout, addresses: Tensor, dimension: int) -> Tensor:
     """Every number is the sum in a window that begins at the first."""
-    offset = layout.addresses_of(x).movedim(dimension, -1)
+    if layout.is_alone(addresses):
+        return of_any(_running_sum(layout, layout.every(addresses), dimension % addresses.dim() + 1))
+    offset = addresses.movedim(dimension, -1)
     rows, order = _by_sample(layout, offset, offset.shape[-1])
     windows = [range(end + 1) for end in range(rows.shape[2])]
     sums = pool(layout, rows, windows, [range(1)], [1] * len(windows))
@@ -100,4 +119,5 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
     "std": _std,
     "var_mean": _var_mean,
     "cumsum": _cumsum,
+    "linalg_vector_norm": _norm,
 }

@@ -14,6 +14,7 @@ from fedme.core.global_generators import states
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model, begin, dropout_layers, hooks_obstacle, output_of, template
 from fedme.core.tree import Params
+from fedme.execution.batch_sizes import changes_weights
 
 COMPUTE_BOUND = (nn.modules.conv._ConvNd, nn.RNNBase, nn.Transformer)
 
@@ -82,6 +83,8 @@ def vmap_obstacle(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> str
     """Why a network without buffers cannot be stacked for inputs of this shape and type; empty if it can."""
     if reason := hooks_obstacle(arch):
         return reason
+    if changes_weights(arch, shape, not dtype.is_floating_point, torch.float64):
+        return f"{arch.name} changes its weights in its forward pass"
     dtype = torch.float64 if dtype.is_floating_point else dtype
     models = [Model.init(arch, Key(i), torch.float64) for i in range(2)]
     x = torch.rand((2, 3, *shape), generator=Key(0).torch(), dtype=torch.float64).to(dtype)
@@ -102,6 +105,11 @@ def vmap_obstacle(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> str
             expected = Model(arch, leaves, {})(x[i].clone(), training=True, masks=masks)
             with torch.inference_mode():
                 evaluated = model(x[i].clone())
+            more = torch.cat([x[i], x[i, :1]])
+            if not torch.allclose(
+                Model(arch, leaves, {})(more, training=True, masks=masks)[:-1], expected, rtol=1e-9, atol=1e-9
+            ):
+                return f"{arch.name} has dropout where the batch is not the first dimension, and batches of a stack are padded"
             for sample in (0, -1):
                 itself = x[i, [sample]].expand_as(x[i])
                 beside_itself = Model(arch, leaves, {})(itself.clone(), training=True, masks=masks)

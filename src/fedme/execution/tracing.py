@@ -63,6 +63,7 @@ class Trace(TorchDispatchMode):
         self.operations: list[Operation] = []
         self.tensors: dict[int, Traced] = {}
         self.buffers: dict[int, str] = {}  # tensors that are buffers, or parts of them, which the forward pass has not changed
+        self.owners: dict[int, str] = {}  # parts of weights and buffers
         self.assumed: set[str] = set()  # buffers whose numbers are part of the trace
         self.kept: list[Tensor] = []  # an identity may be used again once its tensor is gone
         self.paused = False
@@ -91,6 +92,17 @@ class Trace(TorchDispatchMode):
             return value.clone()
         return self.tensors.get(id(value), value) if isinstance(value, Tensor) else value
 
+    def _owner(self, tensor: Tensor) -> str:
+        """The weight or buffer that a tensor is a part of; empty if there is none."""
+        traced = self.tensors.get(id(tensor))
+        return traced.weight if traced is not None and traced.weight else self.owners.get(id(tensor), "")
+
+    def _change(self, given: list[Tensor]) -> None:
+        if name := self.owners.get(id(given[0])):
+            raise TraceError(f"its forward pass changes {name}")
+        for tensor in given:
+            self.buffers.pop(id(tensor), None)
+
     def _of_buffers(self, function: Any, given: list[Tensor], results: Any) -> bool:
         """Whether an operation only reads buffers: its results are constants then, as long as the buffers are the same.
 
@@ -118,8 +130,10 @@ class Trace(TorchDispatchMode):
             return results
         given = [tensor for tensor in tensors_in((arguments, tuple(options.values()))) if id(tensor) in self.tensors]
         if given and function._schema.is_mutable:
-            for tensor in given:
-                self.buffers.pop(id(tensor), None)
+            self._change(given)
+        elif function.is_view and (owner := self._owner(given[0]) if given else ""):
+            made = tensors_in(results if isinstance(results, tuple | list) else (results,))
+            self.owners |= {id(result): owner for result in made}
         if given and not self._of_buffers(function, given, results):
             if isinstance(results, bool | int | float):  # of `item` or `torch.equal`, for example
                 raise TraceError(BY_VALUES)
@@ -169,7 +183,7 @@ def _record_dropout(trace: Trace, name: str, own_p: float, x: Tensor, p: float |
 
 def _record_gru(trace: Trace, layer: nn.GRU, forward: Any, x: Tensor, hidden: Tensor | None = None) -> Any:
     """In place of a GRU, which torch computes step by step: one operation of the trace."""
-    if hidden is not None or x.dim() != 3 or (layer.dropout and layer.num_layers > 1):
+    if hidden is not None or not isinstance(x, Tensor) or x.dim() != 3 or (layer.dropout and layer.num_layers > 1):
         return forward(x, hidden)
     trace.paused = True
     results = forward(x)
@@ -192,6 +206,7 @@ class NetworkTrace:
     input: Traced
     output: Traced
     weights: dict[str, tuple[int, ...]]
+    symbols: bool  # whether the input consists of them, instead of numbers
     assumed: dict[str, Tensor]  # the numbers of buffers that decided about operations or constants
 
 
@@ -202,12 +217,13 @@ def trace(arch: Arch, shape: tuple[int, ...], symbols: bool = False, dtype: torc
     """
     if reason := hooks_obstacle(arch):
         raise TraceError(reason)  # one that only looks on leaves no operation
+    modules = [build_template(arch, training).to(dtype) for training in (False, True)]
     with default_dtype(dtype):  # a network may make tensors in its forward pass
-        return [_trace(arch, shape, symbols, dtype, training) for training in (False, True)][1]
+        return [_trace(module, shape, symbols, dtype) for module in modules][1]
 
 
-def _trace(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype, training: bool) -> NetworkTrace:
-    module, recorded = build_template(arch, training).to(dtype), Trace()
+def _trace(module: nn.Module, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype) -> NetworkTrace:
+    recorded = Trace()
     for name, child in module.named_modules():
         if isinstance(child, KeyedDropout):
             child.forward = functools.partial(_record_dropout, recorded, name, child.p)  # type: ignore[method-assign]
@@ -236,4 +252,4 @@ def _trace(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype
         raise TraceError("its output does not depend on its input")
     weights = {name: tuple(weight.shape) for name, weight in named}
     assumed = {name: held[name] for name in sorted(recorded.assumed)}
-    return NetworkTrace(tuple(recorded.operations), given, output, weights, assumed)
+    return NetworkTrace(tuple(recorded.operations), given, output, weights, symbols, assumed)
