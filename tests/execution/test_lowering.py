@@ -293,7 +293,7 @@ def of_weights(x):
             self.shares = nn.Parameter(torch.randn(3))
 
         def forward(self, x):
-            shares = self.shares.exp() / self.shares.exp().sum()
+            shares = self.shares.exp() / self.shares.exp().sum() + self.shares.softmax(0).cumsum(0) / self.shares.norm()
             gate = torch.where(self.gate > 0, self.gate.sigmoid(), 0.3)
             return x * gate * self.scale.exp() + shares[0] * x.tanh() + self.gate.mean() * shares[1:].max(0).values
 
@@ -324,6 +324,12 @@ PLACES_AND_SUMS = [
     fixed(lambda: Function(lambda x: F.pad(x, (0, 1, 0, 0), mode="reflect") if x.shape[3] > 1 else x)),
     fixed(lambda: Function(lambda x: x.gather(3, torch.arange(x.shape[3]).flip(0).expand(x.shape)))),
 ]
+PLACES_AND_SUMS += [
+    fixed(lambda: Function(lambda x: F.normalize(x, dim=1) - x.norm(1, dim=(2, 3), keepdim=True) / 9)),
+    fixed(lambda: Function(lambda x: torch.lerp(x, x.flip(3), 0.3) + torch.lerp(x.tanh(), x, x.sigmoid()))),
+    fixed(lambda: Function(lambda x: (x / 2) ** 3 - (x / 2) ** 4 + x.clamp_min(-0.5).clamp_max(1))),
+    lambda x: recurrent(nn.RNN, 4, True)(x),
+]
 small = st.integers(1, 3)
 STEPS = st.one_of(
     st.builds(transposed, st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2), small, st.booleans()),
@@ -340,7 +346,7 @@ STEPS = st.one_of(
     st.builds(conv, st.integers(1, 9), small, st.integers(1, 2), st.integers(0, 2), st.integers(1, 2), st.booleans()),
     st.builds(depthwise, small, st.integers(1, 2)),
     st.builds(grouped, st.integers(2, 4), small, small, st.integers(1, 2)),
-    st.builds(recurrent, st.sampled_from([nn.LSTM, nn.GRU]), st.integers(1, 5), st.booleans()),
+    st.builds(recurrent, st.sampled_from([nn.LSTM, nn.GRU, nn.RNN]), st.integers(1, 5), st.booleans()),
     st.builds(encoder, st.booleans(), st.booleans()),
     st.builds(max_pool, small, st.integers(1, 2), st.booleans()),
     st.builds(avg_pool, small, st.integers(1, 2), st.booleans()),
@@ -562,6 +568,34 @@ def test_every_method_gets_the_models_of_the_reference(network, name):
     assert all(
         line.endswith("operations compiled") or (name == "fedmd" and "unsupported loss Imitate" in line) for line in lines
     )
+
+
+class Padded(nn.Module):
+    """Texts of several lengths, filled up with the symbol 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.attention = nn.Embedding(9, 4), nn.MultiheadAttention(4, 2, batch_first=True)
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        padding = (x == 0) & (torch.arange(7) > 0)
+        words = self.table(x) * torch.where(x > 4, 2.0, 0.5).to(self.head.weight.dtype).unsqueeze(2)
+        words = words + self.attention(words, words, words, key_padding_mask=padding)[0]
+        lengths = (x != 0).sum(1, keepdim=True).clamp(min=1)
+        return self.head((words * (x != 0).unsqueeze(2)).sum(1) / lengths)
+
+
+@needs_compiled_code
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_functions_of_single_symbols_equal_autograd(dtype):
+    tolerance = 1e-9 if dtype == torch.float64 else 2e-4
+    check(operation(Arch(Padded), WORDS, SGD(CrossEntropy(), 0.05, 0.9), dtype=dtype), tolerance)
+
+
+def test_arithmetic_on_symbols_without_a_table_is_not_compiled():
+    counting = Arch.named("symbols as numbers", lambda: nn.Sequential(Function(lambda x: x * 0.5), nn.Linear(7, CLASSES)))
+    assert lowered(counting, (7,), True, 4) == "it computes with the symbols of its inputs"
 
 
 class OwnBackward(torch.autograd.Function):

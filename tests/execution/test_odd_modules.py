@@ -569,6 +569,16 @@ def test_a_hook_of_a_weight_changes_its_gradient(path):
         assert "its weight 0.weight has hooks" in engine.explain()[0]
 
 
+def test_a_copy_of_a_network_has_the_hooks_of_its_weights():
+    x, y = torch.randn(20, 6, generator=Key(0).torch()), torch.arange(20) % CLASSES
+    given = weight_hooked()
+    before = given[0].weight.detach().clone()
+    result = fedme.Local(rounds=1).fit([fedme.Client("a", train=(x, y), model=given)])
+    trained = result["a"].module
+    assert torch.equal(trained[0].weight, before)
+    assert not torch.equal(trained[2].weight, given[2].weight)
+
+
 class FrozenStatistics(nn.Module):
     """Batch normalisation whose statistics never change, as when a trained network is tuned."""
 

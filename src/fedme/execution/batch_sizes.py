@@ -48,9 +48,12 @@ def sizes_of(op: Op) -> tuple[int, ...]:
 
 def size_obstacle(op: Op, shape: tuple[int, ...], symbols: bool, others: tuple[int, ...] = ()) -> str:
     """Why the networks of an operation cannot be computed as a trace says, in batches of other sizes too; empty if not."""
-    training, sizes = isinstance(op, Train), {*sizes_of(op), *others}
-    alike = all(same_for(model.arch, shape, symbols, model.dtype, training, size) for model in models_of(op) for size in sizes)
-    return "" if alike else BY_SIZE
+    training, sizes = isinstance(op, Train), (*sizes_of(op), *others)
+    for model in models_of(op):
+        for size in sizes:
+            if not same_for(model.arch, shape, symbols, model.dtype, training, size):
+                return BY_SIZE
+    return ""
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -129,7 +132,7 @@ class _Network:
                 alone, among = output_of(self.module(x[:1].clone())), output_of(self.module(x.clone()))[:1]
         except Exception:  # a user's network may raise anything
             return False
-        return alone.shape == among.shape and torch.allclose(alone, among, rtol=tolerance, atol=tolerance)
+        return alone.shape == among.shape and torch.allclose(alone, among, tolerance, tolerance, equal_nan=True)
 
     def _run(self, samples: int, known: Sequence[list[_Step]] = ()) -> "_Recorder":
         x = torch.zeros((samples, *self.shape), dtype=torch.int64 if self.symbols else self.dtype)

@@ -58,7 +58,7 @@ class Lowering:
     def __init__(self, network: NetworkTrace, lanes: int) -> None:
         self.network, self.layout = network, Layout(network, lanes)
         self.counters: list[str] = []
-        self.narrowed = False
+        self.narrowed = network.narrowed
 
     def program(self) -> Program:
         """Lower all operations that the output needs."""

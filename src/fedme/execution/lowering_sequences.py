@@ -117,6 +117,16 @@ def _embedding(
     return addresses.view(*places.shape, width)
 
 
+def _of_symbols(layout: Layout, symbols: Traced, table: Tensor) -> Tensor:
+    """A function of single symbols: an embedding in its results, which are constants."""
+    values = layout.addresses_of(table.unsqueeze(1))
+    name, _ = layout.part_of_weight(values)
+    length = math.prod(symbols.shape[1:])
+    result, addresses = layout.new_rows(length, 1)
+    layout.add(Node("embedding", (0,), result, (name,), (length, 1, len(table), -1)))
+    return addresses.view(symbols.shape)
+
+
 def _mkldnn_rnn_layer(
     layout: Layout,
     x: Traced,
@@ -188,6 +198,7 @@ SEQUENCES: dict[str, Callable[..., Any]] = {
     "baddbmm": _baddbmm,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "embedding": _embedding,
+    "of_symbols": _of_symbols,
     "mkldnn_rnn_layer": _mkldnn_rnn_layer,
     "gru": _gru,
 }

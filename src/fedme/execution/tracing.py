@@ -58,12 +58,14 @@ class Trace(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # skipping it imports it, which takes more than a second
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
+        self.dtype, self.narrowed = dtype, False
         self.operations: list[Operation] = []
         self.tensors: dict[int, Traced] = {}
         self.buffers: dict[int, str] = {}  # tensors that are buffers, or parts of them, which the forward pass has not changed
         self.owners: dict[int, str] = {}  # parts of weights and buffers
+        self.of_symbols: dict[int, Tensor] = {}  # inputs and functions of single ones: the result for every symbol
         self.assumed: set[str] = set()  # buffers whose numbers are part of the trace
         self.kept: list[Tensor] = []  # an identity may be used again once its tensor is gone
         self.paused = False
@@ -103,6 +105,19 @@ class Trace(TorchDispatchMode):
         for tensor in given:
             self.buffers.pop(id(tensor), None)
 
+    def _of_symbols(self, function: Any, given: list[Tensor], results: Any, arguments: Any, options: Any) -> bool:
+        """Note a function of single symbols, such as a comparison, as a table with its result for every symbol."""
+        by_itself = torch.Tag.pointwise in function.tags or function.overloadpacket.__name__ == "_to_copy"
+        if not by_itself or function._schema.is_mutable or not all(id(tensor) in self.of_symbols for tensor in given):
+            return False
+        others = [tensor for tensor in tensors_in(arguments) if id(tensor) not in self.of_symbols]
+        if any(tensor.dim() for tensor in others):
+            return False
+        table = function(*(self.of_symbols.get(id(value), value) for value in arguments), **options)
+        self.record("of_symbols", results, (self.tensors[id(given[0])], table), {})
+        self.of_symbols[id(results)] = table
+        return True
+
     def _of_buffers(self, function: Any, given: list[Tensor], results: Any) -> bool:
         """Whether an operation only reads buffers: its results are constants then, as long as the buffers are the same.
 
@@ -120,9 +135,12 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         options = options or {}
-        results = function(*arguments, **options)
         if self.paused:
-            return results
+            return function(*arguments, **options)
+        before = arguments
+        if function._schema.is_mutable:  # which may change a constant
+            before = tuple(x.clone() if isinstance(x, Tensor) and id(x) not in self.tensors else x for x in arguments)
+        results = function(*arguments, **options)
         # Attention has dropout of its own, which may be off.
         if torch.Tag.nondeterministic_seeded in function.tags and "scaled_dot_product" not in str(function):
             raise TraceError(f"its forward pass draws random numbers ({function.overloadpacket.__name__})")
@@ -134,13 +152,16 @@ class Trace(TorchDispatchMode):
         elif function.is_view and (owner := self._owner(given[0]) if given else ""):
             made = tensors_in(results if isinstance(results, tuple | list) else (results,))
             self.owners |= {id(result): owner for result in made}
+        if given and self._of_symbols(function, given, results, arguments, options):
+            return results
         if given and not self._of_buffers(function, given, results):
             if isinstance(results, bool | int | float):  # of `item` or `torch.equal`, for example
                 raise TraceError(BY_VALUES)
             name = str(function).removeprefix("aten.")
             if name.startswith("_to_copy") and _digits(results) < _digits(arguments[0]):
                 name = "narrowed" if results.is_floating_point() else f"to {str(results.dtype).removeprefix('torch.')}"
-            self.record(name, results, arguments, options, function)
+            self.narrowed |= _loses_digits(function, results, self.dtype)
+            self.record(name, results, before, options, function)
         return results
 
 
@@ -159,6 +180,13 @@ class _Reads(TorchFunctionMode):
         if func in DATA and id(args[0]) in self.trace.tensors:
             raise TraceError("its forward pass uses .data, which hides what it does with the numbers")
         return func(*args, **(kwargs or {}))
+
+
+def _loses_digits(function: Any, results: Any, dtype: torch.dtype) -> bool:
+    """Whether an operation computes with fewer digits than the weights of the network have."""
+    exact = function.is_view or function.overloadpacket.__name__ in ("_to_copy", "clone")
+    made = tensors_in(results if isinstance(results, tuple | list) else (results,))
+    return not exact and any(0 < _digits(result) < torch.finfo(dtype).bits for result in made)
 
 
 def _digits(x: Tensor) -> int:
@@ -207,6 +235,7 @@ class NetworkTrace:
     output: Traced
     weights: dict[str, tuple[int, ...]]
     symbols: bool  # whether the input consists of them, instead of numbers
+    narrowed: bool  # whether it computes with fewer digits than its weights have
     assumed: dict[str, Tensor]  # the numbers of buffers that decided about operations or constants
 
 
@@ -223,7 +252,7 @@ def trace(arch: Arch, shape: tuple[int, ...], symbols: bool = False, dtype: torc
 
 
 def _trace(module: nn.Module, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype) -> NetworkTrace:
-    recorded = Trace()
+    recorded = Trace(dtype)
     for name, child in module.named_modules():
         if isinstance(child, KeyedDropout):
             child.forward = functools.partial(_record_dropout, recorded, name, child.p)  # type: ignore[method-assign]
@@ -238,6 +267,9 @@ def _trace(module: nn.Module, shape: tuple[int, ...], symbols: bool, dtype: torc
     x = torch.zeros(x.shape, dtype=torch.int64) if symbols else x
     given = Traced(tuple(x.shape))
     recorded.know(x, given)
+    tables = [child.num_embeddings for child in module.modules() if isinstance(child, nn.Embedding)]
+    if symbols and tables:
+        recorded.of_symbols[id(x)] = torch.arange(min(tables))
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before, attributes = states(), plain_attributes(module)
         with recorded, _Reads(recorded):
@@ -252,4 +284,4 @@ def _trace(module: nn.Module, shape: tuple[int, ...], symbols: bool, dtype: torc
         raise TraceError("its output does not depend on its input")
     weights = {name: tuple(weight.shape) for name, weight in named}
     assumed = {name: held[name] for name in sorted(recorded.assumed)}
-    return NetworkTrace(tuple(recorded.operations), given, output, weights, symbols, assumed)
+    return NetworkTrace(tuple(recorded.operations), given, output, weights, symbols, recorded.narrowed, assumed)
