@@ -173,6 +173,21 @@ def test_every_path_computes_what_the_module_computes(name, path):
     agree(predictions, Dispatcher(path=path))
 
 
+class WithoutStatistics(Normalised):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8, track_running_stats=False)
+
+
+@needs_compiled_code
+@pytest.mark.parametrize("path", ["auto", "compiled", "stacked"])
+def test_batch_normalisation_without_statistics_mixes_the_samples_that_are_evaluated_together(path):
+    _, predictions = operations(WithoutStatistics)
+    engine = Dispatcher(path=path)
+    agree(predictions, engine)
+    assert "without running statistics, which mixes samples in evaluation too" in engine.explain()[0] or path == "stacked"
+
+
 @needs_compiled_code
 def test_why_a_network_that_counts_its_samples_is_not_compiled():
     trainings, predictions = operations(ODD["if the length"])

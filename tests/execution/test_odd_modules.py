@@ -21,6 +21,7 @@ from fedme.execution.sample_independence import require_separate
 from fedme.learning.accountant import PrivacyError
 from fedme.learning.objectives import CrossEntropy, Mutual
 from fedme.learning.optimizers import SGD
+from fedme.networks import from_instance
 from fedme_test_support import needs_compiled_code, same
 
 CLASSES = 3
@@ -570,13 +571,10 @@ def test_a_hook_of_a_weight_changes_its_gradient(path):
 
 
 def test_a_copy_of_a_network_has_the_hooks_of_its_weights():
-    x, y = torch.randn(20, 6, generator=Key(0).torch()), torch.arange(20) % CLASSES
-    given = weight_hooked()
-    before = given[0].weight.detach().clone()
-    result = fedme.Local(rounds=1).fit([fedme.Client("a", train=(x, y), model=given)])
-    trained = result["a"].module
-    assert torch.equal(trained[0].weight, before)
-    assert not torch.equal(trained[2].weight, given[2].weight)
+    op = operation(from_instance(weight_hooked()))
+    trained = reference.run(op).models["own"].params
+    assert torch.equal(trained["0.weight"], op.models["own"].params["0.weight"])
+    assert not torch.equal(trained["2.weight"], op.models["own"].params["2.weight"])
 
 
 class FrozenStatistics(nn.Module):
@@ -619,3 +617,66 @@ def test_a_network_that_returns_single_precision_runs(dtype):
     assert ("operations compiled" in engine.explain()[0]) == (
         dtype == torch.float32 and not isinstance(compiled.library(), str)
     )
+
+
+class Words(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4, **options), nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.read(self.table(x)))
+
+    def read(self, x):
+        return x.mean(1)
+
+
+class LimitedWords(Words):
+    """Norms of rows are limited in the forward pass, where random ones need no limit."""
+
+    def __init__(self):
+        super().__init__(max_norm=10.0)
+
+
+class ShorterWords(Words):
+    def __init__(self):
+        super().__init__(max_norm=0.5)
+
+
+class PackedWords(Words):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.GRU(4, 4, batch_first=True)
+
+    def read(self, x):
+        return self.layer(nn.utils.rnn.pack_padded_sequence(x, torch.full((len(x),), 5), batch_first=True))[1][-1]
+
+
+class BatchSecond(Words):
+    """Dropout where the batch is the second dimension: its masks depend on the number of samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, 0.3)
+
+    def read(self, x):
+        return self.layer(x.transpose(0, 1)).mean(0)
+
+
+@pytest.mark.parametrize("path", ["auto", "stacked", "workers"])
+@pytest.mark.parametrize("network", [LimitedWords, ShorterWords, PackedWords, BatchSecond])
+def test_odd_networks_of_symbols_train_as_by_the_reference(network, path):
+    words = torch.randint(0, 9, (9, 7), generator=Key(0).torch())
+    data = Split(Arrays(words, torch.arange(9) % CLASSES), torch.arange(9))
+    ops = []
+    for client in range(2):
+        model = Model.init(Arch(network), Key(client), torch.float64)
+        model.params["table.weight"].mul_(4)
+        ops.append(Train({"own": model}, SGD(CrossEntropy(), 0.1, 0.9), data, BatchSchedule(2, 4), Key(2)))
+    engine = Dispatcher(path=path)
+    for op, (got, _) in zip(ops, engine(ops), strict=True):
+        assert same(got.models["own"], reference.run(op).models["own"], 1e-9)
+    if path == "auto" and not isinstance(compiled.library(), str):
+        reasons = {LimitedWords: "its forward pass changes table.weight", ShorterWords: "its forward pass changes table.weight"}
+        assert reasons.get(network, "") in engine.explain()[0]
+        assert ("operations compiled" in engine.explain()[0]) == (network is BatchSecond)

@@ -129,10 +129,10 @@ class _Network:
         tolerance = 1e-9 if self.dtype == torch.float64 else 1e-4
         try:
             with default_dtype(self.dtype), torch.random.fork_rng(devices=[]), torch.no_grad():
-                alone, among = output_of(self.module(x[:1].clone())), output_of(self.module(x.clone()))[:1]
+                single, among = output_of(self.module(x[:1].clone())), output_of(self.module(x.clone()))[:1]
         except Exception:  # a user's network may raise anything
             return False
-        return alone.shape == among.shape and torch.allclose(alone, among, tolerance, tolerance, equal_nan=True)
+        return single.shape == among.shape and torch.allclose(single, among, tolerance, tolerance, equal_nan=True)
 
     def _run(self, samples: int, known: Sequence[list[_Step]] = ()) -> "_Recorder":
         x = torch.zeros((samples, *self.shape), dtype=torch.int64 if self.symbols else self.dtype)
@@ -228,35 +228,35 @@ class _Recorder(TorchDispatchMode):
         _require(self._alike(first.arguments, second.arguments, described, name))
         return first, second
 
-    def _alike(self, a: Any, b: Any, mine: Any, name: str, sizes: bool = False) -> bool:
+    def _alike(self, a: Any, b: Any, current: Any, name: str, sizes: bool = False) -> bool:
         """Whether arguments follow from those of the two small batches."""
-        if isinstance(a, Tensor) and isinstance(b, Tensor) and isinstance(mine, Tensor):
-            return self._constants_alike(a, b, mine, name)
-        if type(a) is not type(b) or type(b) is not type(mine):
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and isinstance(current, Tensor):
+            return self._constants_alike(a, b, current, name)
+        if type(a) is not type(b) or type(b) is not type(current):
             return False
         if isinstance(a, tuple | list):
             inside = sizes or isinstance(a, list) or name in SIZED
-            return len(a) == len(b) == len(mine) and all(
-                self._alike(*three, name, inside) for three in zip(a, b, mine, strict=True)
+            return len(a) == len(b) == len(current) and all(
+                self._alike(*three, name, inside) for three in zip(a, b, current, strict=True)
             )
         if type(a) is int and sizes:
-            return self._follows((a,), (b,), (mine,))
-        return bool(a == b == mine)
+            return self._follows((a,), (b,), (current,))
+        return bool(a == b == current)
 
-    def _constants_alike(self, a: Tensor, b: Tensor, mine: Tensor, name: str) -> bool:
-        if not a.dim() == b.dim() == mine.dim() or not self._follows(a.shape, b.shape, mine.shape):
+    def _constants_alike(self, a: Tensor, b: Tensor, current: Tensor, name: str) -> bool:
+        if not a.dim() == b.dim() == current.dim() or not self._follows(a.shape, b.shape, current.shape):
             return False
-        if name == "index" and all(torch.equal(t, torch.arange(len(t))) for t in (a, b, mine) if t.dim() == 1):
+        if name == "index" and all(torch.equal(t, torch.arange(len(t))) for t in (a, b, current) if t.dim() == 1):
             return a.dim() == 1  # every sample, by its number
         for dimension in (d for d in range(a.dim()) if a.shape[d] != b.shape[d]):
-            if any(not torch.equal(t, t.narrow(dimension, 0, 1).expand_as(t)) for t in (a, b, mine)):
+            if any(not torch.equal(t, t.narrow(dimension, 0, 1).expand_as(t)) for t in (a, b, current)):
                 return False
-            a, b, mine = (t.narrow(dimension, 0, 1) for t in (a, b, mine))
-        return torch.equal(a, b) and torch.equal(b, mine)
+            a, b, current = (t.narrow(dimension, 0, 1) for t in (a, b, current))
+        return torch.equal(a, b) and torch.equal(b, current)
 
-    def _follows(self, a: Sequence[int], b: Sequence[int], mine: Sequence[int]) -> bool:
-        return len(a) == len(b) == len(mine) and all(
-            SMALL_STEP * (size - x) == (self.samples - SMALL[0]) * (y - x) for x, y, size in zip(a, b, mine, strict=True)
+    def _follows(self, a: Sequence[int], b: Sequence[int], current: Sequence[int]) -> bool:
+        return len(a) == len(b) == len(current) and all(
+            SMALL_STEP * (size - x) == (self.samples - SMALL[0]) * (y - x) for x, y, size in zip(a, b, current, strict=True)
         )
 
     def _empty(self, first: Form, second: Form) -> Tensor:

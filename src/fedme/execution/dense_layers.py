@@ -61,10 +61,10 @@ def _disagreement(arch: Arch, shape: tuple[int, ...], layers: tuple[DenseLayer, 
     weights = {name: p.unsqueeze(0) for name, p in model.params.items()}
     result = dense_pass(layers, weights, x.flatten(1).unsqueeze(0), {layer: seed.view(1) for layer, seed in masks.items()})
     gradients = result.gradients(2 * result.logits)
-    alone = dense_pass(layers, weights, x.flatten(1).unsqueeze(0), None).logits[0]
+    evaluated = dense_pass(layers, weights, x.flatten(1).unsqueeze(0), None).logits[0]
     pairs = [
         (result.logits[0], logits),
-        (alone, predicted),
+        (evaluated, predicted),
         *((gradients[name][0], g) for name, g in zip(leaves, wanted, strict=True)),
     ]
     agree = all(torch.allclose(ours, expected.double(), rtol=1e-9, atol=1e-9) for ours, expected in pairs)

@@ -92,14 +92,14 @@ class Eager:
         networks = {role: self._network(op, role) for role in op.models}
         turns = [(role,) for role in networks] if rule.alternating else [tuple(networks)]
         seen: list[Mapping[Role, Tensor]] = []  # the losses of every step
-        alone = len(networks) == len(turns) == 1  # no other forward pass reads its inputs
+        single = len(networks) == len(turns) == 1  # no other forward pass reads its inputs
         collector = Collector(op.collect)
         with seeded_generator(op.key.at("dropout")):
             for step, (inputs, y) in enumerate(self._batches(op)):
                 for draw, turn in enumerate(turns):
                     number = step * len(turns) + draw
                     logits = {
-                        role: network.forward(inputs[role] if alone else copied(inputs[role]), len(y), number)
+                        role: network.forward(inputs[role] if single else copied(inputs[role]), len(y), number)
                         for role, network in networks.items()
                     }
                     losses = rule.objective(logits, y)

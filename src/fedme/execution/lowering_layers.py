@@ -57,7 +57,7 @@ def _linear(layout: Layout, offset: Tensor, matrix: Tensor, bias: Tensor | None)
 def _addmm(layout: Layout, bias: Traced, x: Traced, weight: Traced, beta: float = 1, alpha: float = 1) -> Tensor:
     if (beta, alpha) != (1, 1):
         raise TraceError("a scaled matrix product")
-    return _linear(layout, *(layout.addresses_of(each) for each in (x, weight, bias)))
+    return _linear(layout, *(layout.addresses_of(tensor) for tensor in (x, weight, bias)))
 
 
 def _mm(layout: Layout, x: Traced, weight: Traced) -> Tensor:
@@ -196,7 +196,7 @@ def _native_batch_norm(
         return [_instance_norm(layout, x, weight, bias, mean, eps)]
     if mean is None:
         raise TraceError("batch normalisation without running statistics, which mixes samples in evaluation too")
-    parameters = tuple(layout.parameter(each) for each in (weight, bias, mean, variance))
+    parameters = tuple(layout.parameter(name) for name in (weight, bias, mean, variance))
     return [_channel_norm(layout, layout.addresses_of(x), parameters, 0, (eps, momentum))]
 
 
@@ -207,7 +207,7 @@ def _instance_norm(layout: Layout, x: Traced, weight: Any, bias: Any, mean: Any,
     if mean is not None or not bool((layout.batch(by_sample) == torch.arange(BATCH).view(-1, 1, 1)).all()):
         raise TraceError("samples of a batch are mixed")
     parameters: list[str | None] = []
-    for repeated in (None if each is None else layout.addresses_of(each) for each in (weight, bias)):
+    for repeated in (None if tensor is None else layout.addresses_of(tensor) for tensor in (weight, bias)):
         if repeated is None:
             parameters.append(None)
             continue
