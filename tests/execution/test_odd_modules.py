@@ -119,6 +119,23 @@ class Switched(Wrapped):
         return self.net(2 * x if self.on else x)
 
 
+class SwitchedInEvaluation(Switched):
+    def forward(self, x):
+        return self.net(2 * x if not self.training and not self.on else x)
+
+
+class CountsSomeTimes(Wrapped):
+    """Counts large inputs in a part of a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
+
+    def forward(self, x):
+        self.counts[0].add_(int(self.training and x.shape[1] > 6))
+        return self.net(x)
+
+
 class Clipped(Wrapped):
     """Limits its weights, which random ones hardly reach."""
 
@@ -308,6 +325,8 @@ BY_VALUES = ByValues, ByList, ByArray, ByEqual, StopsEarly
         (Switches, ""),
         (MaskedByBuffer, ""),
         (Switched, ""),
+        (SwitchedInEvaluation, ""),
+        (CountsSomeTimes, "its forward pass changes counts"),
         (RandomBuffer, "not all models have the same numbers in the buffer seen"),
         (Clipped, "its forward pass changes net.0.weight"),
         (ClippedData, "its forward pass uses .data"),
@@ -509,8 +528,9 @@ def test_a_forward_pass_that_needs_more_arguments_is_an_error_that_names_them():
 
 
 @needs_compiled_code
-def test_a_model_whose_buffers_decide_otherwise_is_not_compiled():
-    op = operation(Switched)
+@pytest.mark.parametrize("network", [Switched, SwitchedInEvaluation])
+def test_a_model_whose_buffers_decide_otherwise_is_not_compiled(network):
+    op = operation(network)
     model = op.models["own"]
     other = dataclasses.replace(op, models={"own": model.with_buffers({"on": torch.tensor(False)})})
     engine = Dispatcher()
@@ -518,6 +538,8 @@ def test_a_model_whose_buffers_decide_otherwise_is_not_compiled():
         assert same(got.models["own"], reference.run(wanted).models["own"], 1e-9)
     assert "train: 1 operations compiled" in engine.explain()
     assert any("the network was traced with other numbers in its buffer on" in line for line in engine.explain())
+    ((logits, _),) = Dispatcher()([Predict(other.models["own"], other.data)])
+    assert torch.allclose(logits, reference.run(Predict(other.models["own"], other.data)), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("path", ["auto", "stacked", "workers"])

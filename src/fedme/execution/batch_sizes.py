@@ -172,7 +172,8 @@ class _Recorder(TorchDispatchMode):
         if not given or name in FROM_SHAPES:
             return function(*arguments, **options)
         of_weight = id(given[0]) in self.weights
-        self.changes_weights |= of_weight and name.endswith("_")
+        in_place = name.endswith("_") and function._schema.is_mutable
+        self.changes_weights |= of_weight and in_place
         if name in COPIES:
             real = id(given[0]) in self.real
             result = function(*arguments, **options) if real or not self.known else _like(given[0], options)
@@ -186,7 +187,7 @@ class _Recorder(TorchDispatchMode):
         real = all(id(tensor) in self.real for tensor in given)
         if laws is None or real or function.is_view or name in TURNED:
             results = function(*arguments, **options)
-        elif name.endswith("_") and isinstance(arguments[0], Tensor):
+        elif in_place:
             results = arguments[0]
         else:
             pairs = zip(laws[0].results, laws[1].results, strict=True)
@@ -201,8 +202,9 @@ class _Recorder(TorchDispatchMode):
                 if first is not None and second is not None and own is not None:
                     _require(self._follows(first[0], second[0], own[0]))
         self._name(made, len(self.steps))
-        self.real |= {id(result) for result in made if real}
-        self.weights |= {id(result) for result in made if of_weight and function.is_view}
+        tensors = {id(result) for result in made if isinstance(result, Tensor)}
+        self.real |= tensors if real else set()
+        self.weights |= tensors if of_weight and function.is_view else set()
         self.steps.append(step)
         return results
 

@@ -6,7 +6,7 @@ same few operations. A network whose forward pass depends on the values of its i
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -99,8 +99,14 @@ class Trace(TorchDispatchMode):
         traced = self.tensors.get(id(tensor))
         return traced.weight if traced is not None and traced.weight else self.owners.get(id(tensor), "")
 
-    def _change(self, given: list[Tensor]) -> None:
-        if name := self.owners.get(id(given[0])):
+    def _note_parts(self, tensor: Tensor, parts: Iterable[Tensor]) -> None:
+        if owner := self._owner(tensor):
+            for part in parts:
+                self.owners[id(part)] = owner
+                self.kept.append(part)
+
+    def _change(self, changed: Any, given: list[Tensor]) -> None:
+        if name := self.owners.get(id(changed)):
             raise TraceError(f"its forward pass changes {name}")
         for tensor in given:
             self.buffers.pop(id(tensor), None)
@@ -147,11 +153,10 @@ class Trace(TorchDispatchMode):
         if function.overloadpacket.__name__ in FROM_SHAPES:
             return results
         given = [tensor for tensor in tensors_in((arguments, tuple(options.values()))) if id(tensor) in self.tensors]
-        if given and function._schema.is_mutable:
-            self._change(given)
-        elif function.is_view and (owner := self._owner(given[0]) if given else ""):
-            made = tensors_in(results if isinstance(results, tuple | list) else (results,))
-            self.owners |= {id(result): owner for result in made}
+        if function._schema.is_mutable:
+            self._change(arguments[0] if arguments else None, given)
+        elif function.is_view:
+            self._note_parts(arguments[0], tensors_in(results if isinstance(results, tuple | list) else (results,)))
         if given and self._of_symbols(function, given, results, arguments, options):
             return results
         if given and not self._of_buffers(function, given, results):
@@ -248,7 +253,8 @@ def trace(arch: Arch, shape: tuple[int, ...], symbols: bool = False, dtype: torc
         raise TraceError(reason)  # one that only looks on leaves no operation
     modules = [build_template(arch, training).to(dtype) for training in (False, True)]
     with default_dtype(dtype):  # a network may make tensors in its forward pass
-        return [_trace(module, shape, symbols, dtype) for module in modules][1]
+        evaluated, trained = (_trace(module, shape, symbols, dtype) for module in modules)
+    return replace(trained, assumed=evaluated.assumed | trained.assumed)
 
 
 def _trace(module: nn.Module, shape: tuple[int, ...], symbols: bool, dtype: torch.dtype) -> NetworkTrace:
