@@ -286,7 +286,7 @@ def test_weights_in_any_order_of_memory_and_left_as_they_are():
     [
         nn.Conv2d(2, 3, 3, stride=2, dilation=2),
         nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"),
-        nn.ConvTranspose2d(2, 3, 3),
+        nn.ConvTranspose2d(2, 4, 3, groups=2),
         nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2, stride=2, dilation=2)),
         nn.Sequential(nn.Conv2d(2, 3, 3), nn.Hardshrink()),
     ],

@@ -62,7 +62,22 @@ class Conditional(nn.Module):
         return self.last(x.masked_fill(x < x.mean(1, keepdim=True), -0.5) + (x >= 0.2).to(x.dtype))
 
 
-NETWORKS = (Functional, ResNet, GroupNormNet, Depthwise, Transformer, Grouped, Recurrent, Conditional)
+class Unusual(nn.Module):
+    """Weights with their inputs first, dropout where the batch is the second dimension, and arithmetic on a weight alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm, self.drop = nn.ConvTranspose2d(1, 3, 4, 2, 1), nn.InstanceNorm2d(3, affine=True), nn.Dropout(0.3)
+        self.weight, self.scale = nn.Parameter(torch.randn(48, 11) / 7), nn.Parameter(torch.rand(()))
+        self.head = nn.Linear(11, 5)
+
+    def forward(self, x):
+        maps = nn.functional.interpolate(self.norm(self.up(x))[:, :, ::4, ::4], size=(4, 4))
+        x = self.drop((maps.flatten(1) @ self.weight).t()).t()
+        return self.head((x / (1 + x.std(1, keepdim=True)) * self.scale.exp()).cumsum(1))
+
+
+NETWORKS = (Functional, ResNet, GroupNormNet, Depthwise, Transformer, Grouped, Recurrent, Conditional, Unusual)
 
 
 def numbers(values, kind="<i8"):

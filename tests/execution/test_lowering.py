@@ -223,12 +223,130 @@ def scale(x):
     return Scale(x.shape[1])
 
 
+def transposed(channels, window, stride, padding, more, bias):
+    def step(x):
+        step = stride if max(x.shape[2:]) < 9 else 1
+        edge = min(padding, window - 1, (min(x.shape[2:]) - 1) * step // 2)
+        return nn.ConvTranspose2d(x.shape[1], channels, window, step, edge, min(more, step - 1), bias=bias)
+
+    return step
+
+
+def instance_norm(affine):
+    return lambda x: nn.InstanceNorm2d(x.shape[1], affine=affine) if x[0, 0].numel() > 1 else nn.Identity()
+
+
+def batch_second(x):
+    """A transformer's layer as torch has it by default: tokens x samples x width."""
+
+    class BatchSecond(nn.Module):
+        def __init__(self, channels):
+            super().__init__()
+            self.inner = nn.TransformerEncoderLayer(channels, 2 if channels % 2 == 0 else 1, 5, 0.3)
+
+        def forward(self, x):
+            return self.inner(x.flatten(2).permute(2, 0, 1)).permute(1, 2, 0).reshape(x.shape)
+
+    return BatchSecond(x.shape[1])
+
+
+def drops_anywhere(dimension):
+    class Drops(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Dropout(0.4)
+
+        def forward(self, x):
+            return self.inner(x.movedim(0, dimension)).movedim(dimension, 0)
+
+    return lambda x: Drops()
+
+
+def masked_by_buffer(kind):
+    """A causal mask as language models have it."""
+
+    class Masked(nn.Module):
+        def __init__(self, tokens):
+            super().__init__()
+            mask = torch.ones(tokens + 2, tokens + 2).tril()
+            self.register_buffer("mask", mask.bool() if kind != "float" else mask, persistent=kind == "float")
+            self.register_buffer("places", torch.arange(tokens + 2))
+            self.table = nn.Embedding(tokens + 2, 3)
+
+        def forward(self, x):
+            tokens = x.flatten(1, 2).transpose(1, 2) + self.table(self.places[: x.shape[3]]).mean(1)[:, None]
+            scores, length = tokens @ tokens.transpose(1, 2) / 4, tokens.shape[1]
+            mask = self.mask[:length, :length]
+            scores = scores.masked_fill(~mask if kind == "not" else mask == 0, float("-inf"))
+            return (scores.softmax(-1) @ tokens).transpose(1, 2).reshape(x.shape)
+
+    return lambda x: Masked(x.shape[3])
+
+
+def of_weights(x):
+    """Arithmetic on weights alone."""
+
+    class OfWeights(nn.Module):
+        def __init__(self, channels):
+            super().__init__()
+            self.gate, self.scale = nn.Parameter(torch.randn(channels, 1, 1)), nn.Parameter(torch.randn(()))
+            self.shares = nn.Parameter(torch.randn(3))
+
+        def forward(self, x):
+            shares = self.shares.exp() / self.shares.exp().sum() + self.shares.softmax(0).cumsum(0) / self.shares.norm()
+            gate = torch.where(self.gate > 0, self.gate.sigmoid(), 0.3)
+            return x * gate * self.scale.exp() + shares[0] * x.tanh() + self.gate.mean() * shares[1:].max(0).values
+
+    return OfWeights(x.shape[1])
+
+
+def by_hand(width):
+    """Products with weights that have the inputs first."""
+
+    class ByHand(nn.Module):
+        def __init__(self, channels):
+            super().__init__()
+            self.first, self.second = nn.Parameter(torch.randn(channels, width)), nn.Parameter(torch.randn(width))
+
+        def forward(self, x):
+            return (x.movedim(1, -1) @ self.first + self.second).movedim(-1, 1)
+
+    return lambda x: ByHand(x.shape[1])
+
+
+PLACES_AND_SUMS = [
+    fixed(lambda: Function(lambda x: x.cumsum(3) - 0.5 * x.cumsum(1))),
+    fixed(lambda: Function(lambda x: x / (1 + x.var((1, 3), keepdim=True) + x.std(dim=(1, 2, 3), keepdim=True)))),
+    fixed(lambda: Function(lambda x: x - torch.var_mean(x, 3, correction=0, keepdim=True)[0].add(0.1).sqrt())),
+    fixed(lambda: Function(lambda x: F.interpolate(x, scale_factor=2)[:, :, 1:] if x.shape[3] < 9 else x)),
+    fixed(lambda: Function(lambda x: F.interpolate(x, size=(4, 5)))),
+    fixed(lambda: Function(lambda x: F.pad(x, (1, 1, 0, 2), mode="replicate"))),
+    fixed(lambda: Function(lambda x: F.pad(x, (0, 1, 0, 0), mode="reflect") if x.shape[3] > 1 else x)),
+    fixed(lambda: Function(lambda x: x.gather(3, torch.arange(x.shape[3]).flip(0).expand(x.shape)))),
+]
+PLACES_AND_SUMS += [
+    fixed(lambda: Function(lambda x: F.normalize(x, dim=1) - x.norm(1, dim=(2, 3), keepdim=True) / 9)),
+    fixed(lambda: Function(lambda x: torch.lerp(x, x.flip(3), 0.3) + torch.lerp(x.tanh(), x, x.sigmoid()))),
+    fixed(lambda: Function(lambda x: (x / 2) ** 3 - (x / 2) ** 4 + x.clamp_min(-0.5).clamp_max(1))),
+    lambda x: recurrent(nn.RNN, 4, True)(x),
+]
 small = st.integers(1, 3)
 STEPS = st.one_of(
+    st.builds(transposed, st.integers(1, 5), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2), small, st.booleans()),
+    st.builds(instance_norm, st.booleans()),
+    st.builds(drops_anywhere, st.integers(0, 3)),
+    st.builds(masked_by_buffer, st.sampled_from(["float", "bool", "not"])),
+    st.builds(by_hand, st.integers(1, 9)),
+    st.sampled_from(
+        [
+            *(batch_second, of_weights),
+            *PLACES_AND_SUMS,
+        ]
+    ),
     st.builds(conv, st.integers(1, 9), small, st.integers(1, 2), st.integers(0, 2), st.integers(1, 2), st.booleans()),
     st.builds(depthwise, small, st.integers(1, 2)),
     st.builds(grouped, st.integers(2, 4), small, small, st.integers(1, 2)),
-    st.builds(recurrent, st.sampled_from([nn.LSTM, nn.GRU]), st.integers(1, 5), st.booleans()),
+    st.builds(recurrent, st.sampled_from([nn.LSTM, nn.GRU, nn.RNN]), st.integers(1, 5), st.booleans()),
     st.builds(encoder, st.booleans(), st.booleans()),
     st.builds(max_pool, small, st.integers(1, 2), st.booleans()),
     st.builds(avg_pool, small, st.integers(1, 2), st.booleans()),
@@ -318,6 +436,39 @@ def test_random_graphs_equal_autograd(steps, channels, rows, columns, seed):
     arch = Arch.named(f"random {id(steps)} {seed}", lambda: Steps(shape, steps))
     x = torch.randn(12, *shape, generator=Key(seed).torch(), dtype=torch.float64)
     check(operation(arch, x, SGD(CrossEntropy(), 0.05, 0.9), seed), 1e-9)
+
+
+STEPS_ALONE = [
+    transposed(2, 3, 2, 1, 1, True),
+    transposed(5, 4, 2, 1, 0, False),
+    transposed(3, 2, 3, 0, 1, True),
+    *map(instance_norm, (False, True)),
+    *map(drops_anywhere, range(4)),
+    *map(masked_by_buffer, ("float", "bool", "not")),
+    *map(by_hand, (1, 5, 40)),
+    *(batch_second, of_weights),
+    *PLACES_AND_SUMS,
+]
+
+
+@needs_compiled_code
+@pytest.mark.parametrize("number", range(len(STEPS_ALONE)))
+def test_single_operations_equal_autograd(number):
+    shape = (4, 3, 5)
+    arch = Arch.named(f"alone {number}", lambda: Steps(shape, [pixels(4), STEPS_ALONE[number]]))
+    x = torch.randn(12, *shape, generator=Key(number).torch(), dtype=torch.float64)
+    check(operation(arch, x, SGD(CrossEntropy(), 0.05, 0.9), number), 1e-9)
+    single = operation(arch, x, SGD(CrossEntropy(), 0.05, 0.9), number, dtype=torch.float32, samples=8)
+    check(single, 2e-4)
+
+
+@needs_compiled_code
+def test_equal_numbers_have_a_deviation_whose_gradient_is_zero():
+    arch = Arch.named(
+        "equal numbers", lambda: Odd(lambda x: x.relu() * 0 + x.relu().std(1, keepdim=True) + x.mul(0).std(1, keepdim=True))
+    )
+    op = operation(arch, torch.randn(9, 6, dtype=torch.float64, generator=Key(0).torch()), SGD(CrossEntropy(), 0.1))
+    check(op, 1e-9)
 
 
 class FrozenFirst(nn.Module):
@@ -417,6 +568,34 @@ def test_every_method_gets_the_models_of_the_reference(network, name):
     assert all(
         line.endswith("operations compiled") or (name == "fedmd" and "unsupported loss Imitate" in line) for line in lines
     )
+
+
+class Padded(nn.Module):
+    """Texts of several lengths, filled up with the symbol 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.attention = nn.Embedding(9, 4), nn.MultiheadAttention(4, 2, batch_first=True)
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        padding = (x == 0) & (torch.arange(7) > 0)
+        words = self.table(x) * torch.where(x > 4, 2.0, 0.5).to(self.head.weight.dtype).unsqueeze(2)
+        words = words + self.attention(words, words, words, key_padding_mask=padding)[0]
+        lengths = (x != 0).sum(1, keepdim=True).clamp(min=1)
+        return self.head((words * (x != 0).unsqueeze(2)).sum(1) / lengths)
+
+
+@needs_compiled_code
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_functions_of_single_symbols_equal_autograd(dtype):
+    tolerance = 1e-9 if dtype == torch.float64 else 2e-4
+    check(operation(Arch(Padded), WORDS, SGD(CrossEntropy(), 0.05, 0.9), dtype=dtype), tolerance)
+
+
+def test_arithmetic_on_symbols_without_a_table_is_not_compiled():
+    counting = Arch.named("symbols as numbers", lambda: nn.Sequential(Function(lambda x: x * 0.5), nn.Linear(7, CLASSES)))
+    assert lowered(counting, (7,), True, 4) == "it computes with the symbols of its inputs"
 
 
 class OwnBackward(torch.autograd.Function):

@@ -15,10 +15,13 @@ from fedme.core.data import Arrays, Split
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 from fedme.core.operations import BatchSchedule, Predict, Train
-from fedme.execution import reference
+from fedme.execution import compiled, reference
 from fedme.execution.dispatcher import Dispatcher
-from fedme.learning.objectives import CrossEntropy
+from fedme.execution.sample_independence import require_separate
+from fedme.learning.accountant import PrivacyError
+from fedme.learning.objectives import CrossEntropy, Mutual
 from fedme.learning.optimizers import SGD
+from fedme.networks import from_instance
 from fedme_test_support import needs_compiled_code, same
 
 CLASSES = 3
@@ -97,6 +100,124 @@ class HalfBuffer(Wrapped):
 
     def forward(self, x):
         return self.net(x * self.scale.to(x.dtype))
+
+
+class RandomBuffer(MaskedByBuffer):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.rand(6) > 0.5)
+
+
+class Switched(Wrapped):
+    """Decides by a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("on", torch.tensor(True))
+
+    def forward(self, x):
+        return self.net(2 * x if self.on else x)
+
+
+class SwitchedInEvaluation(Switched):
+    def forward(self, x):
+        return self.net(2 * x if not self.training and not self.on else x)
+
+
+class CountsSomeTimes(Wrapped):
+    """Counts large inputs in a part of a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
+
+    def forward(self, x):
+        self.counts[0].add_(int(self.training and x.shape[1] > 6))
+        return self.net(x)
+
+
+class Clipped(Wrapped):
+    """Limits its weights, which random ones hardly reach."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.net[0].weight.clamp_(-1, 1)
+        return self.net(x)
+
+
+class ClippedData(Wrapped):
+    def forward(self, x):
+        self.net[0].weight.data.clamp_(-0.1, 0.1)
+        return self.net(x)
+
+
+class Renormalised(Wrapped):
+    """A limit of norms, as EEGNet has it."""
+
+    def forward(self, x):
+        self.net[0].weight.data = torch.renorm(self.net[0].weight.data, p=2, dim=0, maxnorm=0.3)
+        return self.net(x)
+
+
+class Averaging(Wrapped):
+    """Keeps a mean of its inputs, which decides nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x):
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+        return self.net(x)
+
+
+class SinglePrecision(Wrapped):
+    def forward(self, x):
+        return self.net(x.float().to(x.dtype))
+
+
+class WholeNumbers(Wrapped):
+    def forward(self, x):
+        return self.net((3 * x).long().to(x.dtype))
+
+
+class InferenceOnly(Wrapped):
+    def forward(self, x):
+        return self.net(2 * x if torch.is_inference_mode_enabled() else x)
+
+
+class ChancesInEvaluation(Wrapped):
+    def forward(self, x):
+        return self.net(x) if self.training else self.net(x).softmax(1)
+
+
+class ChangesInputs(Wrapped):
+    def forward(self, x):
+        x += 1
+        return self.net(x)
+
+
+class ChangesPartOfInputs(Wrapped):
+    def forward(self, x):
+        x[:, 0] = 0
+        return self.net(x)
+
+
+class NoNumbers(Wrapped):
+    def forward(self, x):
+        return self.net(torch.cat([x, x[:, :0].tanh()], 1))
+
+
+class Chosen(Wrapped):
+    """Conditions made of many weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.Parameter(torch.randn(6, 2000))
+
+    def forward(self, x):
+        return self.net(x + torch.where(self.wide > 0, self.wide, 0.1).mean(1))
 
 
 class Noisy(Wrapped):
@@ -202,7 +323,23 @@ BY_VALUES = ByValues, ByList, ByArray, ByEqual, StopsEarly
         (lazy, ""),
         (HalfBuffer, ""),
         (Switches, ""),
-        (MaskedByBuffer, "it computes with seen, which is bool"),
+        (MaskedByBuffer, ""),
+        (Switched, ""),
+        (SwitchedInEvaluation, ""),
+        (CountsSomeTimes, "its forward pass changes counts"),
+        (RandomBuffer, "not all models have the same numbers in the buffer seen"),
+        (Clipped, "its forward pass changes net.0.weight"),
+        (ClippedData, "its forward pass uses .data"),
+        (Renormalised, "its forward pass uses .data"),
+        (Averaging, "its forward pass changes mean"),
+        (SinglePrecision, "its forward pass computes in single precision"),
+        (WholeNumbers, "unsupported operation to int64"),
+        (InferenceOnly, "compiled predictions differ from those of the network"),
+        (ChancesInEvaluation, "compiled predictions differ from those of the network"),
+        (ChangesInputs, ""),
+        (ChangesPartOfInputs, "not compiled"),
+        (NoNumbers, "an operation on a tensor without numbers"),
+        (Chosen, "it computes with more than 1024 numbers of weights alone"),
         (Options, ""),
         (Remembering, ""),
         (Noisy, "its forward pass draws random numbers (randn_like)"),
@@ -220,9 +357,14 @@ def test_odd_modules_train_as_by_the_reference(factory, reason):
     route = engine.route(op)
     assert reason in route.reason
     assert (route.backend.name == "compiled") == (not reason)
+    before = {name: value.clone() for name, value in op.models["own"].params.items()}
     ((got, _),) = engine([op])
     wanted = reference.run(op)
+    assert all(torch.equal(op.models["own"].params[name], value) for name, value in before.items())
     assert same(got.models["own"], wanted.models["own"], 1e-9)
+    for path in ("stacked", "workers"):
+        ((other, _),) = Dispatcher(path=path)([op])
+        assert same(other.models["own"], wanted.models["own"], 1e-9)
     assert any(reason in line for line in engine.explain())
     ((logits, _),) = engine([Predict(wanted.models["own"], op.data)])
     assert torch.allclose(logits, reference.run(Predict(wanted.models["own"], op.data)), rtol=1e-9, atol=1e-9)
@@ -383,3 +525,180 @@ class TwoInputs(Wrapped):
 def test_a_forward_pass_that_needs_more_arguments_is_an_error_that_names_them():
     with pytest.raises(TypeError, match="mask"):
         Dispatcher()([operation(TwoInputs)])
+
+
+@needs_compiled_code
+@pytest.mark.parametrize("network", [Switched, SwitchedInEvaluation])
+def test_a_model_whose_buffers_decide_otherwise_is_not_compiled(network):
+    op = operation(network)
+    model = op.models["own"]
+    other = dataclasses.replace(op, models={"own": model.with_buffers({"on": torch.tensor(False)})})
+    engine = Dispatcher()
+    for (got, _), wanted in zip(engine([op, other]), (op, other), strict=True):
+        assert same(got.models["own"], reference.run(wanted).models["own"], 1e-9)
+    assert "train: 1 operations compiled" in engine.explain()
+    assert any("the network was traced with other numbers in its buffer on" in line for line in engine.explain())
+    ((logits, _),) = Dispatcher()([Predict(other.models["own"], other.data)])
+    assert torch.allclose(logits, reference.run(Predict(other.models["own"], other.data)), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("path", ["auto", "stacked", "workers"])
+@pytest.mark.parametrize("factory", [ChangesInputs, ChangesPartOfInputs])
+def test_models_that_learn_from_each_other_have_inputs_of_their_own(factory, path):
+    op = operation(factory)
+    model = op.models["own"]
+    both = dataclasses.replace(op, models={"a": model, "b": model}, optimizer=SGD(Mutual("a", "b"), 0.1))
+    ((got, _),) = Dispatcher(path=path)([both])
+    wanted = reference.run(both)
+    assert all(same(got.models[role], wanted.models[role], 1e-9) for role in "ab")
+    assert same(got.models["a"], got.models["b"], 1e-9)
+
+
+def test_the_last_sample_does_not_see_the_first_one_under_privacy():
+    assert require_separate_fails(lambda x: x + x[:1])
+    assert require_separate_fails(lambda x: x + x[-1:])
+    assert not require_separate_fails(lambda x: x * 2)
+
+
+def require_separate_fails(change):
+    class Changed(Wrapped):
+        def forward(self, x):
+            return self.net(change(x))
+
+    arch = Arch.named(f"changed {id(change)}", Changed)
+    try:
+        require_separate(arch, torch.randn(3, 6, generator=Key(0).torch()))
+    except PrivacyError:
+        return True
+    return False
+
+
+def weight_hooked():
+    net = layers()
+    net[0].weight.register_hook(lambda gradient: 0 * gradient)
+    return net
+
+
+@pytest.mark.parametrize("path", ["auto", "compiled", "stacked", "workers"])
+def test_a_hook_of_a_weight_changes_its_gradient(path):
+    op = operation(weight_hooked)
+    engine = Dispatcher(path=path)
+    ((got, _),) = engine([op])
+    for result in (got, reference.run(op)):
+        trained = result.models["own"]
+        assert torch.equal(trained.params["0.weight"], op.models["own"].params["0.weight"])
+        assert not torch.equal(trained.params["2.weight"], op.models["own"].params["2.weight"])
+    if path == "auto":
+        assert "its weight 0.weight has hooks" in engine.explain()[0]
+
+
+def test_a_copy_of_a_network_has_the_hooks_of_its_weights():
+    op = operation(from_instance(weight_hooked()))
+    trained = reference.run(op).models["own"].params
+    assert torch.equal(trained["0.weight"], op.models["own"].params["0.weight"])
+    assert not torch.equal(trained["2.weight"], op.models["own"].params["2.weight"])
+
+
+class FrozenStatistics(nn.Module):
+    """Batch normalisation whose statistics never change, as when a trained network is tuned."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, CLASSES))
+        self.net[1].eval()
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.net[1].eval()
+        return self
+
+    def forward(self, x):
+        return self.net(x)
+
+
+@pytest.mark.parametrize("path", ["auto", "workers"])
+def test_layers_in_evaluation_mode_stay_in_it_after_a_batch_of_one(path):
+    op = operation(FrozenStatistics)  # 9 samples in batches of 4
+    ((got, _),) = Dispatcher(path=path)([op])
+    wanted = reference.run(op).models["own"]
+    assert same(got.models["own"], wanted, 1e-9)
+    assert torch.equal(got.models["own"].buffers["net.1.running_mean"], torch.zeros(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_network_that_returns_single_precision_runs(dtype):
+    class Narrow(Wrapped):
+        def forward(self, x):
+            return self.net(x).float()
+
+    arch = Arch.named(f"narrow {dtype}", Narrow)
+    op = operation(arch.factory, dtype)
+    engine = Dispatcher()
+    ((got, _),) = engine([op])
+    assert same(got.models["own"], reference.run(op).models["own"], 1e-9 if dtype == torch.float64 else 1e-5)
+    assert ("operations compiled" in engine.explain()[0]) == (
+        dtype == torch.float32 and not isinstance(compiled.library(), str)
+    )
+
+
+class Words(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4, **options), nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.read(self.table(x)))
+
+    def read(self, x):
+        return x.mean(1)
+
+
+class LimitedWords(Words):
+    """Norms of rows are limited in the forward pass, where random ones need no limit."""
+
+    def __init__(self):
+        super().__init__(max_norm=10.0)
+
+
+class ShorterWords(Words):
+    def __init__(self):
+        super().__init__(max_norm=0.5)
+
+
+class PackedWords(Words):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.GRU(4, 4, batch_first=True)
+
+    def read(self, x):
+        return self.layer(nn.utils.rnn.pack_padded_sequence(x, torch.full((len(x),), 5), batch_first=True))[1][-1]
+
+
+class BatchSecond(Words):
+    """Dropout where the batch is the second dimension: its masks depend on the number of samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, 0.3)
+
+    def read(self, x):
+        return self.layer(x.transpose(0, 1)).mean(0)
+
+
+@pytest.mark.parametrize("path", ["auto", "stacked", "workers"])
+@pytest.mark.parametrize("network", [LimitedWords, ShorterWords, PackedWords, BatchSecond])
+def test_odd_networks_of_symbols_train_as_by_the_reference(network, path):
+    words = torch.randint(0, 9, (9, 7), generator=Key(0).torch())
+    data = Split(Arrays(words, torch.arange(9) % CLASSES), torch.arange(9))
+    ops = []
+    for client in range(2):
+        model = Model.init(Arch(network), Key(client), torch.float64)
+        model.params["table.weight"].mul_(4)
+        ops.append(Train({"own": model}, SGD(CrossEntropy(), 0.1, 0.9), data, BatchSchedule(2, 4), Key(2)))
+    engine = Dispatcher(path=path)
+    for op, (got, _) in zip(ops, engine(ops), strict=True):
+        assert same(got.models["own"], reference.run(op).models["own"], 1e-9)
+    if path == "auto" and not isinstance(compiled.library(), str):
+        reasons = {LimitedWords: "its forward pass changes table.weight", ShorterWords: "its forward pass changes table.weight"}
+        assert reasons.get(network, "") in engine.explain()[0]
+        assert ("operations compiled" in engine.explain()[0]) == (network is BatchSecond)

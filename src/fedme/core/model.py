@@ -166,7 +166,14 @@ def hooks_obstacle(arch: Arch) -> str:
     for name, module in template(arch, True).named_modules():
         if any(getattr(module, hooks, None) for hooks in HOOKS):
             return f"{f'its part {name}' if name else 'the network'} ({type(module).__name__}) has hooks"
-    return ""
+    return next((f"its weight {name} has hooks" for name, _ in weight_hooks(arch)), "")
+
+
+@functools.lru_cache(maxsize=256)
+def weight_hooks(arch: Arch) -> tuple[tuple[str, Callable[[Tensor], Tensor | None]], ...]:
+    """The hooks that change the gradients of weights (``weight.register_hook``), with the names of the weights."""
+    named = template(arch, True).named_parameters()
+    return tuple((name, hook) for name, p in named for hook in (p._backward_hooks or {}).values())
 
 
 @functools.lru_cache(maxsize=256)

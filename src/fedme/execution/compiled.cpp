@@ -734,7 +734,7 @@ extern "C" void fedme_order(int64_t seed, int64_t count, int64_t *order) {
 }
 
 // The number of this interface, as in execution/compiled_library.py.
-extern "C" int fedme_interface() { return 12; }
+extern "C" int fedme_interface() { return 13; }
 
 extern "C" int fedme_vector_bytes() { return BYTES; }
 

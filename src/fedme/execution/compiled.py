@@ -36,6 +36,7 @@ from fedme.core.task_types import TaskType, task_type_of
 from fedme.core.tree import Params
 from fedme.execution import reference
 from fedme.execution.alike_trainings import AlikeTrainings
+from fedme.execution.batch_sizes import size_obstacle
 from fedme.execution.compiled_calls import NOT_DRAWN, NOT_GIVEN, OPTIMIZER, PREDICT_JOB, TRAIN_JOB, Call
 from fedme.execution.compiled_library import active, library, vector_bytes
 from fedme.execution.compiled_losses import CHANCES, add_loss, chances, classes_of, loss_obstacle, loss_weights
@@ -84,6 +85,8 @@ def program_of(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch.d
         program = lowered(arch, shape, symbols, vector_bytes() // checked.itemsize, checked)
         if isinstance(program, str):
             return program
+        if program.narrowed and dtype == torch.float64:
+            return "its forward pass computes in single precision"
         if reason := disagreement(arch, shape, symbols, checked):
             return reason
     return program
@@ -109,6 +112,8 @@ def disagreement(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch
     op = Train({"net": model}, SGD(CrossEntropy(), 0.05, 0.5), data, schedule, key)
     if names := sorted(model.params.keys() - set(program.parameters)):
         return f"the weight {names[0]} is not used"
+    if name := other_buffer(program, model):
+        return f"not all models have the same numbers in the buffer {name}"
     held = {**model.params, **model.buffers}
     if names := [name for name in program.parameters if name in held and held[name].dtype != dtype]:
         return f"it computes with {names[0]}, which is {str(held[names[0]].dtype).removeprefix('torch.')}"
@@ -122,18 +127,26 @@ def disagreement(arch: Arch, shape: tuple[int, ...], symbols: bool, dtype: torch
     def run(op: Op) -> Any:
         return Compiled(tables).run([op], no_tick)[0]
 
-    tolerance = 1e-7 if dtype == torch.float64 else 1e-2
+    tolerance = 1e-2 if dtype != torch.float64 else 1e-5 if program.narrowed else 1e-7
     trained = run(op).models["net"]
     before, after, expected = (
         {name: value.double() for name, value in {**m.params, **m.buffers}.items()} for m in (model, trained, wanted)
     )
     for name, value in expected.items():
+        if torch.equal(after[name], value):
+            continue  # also if it is infinite, as in a mask
         change = (value - before[name]).norm() + 1e-3 * value.numel() ** 0.5
         if not bool((after[name] - value).norm() <= tolerance * change):
             return f"compiled training differs from the network in {name}"
     logits = run(Predict(wanted, data))
-    agree = torch.allclose(logits, target, tolerance, tolerance * float(target.abs().max()))
+    agree = torch.allclose(logits, target.to(logits.dtype), tolerance, tolerance * float(target.abs().max()))
     return "" if agree else "compiled predictions differ from those of the network"
+
+
+def other_buffer(program: Program, model: Model) -> str:
+    """A buffer of a model that has other numbers than those that are part of the program; empty if there is none."""
+    named = ((name, model.buffers.get(name), value) for name, value in program.assumed)
+    return next((name for name, own, value in named if own is None or not torch.equal(own, value.to(own.dtype))), "")
 
 
 class Compiled:
@@ -163,7 +176,23 @@ class Compiled:
                 return program
             if table.symbols and not 0 <= table.range[0] <= table.range[1] < program.symbols:
                 return f"symbols from {table.range[0]} to {table.range[1]}, but the network knows {program.symbols}"
+        if reason := self._obstacle(op, table):
+            return reason
         return training_obstacle(op) if isinstance(op, Train) else ""
+
+    def supports_alike(self, op: Op) -> bool:
+        """Whether an operation is supported, if one that is alike is."""
+        return not self._obstacle(op, self.tables.table(op))
+
+    @staticmethod
+    def _obstacle(op: Op, table: InputTable) -> str:
+        """Why the programs of the networks do not describe this operation: by its batches or buffers."""
+        for model in models_of(op):
+            if model.buffers and (
+                name := other_buffer(known_program(model.arch, table.shape, table.symbols, model.dtype), model)
+            ):
+                return f"the network was traced with other numbers in its buffer {name}"
+        return size_obstacle(op, table.shape, table.symbols)
 
     def group(self, op: Op) -> Hashable:
         """Operations on one table of inputs."""

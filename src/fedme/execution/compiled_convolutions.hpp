@@ -60,7 +60,8 @@ inline std::vector<WindowGroup> windows_of(const FeatureMap &x, int64_t r0, int6
 
 // The geometry that convolutions and depthwise convolutions share.
 // numbers: channels, rows and columns of the input; its strides by channel, row and column; outputs; window, padding, stride and
-// dilation (rows and columns each); whether ReLU follows; whether the input is a feature map as above.
+// dilation (rows and columns each); whether ReLU follows; whether the input is a feature map as above; whether the
+// weight has the inputs first.
 template <typename real>
 struct Windowed : Node<real> {
     const int64_t *n;
@@ -153,6 +154,7 @@ struct Convolution final : Windowed<real> {
         for (int64_t o = 0; o < outputs; o++) layout.start.push_back(panels.place(0, o)), layout.stride.push_back(panels.width(o));
         for (int64_t c = 0; c < channels; c++)
             for (int64_t tap = 0; tap < taps; tap++) layout.column.push_back(tap * channels + c);
+        layout.transposed = context.spec.numbers[17];
         context.load(weight, 0, layout);
         context.load(bias, 1, outputs);
         if (Winograd<real>::is_worth(context.spec.numbers)) {

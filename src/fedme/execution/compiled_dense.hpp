@@ -7,7 +7,7 @@
 
 namespace {
 
-// numbers: outputs, whether ReLU follows. table: the place of every input in a row. parameters: weight, bias.
+// numbers: outputs, whether ReLU follows, whether the weight is inputs x outputs. table: the place of every input in a row. parameters: weight, bias.
 //
 // Weights are read and written in tiles of some inputs and one panel of outputs. A tile of the gradient is used for a step at
 // once, while it is in the nearest cache; so every weight is fetched from memory once for all samples.
@@ -31,6 +31,7 @@ struct Dense final : Node<real> {
         layout.size = panels.size();
         layout.column.assign(context.spec.table, context.spec.table + context.spec.table_size);
         for (int64_t o = 0; o < out; o++) layout.start.push_back(panels.place(0, o)), layout.stride.push_back(panels.width(o));
+        layout.transposed = context.spec.numbers[2];
         context.load(weight, 0, layout);
         context.load(bias, 1, out);
         if (input.needs_gradient) transposed.resize(transposed_panels.size());

@@ -325,18 +325,18 @@ struct Binary final : Node<real> {
     }
 };
 
-// numbers: which call of its layer in a forward pass; numbers of a sample without padding. reals: p. table: the number of every
-// place in the order of torch; -1: padding.
+// numbers: which call of its layer in a forward pass; numbers of a sample without padding, and of those that follow one another
+// in the order of torch, which has the batch before them. reals: p. table: the number of every place in this order; -1: padding.
 template <typename real>
 struct DropoutNode final : Node<real> {
     Dropout dropout;
-    int64_t call, elements;
+    int64_t call, elements, together;
     const int64_t *order;
     AlignedVector<real> mask;  // batch x size
 
     DropoutNode(const NodeContext<real> &context, const Value<real> &input)
         : dropout{context.spec.reals[0], uint64_t(context.seeds ? context.seeds[context.spec.seed] : 0)},
-          call(context.spec.numbers[0]), elements(context.spec.numbers[1]), order(context.spec.table),
+          call(context.spec.numbers[0]), elements(context.spec.numbers[1]), together(context.spec.numbers[2]), order(context.spec.table),
           mask(context.batch * input.size) {}
 
     void forward(const Pass &pass) override {
@@ -349,7 +349,14 @@ struct DropoutNode final : Node<real> {
                 std::copy_n(x, size, y);
                 continue;
             }
-            for (int64_t i = 0; i < size; i++) own[i] = drawn.at(uint32_t(s * elements + order[i]));
+            if (together == elements) {
+                for (int64_t i = 0; i < size; i++) own[i] = drawn.at(uint32_t(s * elements + order[i]));
+            } else {
+                for (int64_t i = 0; i < size; i++) {
+                    const int64_t before = order[i] / together;  // of the batch dimension
+                    own[i] = drawn.at(uint32_t((before * pass.samples + s) * together + order[i] % together));
+                }
+            }
             for (int64_t i = 0; i < size; i++) y[i] = x[i] * own[i];  // padding is zero
         }
     }

@@ -10,6 +10,7 @@ namespace {
 struct ParameterLayout {
     std::vector<int64_t> start, stride, column;
     int64_t size;
+    bool transposed = false;  // the tensor has its columns one after another, not its rows
 
     template <typename real>
     AlignedVector<real> load(const void *tensor) const {
@@ -47,22 +48,25 @@ struct ParameterLayout {
                 together = start[r + i] == start[r] + i && stride[r + i] == stride[r];
             for (int64_t c = 0; c < columns; c += lanes) {
                 const int64_t count = std::min(lanes, columns - c);
-                bool square = together && count == lanes;
+                bool square = together && count == lanes && !transposed;
                 for (int64_t i = 1; square && i < lanes; i++) square = column[c + i] == column[c] + i;
                 if (square)
                     block(start[r] + stride[r] * column[c], stride[r], r * columns + c);
                 else
                     for (int64_t i = 0; i < some; i++)
                         for (int64_t j = 0; j < count; j++)
-                            single(start[r + i] + stride[r + i] * column[c + j], (r + i) * columns + c + j);
+                            single(start[r + i] + stride[r + i] * column[c + j],
+                                   transposed ? (c + j) * rows + r + i : (r + i) * columns + c + j);
             }
         }
     }
 
     template <typename real>
     void add_to(real *to, const AlignedVector<real> &values) const {
-        for (size_t r = 0; r < start.size(); r++)
-            for (size_t c = 0; c < column.size(); c++) *to++ += values[start[r] + stride[r] * column[c]];
+        const size_t rows = start.size(), columns = column.size();
+        for (size_t r = 0; r < rows; r++)
+            for (size_t c = 0; c < columns; c++)
+                to[transposed ? c * rows + r : r * columns + c] += values[start[r] + stride[r] * column[c]];
     }
 
     int64_t count() const { return int64_t(start.size() * column.size()); }

@@ -33,13 +33,13 @@ def dense_layers(arch: Arch, shape: tuple[int, ...]) -> tuple[DenseLayer, ...] |
 
 def _layers_of(node: Node) -> list[DenseLayer]:
     in_order = node.table == tuple(range(len(node.table)))
-    if node.type == "dense" and in_order:
+    if node.type == "dense" and in_order and not node.numbers[2]:
         weight, bias = node.parameters
         assert weight is not None
         return [Linear(weight, bias), Activation("relu")] if node.numbers[1] else [Linear(weight, bias)]
     if node.type == "elementwise" and FUNCTIONS[node.numbers[0]] in FORWARD:
         return [Activation(FUNCTIONS[node.numbers[0]])]
-    if node.type == "dropout" and in_order and node.numbers[0] == 0 and node.layer:
+    if node.type == "dropout" and in_order and node.numbers[0] == 0 and node.numbers[1] == node.numbers[2] and node.layer:
         return [Dropout(node.layer, node.reals[0])]
     return []
 
@@ -52,13 +52,20 @@ def _disagreement(arch: Arch, shape: tuple[int, ...], layers: tuple[DenseLayer, 
     masks = {layer: torch.tensor(7) for layer in dropout_layers(arch)}
     try:
         leaves = {name: p.clone().requires_grad_() for name, p in model.params.items()}
-        logits = Model(arch, leaves, model.buffers)(x, training=True, masks=masks)
+        logits = Model(arch, leaves, model.buffers)(x.clone(), training=True, masks=masks)  # it may change its inputs
         wanted = torch.autograd.grad(logits.square().sum(), list(leaves.values()))
+        with torch.inference_mode():
+            predicted = model(x.clone())
     except Exception as error:  # a user's network may raise anything
         return f"{arch.name} fails on random inputs ({type(error).__name__}: {error})"
     weights = {name: p.unsqueeze(0) for name, p in model.params.items()}
     result = dense_pass(layers, weights, x.flatten(1).unsqueeze(0), {layer: seed.view(1) for layer, seed in masks.items()})
     gradients = result.gradients(2 * result.logits)
-    pairs = [(result.logits[0], logits), *((gradients[name][0], g) for name, g in zip(leaves, wanted, strict=True))]
-    agree = all(torch.allclose(ours, expected, rtol=1e-9, atol=1e-9) for ours, expected in pairs)
+    evaluated = dense_pass(layers, weights, x.flatten(1).unsqueeze(0), None).logits[0]
+    pairs = [
+        (result.logits[0], logits),
+        (evaluated, predicted),
+        *((gradients[name][0], g) for name, g in zip(leaves, wanted, strict=True)),
+    ]
+    agree = all(torch.allclose(ours, expected.double(), rtol=1e-9, atol=1e-9) for ours, expected in pairs)
     return "" if agree else f"{arch.name} does more than its layers say"

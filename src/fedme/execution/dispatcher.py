@@ -132,9 +132,8 @@ class Dispatcher:
         routes = []
         for op in operations:
             alike = alike_for_compiled(op)
-            if alike in self._known:
-                route = self._known[alike][0]
-            else:
+            route = self._known[alike][0] if alike in self._known else None
+            if route is None or not (isinstance(route.backend, Compiled) and route.backend.supports_alike(op)):
                 route = self.route(op)
                 if alike is not None and isinstance(route.backend, Compiled):
                     self._known[alike] = route, op  # identities are valid while the operation is kept

@@ -27,6 +27,7 @@ from fedme.execution.reference import (
     Autograd,
     Collector,
     cast,
+    copied,
     mask_seeds,
     run as run_on_reference,
     seeded_generator,
@@ -91,12 +92,16 @@ class Eager:
         networks = {role: self._network(op, role) for role in op.models}
         turns = [(role,) for role in networks] if rule.alternating else [tuple(networks)]
         seen: list[Mapping[Role, Tensor]] = []  # the losses of every step
+        single = len(networks) == len(turns) == 1  # no other forward pass reads its inputs
         collector = Collector(op.collect)
         with seeded_generator(op.key.at("dropout")):
             for step, (inputs, y) in enumerate(self._batches(op)):
                 for draw, turn in enumerate(turns):
                     number = step * len(turns) + draw
-                    logits = {role: network.forward(inputs[role], len(y), number) for role, network in networks.items()}
+                    logits = {
+                        role: network.forward(inputs[role] if single else copied(inputs[role]), len(y), number)
+                        for role, network in networks.items()
+                    }
                     losses = rule.objective(logits, y)
                     torch.autograd.backward(list(losses.values()), [_mean_slopes(loss) for loss in losses.values()])
                     if draw == 0:
@@ -263,12 +268,13 @@ class TrainedModule:
         for name, layer in self.layers.items():
             layer.seed, layer.calls = self.masks[name].at(number), 0
         if samples == 1 and self.norms:  # there are no statistics of one sample
-            for norm in self.norms:
+            training = [norm for norm in self.norms if norm.training]  # a network may keep some of them in evaluation mode
+            for norm in training:
                 norm.eval()
             try:
                 return self._logits(x)
             finally:
-                for norm in self.norms:
+                for norm in training:
                     norm.train()
         return self._logits(x)
 

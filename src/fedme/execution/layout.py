@@ -19,6 +19,9 @@ from fedme.execution.tracing import BATCH, NetworkTrace, Traced, TraceError
 VALUE_BITS, SAMPLE_BITS = 40, 32  # of an address: the value from bit 40 on, the sample from bit 32 on, the place below
 KNOWN = 1 << 39  # set in addresses of weights and zeros that have a sample
 PLACE = (1 << SAMPLE_BITS) - 1
+OF_ANY = 0x7F  # the sample of a number that is the same for all of them
+ANY = OF_ANY << SAMPLE_BITS
+MOST_ALONE = 1024  # numbers that are computed from weights alone, for every sample again
 FIRST_WEIGHT = 1 << 20  # values from here on are weights
 ZERO = 1 << 21  # the value of a constant zero
 
@@ -72,7 +75,9 @@ class Layout:
     def _constant(self, tensor: Tensor) -> Tensor:
         """The addresses of a tensor that does not depend on inputs or weights; it is kept like a buffer."""
         if not tensor.is_floating_point():
-            raise TraceError("it computes with constant integers")
+            if tensor.is_complex() or bool((tensor.long().abs() >= 1 << 24).any()):
+                raise TraceError("it computes with constants that single precision does not hold")
+            tensor = tensor.float()
         # One that is made for every sample of the batch is made once.
         per_sample = tensor.dim() > 1 and len(tensor) == BATCH and bool((tensor == tensor[:1]).all())
         kept = tensor[:1] if per_sample else tensor
@@ -85,14 +90,21 @@ class Layout:
     def weight_name(self, traced: Any) -> str | None:
         return traced.weight if isinstance(traced, Traced) and traced.weight else None
 
+    def in_order(self, addresses: Tensor) -> bool:
+        """Whether these are addresses one after another."""
+        flat = addresses.flatten()
+        return torch.equal(flat, torch.arange(len(flat)) + flat[:1])
+
     def part_of_weight(self, addresses: Tensor) -> tuple[str, int]:
         """The name of the weight that these addresses are in, one after another, and where they begin."""
+        if not addresses.numel():
+            raise TraceError("an operation on a tensor without numbers")
         first = int(addresses.flatten()[0])
         number = (first >> VALUE_BITS) - FIRST_WEIGHT
         if not 0 <= number < len(self.weights):
             raise TraceError("a weight is computed from others")
         name = self.weights[number]
-        if not torch.equal(addresses.flatten(), torch.arange(addresses.numel()) + first):
+        if not self.in_order(addresses):
             raise TraceError(f"the weight {name} is used in another order")
         self.use(name, first & PLACE, addresses.numel())
         return name, first & PLACE
@@ -113,6 +125,8 @@ class Layout:
 
     def value_of(self, addresses: Tensor) -> int:
         """The value that all addresses are in; -1 if they are in several, or in a weight."""
+        if not addresses.numel():
+            raise TraceError("an operation on a tensor without numbers")
         values = addresses >> VALUE_BITS
         first = int(values.flatten()[0])
         return first if 0 <= first < FIRST_WEIGHT and bool((values == first).all()) else -1
@@ -132,8 +146,7 @@ class Layout:
 
     def batch(self, addresses: Tensor) -> Tensor:
         """The sample that each number belongs to. Weights belong to none: there the position in the batch dimension decides."""
-        unknown = (addresses >> VALUE_BITS >= FIRST_WEIGHT) & (addresses & KNOWN == 0)
-        samples = sample_of(addresses)
+        unknown, samples = _of_any_sample(addresses), sample_of(addresses)
         if not bool(unknown.any()):
             return samples
         for dimension, size in enumerate(addresses.shape):
@@ -141,18 +154,29 @@ class Layout:
                 position = torch.arange(BATCH).view([-1 if d == dimension else 1 for d in range(addresses.dim())])
                 if bool(((samples == position) | unknown).all()):
                     return position.expand_as(addresses)
-        raise TraceError("samples of a batch are mixed")
+        raise TraceError("it computes with weights alone" if bool(unknown.all()) else "samples of a batch are mixed")
 
     def with_samples(self, addresses: Tensor) -> Tensor:
         """The same, with the samples of weights and zeros among numbers of values."""
-        constant = addresses >> VALUE_BITS >= FIRST_WEIGHT
+        constant = (addresses >> VALUE_BITS >= FIRST_WEIGHT) | _of_any_sample(addresses)
         if not bool(constant.any()) or bool(constant.all()):
             return addresses
-        return torch.where(
-            constant & (addresses & KNOWN == 0), addresses + KNOWN + (self.batch(addresses) << SAMPLE_BITS), addresses
-        )
+        return _of_samples(addresses, self.batch(addresses))
+
+    def is_alone(self, addresses: Tensor) -> bool:
+        """Whether all numbers are those of weights, or computed from weights alone."""
+        return addresses.numel() > 0 and bool(_of_any_sample(addresses).all())
+
+    def every(self, addresses: Tensor) -> Tensor:
+        """Such numbers once for every sample, so that they can be computed with."""
+        if addresses.numel() > MOST_ALONE:
+            raise TraceError(f"it computes with more than {MOST_ALONE} numbers of weights alone")
+        repeated = addresses.expand(BATCH, *addresses.shape)
+        return _of_samples(repeated, torch.arange(BATCH).view(-1, *[1] * addresses.dim()).expand_as(repeated))
 
     def add(self, node: Node) -> None:
+        if self.network.symbols and 0 in node.inputs and node.type != "embedding":
+            raise TraceError("it computes with the symbols of its inputs")
         trained = any(name and not self.is_buffer(name) for name in node.parameters)
         self.values[node.output].gradient |= trained or any(self.values[value].gradient for value in node.inputs)
         self.nodes.append(node)
@@ -171,7 +195,8 @@ class Layout:
             tables = []
             for b in range(BATCH):
                 chosen = (source == number) & (sample == b)
-                if number < FIRST_WEIGHT and not bool((sample_of(flat)[chosen] == b).all()):
+                own = sample_of(flat)[chosen]
+                if number < FIRST_WEIGHT and not bool(((own == b) | (own == OF_ANY)).all()):
                     raise TraceError("samples of a batch are mixed")
                 order = place[chosen].argsort()
                 tables.append((origin[chosen][order], place[chosen][order]))
@@ -248,4 +273,22 @@ def samples_of(shape: tuple[int, ...]) -> Tensor:
 
 def sample_of(addresses: Tensor) -> Tensor:
     """The sample of every address."""
-    return (addresses >> SAMPLE_BITS) & 0x7F
+    return (addresses >> SAMPLE_BITS) & OF_ANY
+
+
+def of_any(addresses: Tensor) -> Tensor:
+    """The numbers of the first sample, where all samples have the same."""
+    return addresses[0] | ANY
+
+
+def _of_any_sample(addresses: Tensor) -> Tensor:
+    """Which numbers belong to no sample: those of weights, and what is computed from them alone."""
+    of_weights = addresses >> VALUE_BITS >= FIRST_WEIGHT
+    return torch.where(of_weights, addresses & KNOWN == 0, addresses & ANY == ANY)
+
+
+def _of_samples(addresses: Tensor, samples: Tensor) -> Tensor:
+    """The same, with samples where there are none."""
+    of_weights = addresses >> VALUE_BITS >= FIRST_WEIGHT
+    named = torch.where(of_weights, addresses + KNOWN, addresses & ~ANY) + (samples << SAMPLE_BITS)
+    return torch.where(_of_any_sample(addresses), named, addresses)

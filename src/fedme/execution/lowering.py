@@ -15,18 +15,20 @@ from fedme.core.model import Arch
 from fedme.execution.layout import Layout
 from fedme.execution.lowering_functions import FUNCTIONS_OF_TORCH, fuse_relu
 from fedme.execution.lowering_layers import LAYERS
+from fedme.execution.lowering_reductions import REDUCTIONS
 from fedme.execution.lowering_sequences import SEQUENCES
 from fedme.execution.program import Program
 from fedme.execution.tracing import BATCH, NetworkTrace, Operation, Traced, TraceError, trace
 
-OPERATIONS = {**LAYERS, **SEQUENCES, **FUNCTIONS_OF_TORCH}
+OPERATIONS = {**LAYERS, **REDUCTIONS, **SEQUENCES, **FUNCTIONS_OF_TORCH}
 MOVES = {  # operations that only move numbers
     *("view", "_unsafe_view", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "select", "slice"),
     *("clone", "cat", "stack", "split", "split_with_sizes", "unbind", "flip", "roll", "repeat", "alias", "_reshape_alias"),
     *("unfold", "narrow", "lift_fresh", "view_as", "movedim", "contiguous", "unsafe_split", "unsafe_chunk", "chunk"),
-    *("index", "index_select", "_to_copy"),
+    *("index", "index_select", "gather", "pixel_shuffle", "pixel_unshuffle", "_to_copy", "narrowed"),
+    *("transpose_", "t_", "squeeze_", "unsqueeze_"),
 }
-INDEXED = ("index", "index_select")  # by constants
+INDEXED = ("index", "index_select", "gather")  # by constants
 
 
 @functools.lru_cache(maxsize=256)
@@ -36,9 +38,18 @@ def lowered(arch: Arch, shape: tuple[int, ...], symbols: bool, lanes: int, dtype
     Inputs are numbers or symbols.
     """
     try:
-        return Lowering(trace(arch, shape, symbols, dtype), lanes).program()
+        return _program(trace(arch, shape, symbols, dtype), lanes)
     except TraceError as error:
         return str(error)
+
+
+def _program(network: NetworkTrace, lanes: int) -> Program:
+    try:
+        return Lowering(network, lanes).program()
+    except TraceError:
+        raise
+    except Exception as error:  # any operation may come with any arguments
+        raise TraceError(f"its operations cannot be arranged ({type(error).__name__}: {error})") from error
 
 
 class Lowering:
@@ -47,6 +58,7 @@ class Lowering:
     def __init__(self, network: NetworkTrace, lanes: int) -> None:
         self.network, self.layout = network, Layout(network, lanes)
         self.counters: list[str] = []
+        self.narrowed = network.narrowed
 
     def program(self) -> Program:
         """Lower all operations that the output needs."""
@@ -73,7 +85,17 @@ class Lowering:
         symbols = min((node.numbers[2] for node in layout.nodes if node.type == "embedding"), default=0)
         names = (tuple(used), tuple(layers), tuple(self.counters))
         constants = tuple((name, value) for name, value in layout.constants.items() if name in used)
-        return Program(tuple(layout.values), tuple(layout.nodes), output, classes, *names, symbols, constants)
+        return Program(
+            tuple(layout.values),
+            tuple(layout.nodes),
+            output,
+            classes,
+            *names,
+            symbols,
+            constants,
+            tuple(self.network.assumed.items()),
+            self.narrowed,
+        )
 
     def _check_weights(self) -> None:
         """Weights may be used in parts and several times, but as a whole; running statistics only once."""
@@ -89,8 +111,9 @@ class Lowering:
         needed: set[Operation] = set()
         waiting: list[Any] = [self.network.output]
         for operation in self.network.operations:
-            if operation.name.startswith("add_.") and self.layout.weight_name(operation.arguments[0]):
-                self._count(operation)
+            name = operation.name.partition(".")[0]
+            if name.endswith("_") and operation.arguments and (weight := self.layout.weight_name(operation.arguments[0])):
+                self._count(operation, weight, name)
         while waiting:
             value = waiting.pop()
             if isinstance(value, tuple):
@@ -100,11 +123,10 @@ class Lowering:
                 waiting.extend((*value.operation.arguments, *value.operation.options.values()))
         return needed
 
-    def _count(self, operation: Operation) -> None:
-        target, amount = operation.arguments[:2]
-        if len(target.shape) or amount != 1:
-            raise TraceError(f"its forward pass changes the buffer {target.weight}")
-        self.counters.append(target.weight)
+    def _count(self, operation: Operation, weight: str, name: str) -> None:
+        if name != "add_" or operation.arguments[0].shape or operation.arguments[1] != 1:
+            raise TraceError(f"its forward pass changes {weight}")
+        self.counters.append(weight)
 
     def _lower(self, operation: Operation) -> None:
         name = operation.name.partition(".")[0]
@@ -152,8 +174,11 @@ class Lowering:
         arguments = addresses(operation.arguments)
         if name in ("view", "_unsafe_view", "_reshape_alias"):
             return arguments[0].reshape(arguments[1])
-        if name in ("clone", "alias", "contiguous", "lift_fresh", "_to_copy"):
+        if name in ("clone", "alias", "contiguous", "lift_fresh", "_to_copy", "narrowed"):
+            self.narrowed |= name == "narrowed"
             return arguments[0]
+        if name.endswith("_"):
+            arguments[0] = arguments[0].clone()
         moved = operation.function(*arguments, **operation.options)
         return self.layout.with_samples(moved) if name in ("cat", "stack") else moved
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedme.execution.layout import PLACE, VALUE_BITS, Layout, sample_of
+from fedme.execution.layout import PLACE, VALUE_BITS, Layout, of_any, sample_of
 from fedme.execution.program import FUNCTIONS, Node
 from fedme.execution.tracing import BATCH, Traced, TraceError
 
@@ -18,10 +18,13 @@ RELU_AT = {"dense": 1, "convolution": 15, "depthwise": 15, "binary": 1, "channel
 
 
 def _function(layout: Layout, x: Traced, name: str, a: float = 0.0, b: float = 0.0, c: float = 0.0) -> Tensor:
-    return _apply(layout, layout.addresses_of(x), name, a, b, c)
+    return apply(layout, layout.addresses_of(x), name, a, b, c)
 
 
-def _apply(layout: Layout, addresses: Tensor, name: str, a: float = 0.0, b: float = 0.0, c: float = 0.0) -> Tensor:
+def apply(layout: Layout, addresses: Tensor, name: str, a: float = 0.0, b: float = 0.0, c: float = 0.0) -> Tensor:
+    """A function of single numbers."""
+    if layout.is_alone(addresses):
+        return of_any(apply(layout, layout.every(addresses), name, a, b, c))
     offset = layout.natural(addresses)
     source = layout.value_of(offset)
     shape = layout.values[source]
@@ -60,30 +63,45 @@ def _softplus(layout: Layout, x: Traced, beta: float = 1.0, threshold: float = 2
 
 
 def _log_sigmoid(layout: Layout, x: Traced) -> list[Tensor]:
-    flipped = _apply(layout, layout.addresses_of(x), "affine", -1.0)
-    return [_apply(layout, _apply(layout, flipped, "softplus", 1.0, math.inf), "affine", -1.0)]
+    flipped = apply(layout, layout.addresses_of(x), "affine", -1.0)
+    return [apply(layout, apply(layout, flipped, "softplus", 1.0, math.inf), "affine", -1.0)]
 
 
 def _glu(layout: Layout, x: Traced, dimension: int = -1) -> Tensor:
     first, second = layout.addresses_of(x).chunk(2, dimension)
-    return _combined(layout, first, _apply(layout, second, "sigmoid"), 1, 1.0)
+    return combined(layout, first, apply(layout, second, "sigmoid"), 1, 1.0)
 
 
 def _prelu(layout: Layout, x: Traced, weight: Traced) -> Tensor:
-    negative = _combined(layout, _function(layout, x, "clamp", -math.inf, 0.0, 1.0), layout.addresses_of(weight), 1, 1.0)
+    negative = combined(layout, _function(layout, x, "clamp", -math.inf, 0.0, 1.0), layout.addresses_of(weight), 1, 1.0)
     return add(layout, _function(layout, x, "relu"), negative)
 
 
 def _softshrink(layout: Layout, x: Traced, limit: float = 0.5) -> Tensor:
     inside = _function(layout, x, "clamp", -limit, limit, 1.0)
-    return _combined(layout, layout.addresses_of(x), inside, 0, -1.0)
+    return combined(layout, layout.addresses_of(x), inside, 0, -1.0)
 
 
 def _celu(layout: Layout, x: Traced, alpha: float = 1.0) -> Tensor:
     return _elu(layout, x, alpha, 1.0, 1.0 / alpha)
 
 
+def _clamp_max(layout: Layout, x: Traced, high: Any) -> Tensor:
+    return _clamp(layout, x, None, high)
+
+
+def _lerp(layout: Layout, x: Traced, y: Traced, weight: Any) -> Tensor:
+    difference = _sum(layout, y, x, -1.0)
+    number = _number(weight)
+    if number is not None:
+        return add(layout, layout.addresses_of(x), apply(layout, difference, "affine", number))
+    return add(layout, layout.addresses_of(x), combined(layout, difference, layout.addresses_of(weight), 1, 1.0))
+
+
 def _pow(layout: Layout, x: Traced, exponent: Any) -> Tensor:
+    if isinstance(x, Traced) and exponent in (3, 4):
+        square = _function(layout, x, "square")
+        return combined(layout, square, layout.addresses_of(x) if exponent == 3 else square, 1, 1.0)
     known = {2.0: "square", 0.5: "sqrt", -1.0: "reciprocal"}
     if not isinstance(x, Traced) or exponent not in known:
         raise TraceError(f"a power with exponent {exponent}")
@@ -91,7 +109,7 @@ def _pow(layout: Layout, x: Traced, exponent: Any) -> Tensor:
 
 
 def _rsqrt(layout: Layout, x: Traced) -> Tensor:
-    return _apply(layout, _function(layout, x, "sqrt"), "reciprocal")
+    return apply(layout, _function(layout, x, "sqrt"), "reciprocal")
 
 
 def _neg(layout: Layout, x: Traced) -> Tensor:
@@ -102,9 +120,9 @@ def _comparison(layout: Layout, x: Traced, y: Any, name: str, mirrored: bool = F
     """A comparison as a value of ones and zeros; `mirrored` compares the other way round."""
     sign = -1.0 if mirrored else 1.0
     if (number := _number(y)) is not None:
-        return _apply(layout, _function(layout, x, "affine", -1.0) if mirrored else layout.addresses_of(x), name, sign * number)
+        return apply(layout, _function(layout, x, "affine", -1.0) if mirrored else layout.addresses_of(x), name, sign * number)
     difference = _sum(layout, x, y, -1.0)
-    return _apply(layout, _apply(layout, difference, "affine", -1.0) if mirrored else difference, name)
+    return apply(layout, apply(layout, difference, "affine", -1.0) if mirrored else difference, name)
 
 
 def _not(layout: Layout, x: Traced) -> Tensor:
@@ -112,11 +130,11 @@ def _not(layout: Layout, x: Traced) -> Tensor:
 
 
 def _not_equal(layout: Layout, x: Traced, y: Any) -> Tensor:
-    return _apply(layout, _comparison(layout, x, y, "equal"), "choose", 0.0, 1.0)
+    return apply(layout, _comparison(layout, x, y, "equal"), "choose", 0.0, 1.0)
 
 
 def _either(layout: Layout, x: Traced, y: Traced) -> Tensor:
-    return _apply(layout, _sum(layout, x, y, 1.0), "choose", 1.0, 0.0)
+    return apply(layout, _sum(layout, x, y, 1.0), "choose", 1.0, 0.0)
 
 
 def _where(layout: Layout, condition: Any, x: Any, y: Any) -> Tensor:
@@ -131,12 +149,12 @@ def _where(layout: Layout, condition: Any, x: Any, y: Any) -> Tensor:
             if number is not None:
                 sides.append(layout.addresses_of(torch.where(chosen, torch.tensor(number, dtype=torch.float64), 0.0)))
             else:
-                sides.append(_combined(layout, layout.addresses_of(side), layout.addresses_of(chosen.float()), SELECTION, 0.0))
+                sides.append(combined(layout, layout.addresses_of(side), layout.addresses_of(chosen.float()), SELECTION, 0.0))
         elif number is not None:
             sides.append(_function(layout, condition, "choose", *((number, 0.0) if true else (0.0, number))))
         else:
             chosen = layout.addresses_of(condition) if true else _not(layout, condition)
-            sides.append(_combined(layout, layout.addresses_of(side), chosen, SELECTION, 0.0))
+            sides.append(combined(layout, layout.addresses_of(side), chosen, SELECTION, 0.0))
     return add(layout, *sides)
 
 
@@ -161,10 +179,10 @@ def _rsub(layout: Layout, x: Any, y: Any, alpha: float = 1) -> Tensor:
 def _div(layout: Layout, x: Any, y: Any) -> Tensor:
     if (number := _number(y)) is not None:
         return _function(layout, x, "affine", 1.0 / number)
-    inverse = _apply(layout, layout.addresses_of(y), "reciprocal")
+    inverse = apply(layout, layout.addresses_of(y), "reciprocal")
     if (number := _number(x)) is not None:
-        return _apply(layout, inverse, "affine", number)
-    return _combined(layout, layout.addresses_of(x), inverse, 1, 1.0)
+        return apply(layout, inverse, "affine", number)
+    return combined(layout, layout.addresses_of(x), inverse, 1, 1.0)
 
 
 def _mul(layout: Layout, x: Any, y: Any) -> Tensor:
@@ -184,7 +202,7 @@ def _sum(layout: Layout, x: Any, y: Any, factor: float) -> Tensor:
 
 def add(layout: Layout, x: Tensor, y: Tensor) -> Tensor:
     """The sum of the numbers at two addresses."""
-    return _combined(layout, x, y, 0, 1.0)
+    return combined(layout, x, y, 0, 1.0)
 
 
 def _binary(layout: Layout, x: Traced, y: Traced, operation: int, factor: float) -> Tensor:
@@ -193,7 +211,7 @@ def _binary(layout: Layout, x: Traced, y: Traced, operation: int, factor: float)
         for numbers, weight in ((first, y), (second, x)):
             if _gives_bias(layout, numbers, weight):
                 return numbers
-    return _combined(layout, first, second, operation, factor)
+    return combined(layout, first, second, operation, factor)
 
 
 def _broadcast(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,8 +219,11 @@ def _broadcast(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return pair
 
 
-def _combined(layout: Layout, first: Tensor, second: Tensor, operation: int, factor: float) -> Tensor:
+def combined(layout: Layout, first: Tensor, second: Tensor, operation: int, factor: float) -> Tensor:
+    """A sum, product or selection of numbers at two addresses."""
     first, second = _broadcast(first, second)
+    if layout.is_alone(first) and layout.is_alone(second):
+        return of_any(combined(layout, layout.every(first), layout.every(second), operation, factor))
     if not layout.is_whole(first) and layout.is_whole(second) and (operation == 1 or factor == 1.0):
         first, second = second, first
     first = layout.natural(first)
@@ -243,19 +264,26 @@ def _dropout(layout: Layout, x: Traced, layer: str, p: float) -> Tensor:
     if not p:
         return offset
     offset = layout.natural(offset)
-    position = torch.arange(BATCH).view(-1, *[1] * (offset.dim() - 1))
-    if len(offset) != BATCH or not bool((sample_of(offset) == position).all()):
-        raise TraceError("dropout of a tensor whose first dimension is not the batch")
+    batch = [d for d, size in enumerate(offset.shape) if size == BATCH and _counts_samples(offset, d)]
+    if not batch:
+        raise TraceError("dropout of a tensor without a dimension that is the batch")
+    dimension = batch[0]
+    own, together = offset.select(dimension, 0).flatten(), math.prod(offset.shape[dimension + 1 :])
     source = layout.value_of(offset)
     shape = layout.values[source]
     order = torch.zeros(shape.size, dtype=torch.int64)
-    order[offset[0].flatten() & PLACE] = torch.arange(offset[0].numel())
+    order[own & PLACE] = torch.arange(len(own))
     layout.values.append(replace(shape, gradient=False, sums=False))
     result = len(layout.values) - 1
-    numbers = (layout.calls[layer], offset[0].numel())
+    numbers = (layout.calls[layer], len(own), together)
     layout.calls[layer] += 1
     layout.add(Node("dropout", (source,), result, numbers=numbers, reals=(p,), table=tuple(order.tolist()), layer=layer))
     return layout.like(offset, result)
+
+
+def _counts_samples(addresses: Tensor, dimension: int) -> bool:
+    position = torch.arange(BATCH).view([-1 if d == dimension else 1 for d in range(addresses.dim())])
+    return bool((sample_of(addresses) == position).all())
 
 
 def fuse_relu(layout: Layout) -> None:
@@ -297,6 +325,9 @@ FUNCTIONS_OF_TORCH: dict[str, Callable[..., Any]] = {
     "elu": _elu,
     "hardtanh": _hardtanh,
     "clamp": _clamp,
+    "clamp_min": _clamp,
+    "clamp_max": _clamp_max,
+    "lerp": _lerp,
     "softplus": _softplus,
     "log_sigmoid_forward": _log_sigmoid,
     "pow": _pow,

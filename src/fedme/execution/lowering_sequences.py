@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedme.execution.layout import PLACE, Layout
+from fedme.execution.layout import PLACE, Layout, of_any
 from fedme.execution.lowering_functions import add
 from fedme.execution.program import Node
 from fedme.execution.tracing import BATCH, Traced, TraceError
 
 
 def _softmax_rows(layout: Layout, addresses: Tensor, dimension: int, logarithm: bool = False, causal: int = 0) -> Tensor:
+    if layout.is_alone(addresses):
+        return of_any(_softmax_rows(layout, layout.every(addresses), dimension % addresses.dim() + 1, logarithm))
     rows = layout.rows(addresses.movedim(dimension, -1))
     value, width = layout.value_of(rows), rows.shape[-1]
     count = layout.values[value].elements // width
@@ -32,6 +34,14 @@ def _softmax(layout: Layout, x: Traced, dimension: int, dtype: Any = None) -> Te
 
 def _bmm(layout: Layout, x: Traced, y: Traced) -> Tensor:
     return _product(layout, layout.addresses_of(x), layout.addresses_of(y), 1.0)
+
+
+def _baddbmm(layout: Layout, bias: Any, x: Traced, y: Traced, beta: float = 1, alpha: float = 1) -> Tensor:
+    if beta != 1:
+        raise TraceError("a scaled sum with a matrix product")
+    return add(
+        layout, _product(layout, layout.addresses_of(x), layout.addresses_of(y), float(alpha)), layout.addresses_of(bias)
+    )
 
 
 def _product(layout: Layout, x: Tensor, y: Tensor, factor: float) -> Tensor:
@@ -107,6 +117,16 @@ def _embedding(
     return addresses.view(*places.shape, width)
 
 
+def _of_symbols(layout: Layout, symbols: Traced, table: Tensor) -> Tensor:
+    """A function of single symbols: an embedding in its results, which are constants."""
+    values = layout.addresses_of(table.unsqueeze(1))
+    name, _ = layout.part_of_weight(values)
+    length = math.prod(symbols.shape[1:])
+    result, addresses = layout.new_rows(length, 1)
+    layout.add(Node("embedding", (0,), result, (name,), (length, 1, len(table), -1)))
+    return addresses.view(symbols.shape)
+
+
 def _mkldnn_rnn_layer(
     layout: Layout,
     x: Traced,
@@ -175,8 +195,10 @@ SEQUENCES: dict[str, Callable[..., Any]] = {
     "_softmax": _softmax,
     "_safe_softmax": _softmax,
     "bmm": _bmm,
+    "baddbmm": _baddbmm,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "embedding": _embedding,
+    "of_symbols": _of_symbols,
     "mkldnn_rnn_layer": _mkldnn_rnn_layer,
     "gru": _gru,
 }

@@ -55,3 +55,5 @@ class Program:
     counters: tuple[str, ...]  # buffers that count batches
     symbols: int  # that an embedding knows; 0: the inputs are numbers
     constants: tuple[tuple[str, Tensor], ...] = ()  # tensors that the forward pass makes, which are no parameters
+    assumed: tuple[tuple[str, Tensor], ...] = ()  # buffers whose numbers are part of the program
+    narrowed: bool = False  # whether the network computes with fewer digits than its weights have

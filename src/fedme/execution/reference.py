@@ -21,7 +21,7 @@ from fedme.core.data import Inputs, Split
 from fedme.core.dropout import at_draw
 from fedme.core.global_generators import seeded
 from fedme.core.key import Key
-from fedme.core.model import Model, dropout_layers
+from fedme.core.model import LARGE_NETWORK, Model, dropout_layers, weight_hooks
 from fedme.core.operations import (
     Batch,
     ClassSums,
@@ -82,7 +82,7 @@ def one_by_one(operations: Sequence[Op], tick: Tick = no_tick) -> list[tuple[Any
 def train(op: Train, private_gradient: "type[PerExample] | None" = None) -> Trained:
     """Let the optimizer take a step on every batch; private gradients may be computed in another way."""
     shape = sample_shape(op.data)
-    models: Models = {role: formatted(model, shape) for role, model in op.models.items()}
+    models: Models = {role: _own(formatted(model, shape)) for role, model in op.models.items()}
     opt: OptState = {role: op.opt.get(role, state) for role, state in op.optimizer.init(models).items()}
     device = next((m.device for m in models.values()), torch.device("cpu"))
     gradient = Autograd(op.optimizer.objective, mask_seeds(models, op.key), Collector(op.collect))
@@ -159,11 +159,18 @@ def predict(op: Predict) -> Tensor:
     """Logits, in evaluation mode."""
     if not len(op.data):
         return torch.empty(0, 0)
-    model = formatted(op.model, sample_shape(op.data))
+    model = _own(formatted(op.model, sample_shape(op.data)))
     # A network that draws random numbers in evaluation mode too draws the same ones every time.
     with torch.inference_mode(), seeded_generator(Key(0).at("predict"), model.device):
         parts = [model(cast(x, model)) for x in _chunks(op.data)]
     return torch.cat(parts).to("cpu", copy=True)
+
+
+def _own(model: Model) -> Model:
+    """The model with copies of its weights, which its forward pass may change. Large networks are not copied."""
+    if model.parameters >= LARGE_NETWORK:
+        return model
+    return model.with_params({name: p.clone() for name, p in model.params.items()})
 
 
 def estimate_statistics(op: EstimateStatistics) -> Model:
@@ -175,7 +182,7 @@ def estimate_statistics(op: EstimateStatistics) -> Model:
     samples = len(op.data)
     if samples < 2 or not running_statistics(op.model.arch):
         return op.model
-    model, count = formatted(op.model, sample_shape(op.data)), -(-samples // EVALUATION_BATCH)
+    model, count = _own(formatted(op.model, sample_shape(op.data))), -(-samples // EVALUATION_BATCH)
     batches = (cast(op.data.inputs(torch.arange(i, samples, count)), model) for i in range(count))
     return op.model.with_buffers(estimated(model, batches).buffers)
 
@@ -191,6 +198,11 @@ def cast(x: Inputs, model: Model) -> Inputs:
         return {name: cast(value, model) for name, value in x.items()}
     x = x.to(model.device, model.dtype) if x.is_floating_point() else x.to(model.device)
     return formatted_inputs(x, model.arch)
+
+
+def copied(x: Inputs) -> Inputs:
+    """A copy of inputs for a forward pass that may change them, where another one will read them."""
+    return {name: copied(value) for name, value in x.items()} if isinstance(x, Mapping) else x.clone()
 
 
 def mask_seeds(models: Models, key: Key) -> dict[Role, dict[str, Tensor]]:
@@ -255,11 +267,19 @@ class Autograd:
         self, models: Models, batch: Batch, draw: int = 0, first: int = 0
     ) -> tuple[dict[Role, Params], dict[Role, Params]]:
         leaves = {role: {name: p.detach().requires_grad_() for name, p in m.params.items()} for role, m in models.items()}
+        for role, m in models.items():
+            for name, hook in weight_hooks(m.arch):
+                if name in leaves[role]:
+                    leaves[role][name].register_hook(hook)
         buffers = {role: {name: b.clone() for name, b in m.buffers.items()} for role, m in models.items()}
         logits = {
             role: self._forward(role, Model(m.arch, leaves[role], buffers[role]), batch, draw, first)
             for role, m in models.items()
         }
+        for role, m in models.items():  # a forward pass may put other numbers into a weight, as a limit of its norm does
+            for name, p in m.params.items():
+                if leaves[role][name].data_ptr() != p.data_ptr():
+                    p.copy_(leaves[role][name].detach())
         if draw == 0:
             self.collector.add(logits, batch.y)
         losses = self.objective(logits, batch.y)
@@ -272,7 +292,7 @@ class Autograd:
     def _forward(self, role: Role, model: Model, batch: Batch, draw: int, first: int) -> Tensor:
         number = batch.step * DRAWS_PER_STEP + draw
         masks = {layer: at_draw(seed, number) for layer, seed in self.seeds.get(role, {}).items()}
-        return model(cast(batch.x, model), training=True, masks=masks, first=first)
+        return model(copied(cast(batch.x, model)), training=True, masks=masks, first=first)
 
     def record(self, losses: Mapping[Role, Tensor], step: int, draw: int) -> None:
         """Note the losses of samples: those of the first gradient of a role in a step, whichever draw that is."""

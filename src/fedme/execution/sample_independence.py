@@ -31,11 +31,12 @@ def _mixing(arch: Arch, three: Inputs) -> str:
     masks = {layer: at_draw(torch.tensor(7), number) for number, layer in enumerate(dropout_layers(arch))}
     before = {name: value.clone() for name, value in model.buffers.items()}
     logits, buffers = _run(model, three, masks)
-    other_logits, _ = _run(model, _first_repeated(three), masks)
     if any(not torch.equal(buffers[name], value) for name, value in before.items()):
         return "training changes its buffers"
-    if not torch.allclose(logits[0], other_logits[0], rtol=1e-4, atol=1e-5, equal_nan=True):
-        return "its output for a sample depends on the other samples of the batch"
+    for place in range(len(logits)):
+        repeated, _ = _run(model, _repeated(three, place), masks)
+        if not torch.allclose(logits[place], repeated[place], rtol=1e-4, atol=1e-5, equal_nan=True):
+            return "its output for a sample depends on the other samples of the batch"
     return ""
 
 
@@ -48,8 +49,8 @@ def _run(model: Model, x: Inputs, masks: Mapping[str, Tensor]) -> tuple[Tensor, 
         return copy(cast(x, copy), training=True, masks=masks), copy.buffers
 
 
-def _first_repeated(x: Inputs) -> Inputs:
-    """A batch of the same size that repeats the first sample."""
+def _repeated(x: Inputs, place: int) -> Inputs:
+    """A batch of the same size that repeats one sample."""
     if isinstance(x, Mapping):
-        return {name: _first_repeated(value) for name, value in x.items()}
-    return x[torch.zeros(len(x), dtype=torch.int64)]
+        return {name: _repeated(value, place) for name, value in x.items()}
+    return x[torch.full((len(x),), place)]

@@ -9,6 +9,7 @@ import torch
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model, template
 from fedme.core.operations import Evaluate, Op, Predict, Train
+from fedme.execution.batch_sizes import size_obstacle
 from fedme.execution.dense_layers import dense_layers
 from fedme.execution.eager import Eager
 from fedme.execution.input_tables import InputTables
@@ -43,7 +44,10 @@ class Stacked:
             return f"the optimizer {type(op.optimizer).__name__} is not hashable"
         if isinstance(op, Train) and len(op.data) and _sees_the_batch(op, self.tables):
             return f"the loss {type(op.optimizer.objective).__name__} of a sample depends on its batch"
-        return next((reason for model in models_of(op) if (reason := self._obstacle(model, op))), "")
+        if reason := next((reason for model in models_of(op) if (reason := self._obstacle(model, op))), ""):
+            return reason
+        table = self.tables.table(op)
+        return size_obstacle(op, table.shape, table.symbols, _padded_sizes(op) if isinstance(op, Train) else ())
 
     def _obstacle(self, model: Model, op: Op) -> str:
         table = self.tables.table(op)
@@ -113,6 +117,12 @@ class StackedByVmap(Stacked):
             return f"{model.arch.name} has layers that gain nothing from stacking"
         table = self.tables.table(op)
         return vmap_obstacle(model.arch, table.shape, table.values.dtype)
+
+
+def _padded_sizes(op: Train) -> tuple[int, ...]:
+    """Sizes of the batches of a stack, which are padded."""
+    batch = op.batch_schedule.batch
+    return (batch,) if op.mechanism is None else (1, 2, batch, 2 * batch)  # Poisson samples have any size
 
 
 def _sees_the_batch(op: Train, tables: InputTables) -> bool:

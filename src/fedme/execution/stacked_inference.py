@@ -12,6 +12,7 @@ from torch import Tensor
 from fedme.core.model import Model
 from fedme.core.operations import Evaluate, Predict
 from fedme.execution import stacked_vmap
+from fedme.execution.batch_sizes import same_for
 from fedme.execution.dense_layers import dense_layers
 from fedme.execution.input_tables import InputTable
 from fedme.execution.reference import EVALUATION_BATCH
@@ -27,17 +28,24 @@ def predict_stacked(ops: Sequence[Evaluate | Predict], table: InputTable) -> lis
     for index, op in enumerate(ops):
         by_model.setdefault(id(op.model), []).append(index)
     for group in by_model.values():
-        if len(group) > 1:
-            rows = torch.cat([ops[index].data.rows for index in group])
+        rows = torch.cat([ops[index].data.rows for index in group])
+        if len(group) > 1 and _alike(ops[group[0]].model, [len(part) for part in rows.split(EVALUATION_BATCH * 8)], table):
             parts = [_logits([ops[group[0]].model], part[None], table)[0] for part in rows.split(EVALUATION_BATCH * 8)]
             results.update(zip(group, torch.cat(parts).split([len(ops[index].data) for index in group]), strict=True))
-    single = sorted((group[0] for group in by_model.values() if len(group) == 1), key=lambda index: -len(ops[index].data))
+    single = sorted((index for index in range(len(ops)) if index not in results), key=lambda index: -len(ops[index].data))
     while single:
         longest = len(ops[single[0]].data)
         count = max(1, CHUNK // (longest * table.features))
         # At most half of the work may be padding.
         chunk = [index for index in single[:count] if 2 * len(ops[index].data) >= longest]
         single = single[len(chunk) :]
+        if not all(_alike(ops[index].model, [longest], table) for index in chunk):
+            for index in chunk:
+                parts = [
+                    _logits([ops[index].model], part[None], table)[0] for part in ops[index].data.rows.split(EVALUATION_BATCH)
+                ]
+                results[index] = torch.cat(parts)
+            continue
         rows = torch.zeros((len(chunk), longest), dtype=torch.int64)
         for place, index in enumerate(chunk):
             rows[place, : len(ops[index].data)] = ops[index].data.rows
@@ -45,6 +53,11 @@ def predict_stacked(ops: Sequence[Evaluate | Predict], table: InputTable) -> lis
         for place, index in enumerate(chunk):
             results[index] = logits[place, : len(ops[index].data)].clone()
     return [results[index].to("cpu") for index in range(len(ops))]
+
+
+def _alike(model: Model, sizes: Sequence[int], table: InputTable) -> bool:
+    """Whether a network does the same with batches of these sizes as with those of one client."""
+    return all(same_for(model.arch, table.shape, table.symbols, model.dtype, False, size) for size in sizes)
 
 
 def _logits(models: Sequence[Model], rows: Tensor, table: InputTable) -> Tensor:

@@ -14,6 +14,7 @@ from fedme.core.global_generators import states
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model, begin, dropout_layers, hooks_obstacle, output_of, template
 from fedme.core.tree import Params
+from fedme.execution.batch_sizes import changes_weights
 
 COMPUTE_BOUND = (nn.modules.conv._ConvNd, nn.RNNBase, nn.Transformer)
 
@@ -82,6 +83,8 @@ def vmap_obstacle(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> str
     """Why a network without buffers cannot be stacked for inputs of this shape and type; empty if it can."""
     if reason := hooks_obstacle(arch):
         return reason
+    if changes_weights(arch, shape, not dtype.is_floating_point, torch.float64):
+        return f"{arch.name} changes its weights in its forward pass"
     dtype = torch.float64 if dtype.is_floating_point else dtype
     models = [Model.init(arch, Key(i), torch.float64) for i in range(2)]
     x = torch.rand((2, 3, *shape), generator=Key(0).torch(), dtype=torch.float64).to(dtype)
@@ -89,22 +92,35 @@ def vmap_obstacle(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> str
     try:
         generators = states()
         weights = {name: torch.stack([m.params[name] for m in models]) for name in models[0].params}
-        stacked = VmapPass(arch, weights, x, {layer: torch.tensor([3, 4]) for layer in layers})
+        stacked = VmapPass(arch, weights, x.clone(), {layer: torch.tensor([3, 4]) for layer in layers})
         if states() != generators:
             return f"{arch.name} draws from a global random generator"
+        if stacked.logits.dtype != torch.float64:
+            return f"{arch.name} computes in another type than that of its weights"
         gradients = stacked.gradients(2 * stacked.logits)  # of the sum of squares
-        predicted = logits(arch, weights, x, None)
+        predicted = logits(arch, weights, x.clone(), None)
         for i, model in enumerate(models):
             leaves = {name: p.clone().requires_grad_() for name, p in model.params.items()}
             masks = {layer: torch.tensor(3 + i) for layer in layers}
-            expected = Model(arch, leaves, {})(x[i], training=True, masks=masks)
-            beside_itself = Model(arch, leaves, {})(x[i, :1].expand_as(x[i]), training=True, masks=masks)
-            if not torch.allclose(expected[0], beside_itself[0], rtol=1e-9, atol=1e-9):
-                return f"{arch.name} mixes the samples of a batch, and batches of a stack are padded"
+            expected = Model(arch, leaves, {})(x[i].clone(), training=True, masks=masks)
+            with torch.inference_mode():
+                evaluated = model(x[i].clone())
+            more = torch.cat([x[i], x[i, :1]])
+            if not torch.allclose(
+                Model(arch, leaves, {})(more, training=True, masks=masks)[:-1], expected, rtol=1e-9, atol=1e-9
+            ):
+                return f"{arch.name} has dropout where the batch is not the first dimension, and batches of a stack are padded"
+            for sample in (0, -1):
+                itself = x[i, [sample]].expand_as(x[i])
+                beside_itself = Model(arch, leaves, {})(itself.clone(), training=True, masks=masks)
+                with torch.inference_mode():
+                    both = (expected, beside_itself), (evaluated, model(itself.clone()))
+                if not all(torch.allclose(y[sample], z[sample], rtol=1e-9, atol=1e-9) for y, z in both):
+                    return f"{arch.name} mixes the samples of a batch, and batches of a stack are padded"
             own = torch.autograd.grad(expected.square().sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
             pairs = [
                 (stacked.logits[i], expected),
-                (predicted[i], model(x[i])),
+                (predicted[i], evaluated),
                 *((gradients[name][i], g) for name, g in zip(leaves, own, strict=True)),
             ]
             if not all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in pairs):

@@ -38,8 +38,16 @@ def _by_number(number: int) -> InMemoryNetwork:
 
 def from_instance(module: nn.Module) -> InMemoryNetwork:
     """A factory of copies of `module`, including its current weights."""
-    original = copy.deepcopy(module)  # later changes of `module` must not matter
-    return InMemoryNetwork(lambda: copy.deepcopy(original), type(module).__qualname__)
+    original = _copied(module)  # later changes of `module` must not matter
+    return InMemoryNetwork(lambda: _copied(original), type(module).__qualname__)
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    copied = copy.deepcopy(module)
+    for name, weight in module.named_parameters():
+        for hook in (weight._backward_hooks or {}).values():  # which a copy does not have
+            copied.get_parameter(name).register_hook(hook)
+    return copied
 
 
 def has_qualified_name(factory: Callable[..., nn.Module]) -> bool:
