@@ -228,19 +228,23 @@ struct Convolution final : Windowed<real> {
 
     std::vector<Parameter<real> *> parameters() override { return {&weight, &bias}; }
 
+    bool computes_by_sample() const override { return !winograd && window.rows * window.columns > 1; }
+    bool needs_inputs() const override { return !planes && !this->copies; }
+    bool needs_output() const override { return relu; }
+
     void forward(const Pass &pass) override {
         const real *start = bias.exists() ? bias.value.data() : nullptr;
         if (winograd) {
             winograd->load(weight.value.data(), panels);
             return winograd->forward(*this->inputs[0], *this->output, start, pass.samples);
         }
-        for (int64_t b = 0; b < pass.samples; b++) {
+        for (int64_t b = pass.first; b < pass.samples; b++) {
             if (planes) {
                 forward_planes(b, start);
                 continue;
             }
             this->copy_input(b);
-            correlate<real>(this->input_of(b), &this->output->data[b * this->output->size], weight.value.data(), panels, windows,
+            correlate<real>(this->input_of(b), this->output->result_of(b), weight.value.data(), panels, windows,
                             window.columns * channels, start, relu ? RECTIFY : ASSIGN);
         }
     }
@@ -264,7 +268,7 @@ struct Convolution final : Windowed<real> {
                         for (int64_t c = 0; c < maps.columns; c++) to[c] = from[c * step[2]];
                 }
         const real *results = planes->correlate(planes_of(b), weight.value.data(), start);
-        real *y = &this->output->data[b * this->output->size];
+        real *y = this->output->result_of(b);
         planes->out.for_each_vector(results, [&](int64_t r, int64_t c, int64_t i, vector<real> value) {
             at(y + out.place(r, c) + i) = relu ? rectified<real>(value) : value;
         });
@@ -272,25 +276,16 @@ struct Convolution final : Windowed<real> {
 
     void backward(const Pass &pass, const UpdateRule<real> &) override {
         Value<real> &input = *this->inputs[0];
-        weight.begin_gradient(), bias.begin_gradient();
-        if (planes) planes->begin_gradient();
+        if (!pass.first) begin_gradient();
         if (winograd) {
             for (int64_t b = 0; relu && b < pass.samples; b++)
                 this->gradient_before_relu(b, this->output->gradient_of(b), out);
             winograd->backward(input, *this->output, bias.gradient, pass.samples);
             return winograd->add_gradient(weight.gradient.data(), panels);
         }
-        if (input.needs_gradient)
-            for (Phase &phase : phases) {
-                const bool square = window.rows * window.columns == 1 && !planes && !phase.planes;
-                if (square)
-                    panels.transpose_to(phase.panels, PlainValues<real>{weight.value.data()}, phase.flipped.data());
-                for (size_t i = 0; !square && i < phase.from.size(); i++)
-                    if (phase.from[i] >= 0) phase.flipped[i] = weight.value[phase.from[i]];
-            }
-        if (leaves_gaps && !input.sums) std::fill_n(input.gradient.begin(), pass.samples * input.size, real(0));
         const bool in_place = !gradient_map.border_rows && !gradient_map.border_columns;
-        for (int64_t b = 0; b < pass.samples; b++) {
+        for (int64_t b = pass.first; b < pass.samples; b++) {
+            if (leaves_gaps && !input.sums) std::fill_n(input.gradient_of(b), input.size, real(0));
             real *own = in_place ? this->output->gradient_of(b) : gradients.data();
             if (gradient_planes)
                 gradient_planes->load(plane_gradients.data(), [&](int64_t r, int64_t c, int64_t i) {
@@ -310,7 +305,19 @@ struct Convolution final : Windowed<real> {
                                     phase.row, nullptr, input.sums ? ADD_TO : ASSIGN);
             }
         }
-        if (planes) planes->add_gradient(weight.gradient.data());
+        if (planes && pass.last) planes->add_gradient(weight.gradient.data());
+    }
+
+    void begin_gradient() {
+        weight.begin_gradient(), bias.begin_gradient();
+        if (planes) planes->begin_gradient();
+        for (Phase &phase : phases) {
+            const bool is_matrix = window.rows * window.columns == 1 && !planes && !phase.planes;
+            if (is_matrix)
+                panels.transpose_to(phase.panels, PlainValues<real>{weight.value.data()}, phase.flipped.data());
+            for (size_t i = 0; !is_matrix && i < phase.from.size(); i++)
+                if (phase.from[i] >= 0) phase.flipped[i] = weight.value[phase.from[i]];
+        }
     }
 
     void accumulate_planes(int64_t b) {

@@ -118,7 +118,7 @@ __attribute__((noinline)) void accumulate_columns(const real *x, int64_t x_line,
 // A convolution without stride of planes, and the gradient of its weights.
 template <typename real>
 struct PlaneConvolution {
-    static constexpr int MOST = PlaneWeights<real>::MOST, WIDE = BYTES == 64 ? 4 : 2;  // of the vectors fit the registers
+    static constexpr int MOST = PlaneWeights<real>::MOST, WIDE = REGISTERS / 8;  // MOST x WIDE sums stay in registers
     PlaneWeights<real> weights;
     Planes<real> in, out;
     Pair window;

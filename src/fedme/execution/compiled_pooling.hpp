@@ -36,10 +36,14 @@ struct Pool final : Node<real> {
             for (int64_t c = 0; c < columns; c++) work(r, c, (r * columns + c) * width);
     }
 
+    bool computes_by_sample() const override { return true; }
+    bool needs_inputs() const override { return false; }
+    bool needs_output() const override { return false; }
+
     void forward(const Pass &pass) override {
-        for (int64_t s = 0; s < pass.samples; s++) {
+        for (int64_t s = pass.first; s < pass.samples; s++) {
             const real *x = this->in().of(s);
-            real *y = &this->output->data[s * this->output->size];
+            real *y = this->output->result_of(s);
             for_each_window([&](int64_t r, int64_t c, int64_t place) {
                 const int64_t r0 = row_begin[r], r1 = row_end[r], c0 = column_begin[c], c1 = column_end[c];
                 for (int64_t i = 0; i < width; i += LANES<real>) {
@@ -73,9 +77,9 @@ struct Pool final : Node<real> {
         const vector<real> zero = {};
         if (!input.needs_gradient) return;
         const bool adds = input.sums || !apart;
-        if (adds && !input.sums) std::fill_n(input.gradient.begin(), pass.samples * input.size, real(0));
-        for (int64_t s = 0; s < pass.samples; s++) {
+        for (int64_t s = pass.first; s < pass.samples; s++) {
             real *to = input.gradient_of(s);
+            if (adds && !input.sums) std::fill_n(to, input.size, real(0));
             const real *gradients = this->output->gradient_of(s);
             for_each_window([&](int64_t r, int64_t c, int64_t place) {
                 const int64_t r0 = row_begin[r], r1 = row_end[r], c0 = column_begin[c], c1 = column_end[c];

@@ -41,9 +41,9 @@ COMPILE_FOR(INSTRUCTIONS)
 namespace {
 
 #ifdef FEDME_AVX512
-constexpr int BYTES = 64;  // per vector
+constexpr int BYTES = 64, REGISTERS = 32;  // bytes of a vector, and vectors that the processor holds
 #else
-constexpr int BYTES = 32;
+constexpr int BYTES = 32, REGISTERS = 16;
 #endif
 
 template <typename real>
