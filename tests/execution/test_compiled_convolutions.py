@@ -151,7 +151,7 @@ def test_wide_windows_equal_the_reference(channels, outputs, last, size, padding
 
 
 def narrow(shape, layers, pools):
-    """Few channels on wide maps, where vectors run along columns: (outputs, window, stride, padding, dilation, groups, bias)."""
+    """Few channels on wide maps. `layers`: (outputs, window, stride, padding, dilation, groups, bias)."""
     channels, modules = shape[0], []
     for outputs, window, stride, padding, dilation, groups, bias in layers:
         modules += [nn.Conv2d(channels, outputs, window, stride, padding, dilation, groups, bias), nn.ReLU()]

@@ -115,13 +115,15 @@ struct Convolution final : Windowed<real> {
     }
 
     Convolution(const NodeContext<real> &context, const Value<real> &input)
-        : Base(context, context.spec.numbers[0], !Winograd<real>::is_worth(context.spec.numbers) && !has_planes(context.spec.numbers)) {
+        : Base(context, context.spec.numbers[0],
+               !Winograd<real>::is_worth(context.spec.numbers) && !has_planes(context.spec.numbers)) {
         const int64_t taps = window.rows * window.columns;
         panels = {taps * channels, outputs};
         const FeatureMap &in = this->in;
         if (has_planes(this->n)) {
             const Planes<real> maps(in.rows, in.columns, padding, channels);
-            planes = std::make_unique<PlaneConvolution<real>>(maps, outputs, window, dilation, Pair{0, 0}, Pair{out.rows, out.columns});
+            planes = std::make_unique<PlaneConvolution<real>>(maps, outputs, window, dilation, Pair{0, 0},
+                                                              Pair{out.rows, out.columns});
             plane_inputs.resize(planes->room(context.batch));
         } else {
             windows = windows_of(in, 0, 0, stride, window, dilation, {out.rows, out.columns}, 0, {out.line(), out.padded_channels});
@@ -146,9 +148,10 @@ struct Convolution final : Windowed<real> {
         if (input.needs_gradient) prepare_phases();
         gradients.resize(gradient_map.size());
         if (!planes && !plane_phases()) return;
-        if (!gradient_planes) gradient_planes = std::make_unique<Planes<real>>(planes_of_gradients());
+        gradient_planes = std::make_unique<Planes<real>>(planes_of_gradients());
         int64_t room = gradient_planes->size();
-        for (const Phase &phase : phases) if (phase.planes) room = std::max(room, phase.planes->room(1));
+        for (const Phase &phase : phases)
+            if (phase.planes) room = std::max(room, phase.planes->room(1));
         plane_gradients.resize(room);
     }
 

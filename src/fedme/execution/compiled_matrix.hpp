@@ -151,9 +151,9 @@ void correlate(const real *x, real *y, const real *w, const WeightPanels<real> &
         for (const WindowGroup &group : groups) {
             const real *weights = w + panels.start(v / 2) + group.first * row * vectors * LANES<real>;
             if (vectors == 2)
-                correlate_panel<real, REGISTERS / 8 * 3, 2>(x, y + v / 2 * step, weights, group, own, finish);
+                correlate_panel<real, 6, 2>(x, y + v / 2 * step, weights, group, own, finish);
             else
-                correlate_panel<real, REGISTERS / 8 * 4, 1>(x, y + v / 2 * step, weights, group, own, finish);
+                correlate_panel<real, 8, 1>(x, y + v / 2 * step, weights, group, own, finish);
         }
     }
 }
