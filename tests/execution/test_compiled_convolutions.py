@@ -150,6 +150,50 @@ def test_wide_windows_equal_the_reference(channels, outputs, last, size, padding
     equal(operation({"a": arch}, SGD(CrossEntropy(), 0.02, 0.9), images(samples, (1, *size), seed=seed), local, seed=seed))
 
 
+def narrow(shape, layers, pools):
+    """Few channels on wide maps. `layers`: (outputs, window, stride, padding, dilation, groups, bias)."""
+    channels, modules = shape[0], []
+    for outputs, window, stride, padding, dilation, groups, bias in layers:
+        modules += [nn.Conv2d(channels, outputs, window, stride, padding, dilation, groups, bias), nn.ReLU()]
+        channels = outputs
+    features = nn.Sequential(*modules, *([nn.MaxPool2d(2)] if pools else []))
+    with torch.no_grad():
+        width = features(torch.zeros(1, *shape)).numel()
+    return nn.Sequential(features, nn.Flatten(), nn.Linear(width, CLASSES))
+
+
+@st.composite
+def narrow_layers(draw):
+    rows, columns = draw(st.integers(3, 15)), draw(st.integers(12, 35))
+    groups = draw(st.sampled_from([1, 1, 1, 2]))
+    channels = groups * draw(st.integers(1, 4))
+    shape, layers = (channels, rows, columns), []
+    for _ in range(draw(st.integers(1, 3))):
+        padding = draw(st.tuples(st.integers(0, 3), st.integers(0, 4)))
+        stride = draw(st.sampled_from([(1, 1), (1, 1), (1, 1), (2, 1), (1, 2), (2, 3)]))
+        dilation = draw(st.sampled_from([(1, 1), (1, 1), (2, 1), (1, 2), (2, 3)])) if max(stride) == 1 else (1, 1)
+        room = rows + 2 * padding[0], columns + 2 * padding[1]
+        window = tuple(draw(st.integers(1, min(5, (n - 1) // d + 1))) for n, d in zip(room, dilation, strict=True))
+        rows, columns = ((n - (k - 1) * d - 1) // s + 1 for n, k, d, s in zip(room, window, dilation, stride, strict=True))
+        layers.append((groups * draw(st.integers(1, 9)), window, stride, padding, dilation, groups, draw(st.booleans())))
+    return shape, layers, draw(st.booleans()) and min(rows, columns) > 1
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    layers=narrow_layers(),
+    samples=st.integers(1, 9),
+    local=locals_,
+    momentum=st.sampled_from([0.0, 0.9]),
+    clip=st.sampled_from([None, 0.5]),
+    seed=st.integers(0, 1000),
+)
+def test_few_channels_equal_the_reference(layers, samples, local, momentum, clip, seed):
+    arch = Arch.named(f"narrow-{next(numbers)}", lambda: narrow(*layers))
+    optimizer = SGD(CrossEntropy(), 0.02, momentum, clip=clip)
+    equal(operation({"a": arch}, optimizer, images(samples, layers[0], seed=seed), local, seed=seed))
+
+
 def test_wide_windows_in_single_precision():
     arch = Arch.named("wide-single", lambda: wide(24, 16, (32, 31), (1, 1), True, 17))
     op = operation({"a": arch}, SGD(CrossEntropy(), 0.02, 0.9), images(40, (1, 32, 31)), BatchSchedule(1, 20), torch.float32)

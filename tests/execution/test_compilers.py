@@ -49,6 +49,21 @@ class Recurrent(nn.Module):
         return self.head(self.gru(self.lstm(maps.transpose(1, 2).flatten(2))[0])[0][:, -1])
 
 
+class FewChannels(nn.Module):
+    """Convolutions with few channels on wide maps, where vectors run along columns."""
+
+    def __init__(self):
+        super().__init__()
+        self.spread = nn.Linear(36, 12 * 24)
+        self.first, self.second = nn.Conv2d(1, 6, 5, padding=2), nn.Conv2d(6, 16, (5, 3), (2, 1))
+        self.third, self.last = nn.Conv2d(16, 2, 3, dilation=(1, 2)), nn.Linear(2 * 2 * 18, 5)
+
+    def forward(self, x):
+        x = self.spread(x.flatten(1)).view(-1, 1, 12, 24)
+        x = torch.relu(self.second(torch.relu(self.first(x))))
+        return self.last(torch.relu(self.third(x)).flatten(1))
+
+
 class Conditional(nn.Module):
     """Comparisons and choices between values."""
 
@@ -77,7 +92,7 @@ class Unusual(nn.Module):
         return self.head((x / (1 + x.std(1, keepdim=True)) * self.scale.exp()).cumsum(1))
 
 
-NETWORKS = (Functional, ResNet, GroupNormNet, Depthwise, Transformer, Grouped, Recurrent, Conditional, Unusual)
+NETWORKS = (Functional, ResNet, GroupNormNet, Depthwise, Transformer, Grouped, Recurrent, FewChannels, Conditional, Unusual)
 
 
 def numbers(values, kind="<i8"):

@@ -282,7 +282,7 @@ struct Network {
     template <typename Work>
     static void for_each_part(size_t count, const Pass &pass, const Work &work) {
         if (count == 1) return work(pass);
-        for (int64_t s = 0; s < pass.samples; s++) work({s + 1, pass.draw, s});
+        for (int64_t s = 0; s < pass.samples; s++) work({s + 1, pass.draw, s, s + 1 == pass.samples});
     }
 
     void forward(const std::vector<const real *> &x, const Pass &pass) {

@@ -6,57 +6,11 @@
 #pragma once
 
 #include "compiled_graph.hpp"
-#include "compiled_matrix.hpp"
+#include "compiled_maps.hpp"
+#include "compiled_planes.hpp"
 #include "compiled_winograd.hpp"
 
 namespace {
-
-struct FeatureMap {
-    int64_t rows, columns, channels;
-    int64_t padded_channels;
-    int64_t border_rows = 0, border_columns = 0;  // on both sides
-
-    int64_t line() const { return (columns + 2 * border_columns) * padded_channels; }
-    int64_t size() const { return (rows + 2 * border_rows) * line(); }
-    int64_t place(int64_t r, int64_t c) const { return (r + border_rows) * line() + (c + border_columns) * padded_channels; }
-};
-
-struct Pair {
-    int64_t rows, columns;
-};
-
-// Rows `first` to `last` of a window whose taps are `dilation` apart.
-inline std::vector<Span> spans_of(const FeatureMap &x, int64_t first, int64_t last, int64_t columns, Pair dilation) {
-    std::vector<Span> spans;
-    const bool contiguous = x.padded_channels == x.channels && dilation.columns == 1;
-    for (int64_t r = first; r < last; r++) {
-        const int64_t line = r * dilation.rows * x.line();
-        if (contiguous) spans.push_back({line, columns * x.channels});
-        for (int64_t c = 0; c < columns && !contiguous; c++)
-            spans.push_back({line + c * dilation.columns * x.padded_channels, x.channels});
-    }
-    return spans;
-}
-
-// The windows of a grid of results: the first begins at (r0, c0) of `x` with its border, the next are `step` apart. Result
-// (r, c) belongs at y0 + r * y_step.rows + c * y_step.columns.
-inline std::vector<WindowGroup> windows_of(const FeatureMap &x, int64_t r0, int64_t c0, Pair step, Pair window, Pair dilation,
-                                           Pair count, int64_t y0, Pair y_step) {
-    std::vector<WindowGroup> groups;
-    for (int64_t r = 0; r < count.rows; r++) {
-        int64_t first = 0, last = window.rows;
-        const int64_t top = r0 + r * step.rows, d = dilation.rows;
-        while (first < last && top + first * d < x.border_rows) first++;
-        while (last > first && top + (last - 1) * d >= x.border_rows + x.rows) last--;
-        if (groups.empty() || groups.back().first != first || groups.back().last != last)
-            groups.push_back({first, last, spans_of(x, first, last, window.columns, dilation), {}, {}});
-        for (int64_t c = 0; c < count.columns; c++) {
-            groups.back().from.push_back(top * x.line() + (c0 + c * step.columns) * x.padded_channels);
-            groups.back().to.push_back(y0 + r * y_step.rows + c * y_step.columns);
-        }
-    }
-    return groups;
-}
 
 // The geometry that convolutions and depthwise convolutions share.
 // numbers: channels, rows and columns of the input; its strides by channel, row and column; outputs; window, padding, stride and
@@ -71,11 +25,11 @@ struct Windowed : Node<real> {
     FeatureMap in, out, input_map;
     AlignedVector<real> copied;  // batch x in
 
-    Windowed(const NodeContext<real> &context, int64_t copied_channels, bool pads = true)
+    Windowed(const NodeContext<real> &context, int64_t copied_channels, bool may_copy = true)
         : n(context.spec.numbers), channels(n[0]), outputs(n[6]), input_step{n[3], n[4], n[5]}, window{n[7], n[8]},
           padding{n[9], n[10]}, stride{n[11], n[12]}, dilation{n[13], n[14]}, relu(n[15]) {
         input_map = {n[1], n[2], channels, padded<real>(channels)};
-        copies = (pads && (padding.rows || padding.columns)) || !n[16];
+        copies = may_copy && (padding.rows || padding.columns || !n[16]);
         in = copies ? FeatureMap{n[1], n[2], channels, copied_channels, padding.rows, padding.columns} : input_map;
         out = {(n[1] + 2 * padding.rows - (window.rows - 1) * dilation.rows - 1) / stride.rows + 1,
                (n[2] + 2 * padding.columns - (window.columns - 1) * dilation.columns - 1) / stride.columns + 1, outputs,
@@ -102,14 +56,14 @@ struct Windowed : Node<real> {
 
     // The gradient of a sample before ReLU, in a map that may have a border.
     void gradient_before_relu(int64_t b, real *to, const FeatureMap &map) {
-        const vector<real> zero = {};
-        const real *gradients = this->output->gradient_of(b), *y = this->output->of(b);
         for (int64_t r = 0; r < out.rows; r++)
-            for (int64_t i = 0; i < out.line(); i += LANES<real>) {
-                const int64_t place = r * out.line() + i;
-                const vector<real> gradient = at(gradients + place);
-                at(to + map.place(r, 0) + i) = relu ? (at(y + place) > zero ? gradient : zero) : gradient;
-            }
+            for (int64_t i = 0; i < out.line(); i += LANES<real>)
+                at(to + map.place(r, 0) + i) = gradient_before_relu(b, r * out.line() + i);
+    }
+
+    vector<real> gradient_before_relu(int64_t b, int64_t place) const {
+        const vector<real> gradient = at(this->output->gradient_of(b) + place), zero = {};
+        return relu ? (at(this->output->of(b) + place) > zero ? gradient : zero) : gradient;
     }
 };
 
@@ -127,6 +81,8 @@ struct Convolution final : Windowed<real> {
         std::vector<int64_t> from;  // the place of each flipped weight among the weights
         std::vector<WindowGroup> windows;
         int64_t row;  // values in a row of a window
+        Pair first;   // input that it gives a gradient to
+        std::unique_ptr<PlaneConvolution<real>> planes;  // computes it instead, with few channels
     };
 
     Parameter<real> weight, bias;
@@ -140,18 +96,47 @@ struct Convolution final : Windowed<real> {
     PackedPanel<real> packed;
     Accumulator<real> accumulator;  // of a window of one, where all positions are alike
     std::unique_ptr<Winograd<real>> winograd;  // computes instead of all this, where it is faster
+    std::unique_ptr<PlaneConvolution<real>> planes;  // the same but for the gradient of the input, with few outputs
+    AlignedVector<real> plane_inputs;                // of the batch
+    std::unique_ptr<Planes<real>> gradient_planes;
+    AlignedVector<real> plane_gradients;  // of one sample
+
+    // Results, and gradients of the weights, whose vectors run along columns.
+    static bool has_planes(const int64_t *n) {
+        const int64_t columns = n[2] + 2 * n[10] - (n[8] - 1) * n[14];
+        const int64_t moved = padded<real>(n[6]) + (n[5] == 1 ? 0 : padded<real>(n[0]));
+        return n[11] == 1 && n[12] == 1 && !Winograd<real>::is_worth(n) &&
+               PlaneConvolution<real>::is_worth(n[7] * n[8] * n[0], n[6], columns, moved);
+    }
+
+    // The same for gradients of the input.
+    static bool has_plane_gradients(const int64_t *n) {
+        const int64_t taps = (n[7] + n[11] - 1) / n[11] * ((n[8] + n[12] - 1) / n[12]), columns = (n[2] + n[12] - 1) / n[12];
+        return PlaneConvolution<real>::is_worth(taps * n[6], n[0], columns, padded<real>(n[0]) + padded<real>(n[6]));
+    }
 
     Convolution(const NodeContext<real> &context, const Value<real> &input)
-        : Base(context, context.spec.numbers[0], !Winograd<real>::is_worth(context.spec.numbers)) {
+        : Base(context, context.spec.numbers[0],
+               !Winograd<real>::is_worth(context.spec.numbers) && !has_planes(context.spec.numbers)) {
         const int64_t taps = window.rows * window.columns;
         panels = {taps * channels, outputs};
         const FeatureMap &in = this->in;
-        windows = windows_of(in, 0, 0, stride, window, dilation, {out.rows, out.columns}, 0, {out.line(), out.padded_channels});
-        for (const Span &span : spans_of(in, 0, window.rows, window.columns, dilation))
-            for (int64_t i = 0; i < span.count; i++) offsets.push_back(span.first + i);
+        if (has_planes(this->n)) {
+            const Planes<real> maps(in.rows, in.columns, padding, channels);
+            planes = std::make_unique<PlaneConvolution<real>>(maps, outputs, window, dilation, Pair{0, 0},
+                                                              Pair{out.rows, out.columns});
+            plane_inputs.resize(planes->room(context.batch));
+        } else {
+            windows = windows_of(in, 0, 0, stride, window, dilation, {out.rows, out.columns}, 0, {out.line(), out.padded_channels});
+            for (const Span &span : spans_of(in, 0, window.rows, window.columns, dilation))
+                for (int64_t i = 0; i < span.count; i++) offsets.push_back(span.first + i);
+        }
         ParameterLayout layout;
-        layout.size = panels.size();
-        for (int64_t o = 0; o < outputs; o++) layout.start.push_back(panels.place(0, o)), layout.stride.push_back(panels.width(o));
+        layout.size = planes ? planes->weights.size() : panels.size();
+        for (int64_t o = 0; o < outputs; o++) {
+            layout.start.push_back(place(0, o));
+            layout.stride.push_back(planes ? planes->weights.block() : panels.width(o));
+        }
         for (int64_t c = 0; c < channels; c++)
             for (int64_t tap = 0; tap < taps; tap++) layout.column.push_back(tap * channels + c);
         layout.transposed = context.spec.numbers[17];
@@ -164,6 +149,23 @@ struct Convolution final : Windowed<real> {
         gradient_map = out;
         if (input.needs_gradient) prepare_phases();
         gradients.resize(gradient_map.size());
+        if (!planes && !plane_phases()) return;
+        gradient_planes = std::make_unique<Planes<real>>(planes_of_gradients());
+        int64_t room = gradient_planes->size();
+        for (const Phase &phase : phases)
+            if (phase.planes) room = std::max(room, phase.planes->room(1));
+        plane_gradients.resize(room);
+    }
+
+    int64_t place(int64_t input, int64_t output) const {  // of a weight
+        return planes ? planes->weights.place(input, output) : panels.place(input, output);
+    }
+
+    bool plane_phases() const { return !phases.empty() && phases[0].planes; }
+
+    Planes<real> planes_of_gradients() const {
+        const Pair border{gradient_map.border_rows, gradient_map.border_columns};
+        return Planes<real>(out.rows, out.columns, border, planes ? planes->out.channels : outputs);
     }
 
     // The taps that a phase has in one direction, the inputs it gives gradients to, and where the first window begins.
@@ -196,9 +198,18 @@ struct Convolution final : Windowed<real> {
             if (!rows.taps || !columns.taps || !rows.inputs || !columns.inputs) continue;
             Phase phase;
             const int64_t taps = rows.taps * columns.taps;
+            const Pair begin{rows.begin + gradient_map.border_rows, columns.begin + gradient_map.border_columns};
+            const Pair size{rows.taps, columns.taps}, count{rows.inputs, columns.inputs};
             phase.panels = {taps * outputs, channels};
             phase.row = columns.taps * outputs;
-            phase.flipped.resize(phase.panels.size());
+            phase.first = {rows.first_input, columns.first_input};
+            int64_t gradient_channels = outputs;
+            if (has_plane_gradients(this->n)) {
+                const Planes<real> maps = planes_of_gradients();
+                phase.planes = std::make_unique<PlaneConvolution<real>>(maps, channels, size, dilation, begin, count);
+                gradient_channels = maps.channels;
+            }
+            phase.flipped.resize(phase.planes ? phase.planes->weights.size() : phase.panels.size());
             phase.from.assign(phase.flipped.size(), -1);
             const int64_t first_row = p / stride.columns, first_column = p % stride.columns;
             for (int64_t r = 0; r < rows.taps; r++)
@@ -206,20 +217,25 @@ struct Convolution final : Windowed<real> {
                     const int64_t tap = (first_row + (rows.taps - 1 - r) * stride.rows) * window.columns + first_column +
                                         (columns.taps - 1 - c) * stride.columns;
                     for (int64_t i = 0; i < channels; i++)
-                        for (int64_t o = 0; o < outputs; o++)
-                            phase.from[phase.panels.place((r * columns.taps + c) * outputs + o, i)] =
-                                panels.place(tap * channels + i, o);
+                        for (int64_t o = 0; o < outputs; o++) {
+                            const int64_t input = (r * columns.taps + c) * gradient_channels + o;
+                            const int64_t to = phase.planes ? phase.planes->weights.place(input, i) : phase.panels.place(input, i);
+                            phase.from[to] = place(tap * channels + i, o);
+                        }
                 }
-            phase.windows = windows_of(
-                gradient_map, rows.begin + gradient_map.border_rows, columns.begin + gradient_map.border_columns, {1, 1},
-                {rows.taps, columns.taps}, dilation, {rows.inputs, columns.inputs},
-                map.place(rows.first_input, columns.first_input),
-                {stride.rows * map.line(), stride.columns * map.padded_channels});
+            if (!phase.planes)
+                phase.windows = windows_of(gradient_map, begin.rows, begin.columns, {1, 1}, size, dilation, count,
+                                           map.place(rows.first_input, columns.first_input),
+                                           {stride.rows * map.line(), stride.columns * map.padded_channels});
             phases.push_back(std::move(phase));
         }
     }
 
     std::vector<Parameter<real> *> parameters() override { return {&weight, &bias}; }
+
+    bool computes_by_sample() const override { return !winograd && window.rows * window.columns > 1; }
+    bool needs_inputs() const override { return !planes && !this->copies; }
+    bool needs_output() const override { return relu; }
 
     void forward(const Pass &pass) override {
         const real *start = bias.exists() ? bias.value.data() : nullptr;
@@ -227,40 +243,107 @@ struct Convolution final : Windowed<real> {
             winograd->load(weight.value.data(), panels);
             return winograd->forward(*this->inputs[0], *this->output, start, pass.samples);
         }
-        for (int64_t b = 0; b < pass.samples; b++) {
+        for (int64_t b = pass.first; b < pass.samples; b++) {
+            if (planes) {
+                forward_planes(b, start);
+                continue;
+            }
             this->copy_input(b);
-            correlate<real>(this->input_of(b), &this->output->data[b * this->output->size], weight.value.data(), panels, windows,
+            correlate<real>(this->input_of(b), this->output->result_of(b), weight.value.data(), panels, windows,
                             window.columns * channels, start, relu ? RECTIFY : ASSIGN);
         }
     }
 
+    real *planes_of(int64_t b) { return &plane_inputs[b * planes->in.size()]; }
+
+    void forward_planes(int64_t b, const real *start) {
+        const Planes<real> &maps = planes->in;
+        const real *x = this->inputs[0]->of(b);
+        const int64_t *step = this->input_step;
+        if (this->n[16])
+            maps.load(planes_of(b), [&](int64_t r, int64_t c, int64_t i) { return at(x + this->input_map.place(r, c) + i); });
+        else
+            for (int64_t i = 0; i < channels; i++)
+                for (int64_t r = 0; r < maps.map.rows; r++) {
+                    const real *from = x + i * step[0] + r * step[1];
+                    real *to = planes_of(b) + i * maps.map.size() + maps.map.place(r, 0);
+                    if (step[2] == 1)
+                        std::copy_n(from, maps.columns, to);
+                    else
+                        for (int64_t c = 0; c < maps.columns; c++) to[c] = from[c * step[2]];
+                }
+        const real *results = planes->correlate(planes_of(b), weight.value.data(), start);
+        real *y = this->output->result_of(b);
+        planes->out.for_each_vector(results, [&](int64_t r, int64_t c, int64_t i, vector<real> value) {
+            at(y + out.place(r, c) + i) = relu ? rectified<real>(value) : value;
+        });
+    }
+
     void backward(const Pass &pass, const UpdateRule<real> &) override {
         Value<real> &input = *this->inputs[0];
-        weight.begin_gradient(), bias.begin_gradient();
+        if (!pass.first) begin_gradient();
         if (winograd) {
             for (int64_t b = 0; relu && b < pass.samples; b++)
                 this->gradient_before_relu(b, this->output->gradient_of(b), out);
             winograd->backward(input, *this->output, bias.gradient, pass.samples);
             return winograd->add_gradient(weight.gradient.data(), panels);
         }
-        if (input.needs_gradient)
-            for (Phase &phase : phases) {
-                if (window.rows * window.columns == 1)
-                    panels.transpose_to(phase.panels, PlainValues<real>{weight.value.data()}, phase.flipped.data());
-                for (size_t i = 0; window.rows * window.columns > 1 && i < phase.from.size(); i++)
-                    if (phase.from[i] >= 0) phase.flipped[i] = weight.value[phase.from[i]];
-            }
-        if (leaves_gaps && !input.sums) std::fill_n(input.gradient.begin(), pass.samples * input.size, real(0));
         const bool in_place = !gradient_map.border_rows && !gradient_map.border_columns;
-        for (int64_t b = 0; b < pass.samples; b++) {
+        for (int64_t b = pass.first; b < pass.samples; b++) {
+            if (leaves_gaps && !input.sums) std::fill_n(input.gradient_of(b), input.size, real(0));
             real *own = in_place ? this->output->gradient_of(b) : gradients.data();
-            if (relu || !in_place) this->gradient_before_relu(b, own, gradient_map);
-            accumulate_gradient(this->input_of(b), own);
-            if (input.needs_gradient)
-                for (const Phase &phase : phases)
+            if (gradient_planes)
+                gradient_planes->load(plane_gradients.data(), [&](int64_t r, int64_t c, int64_t i) {
+                    return this->gradient_before_relu(b, out.place(r, c) + i);
+                });
+            if ((relu || !in_place) && !(planes && (plane_phases() || phases.empty())))
+                this->gradient_before_relu(b, own, gradient_map);
+            if (planes)
+                accumulate_planes(b);
+            else
+                accumulate_gradient(this->input_of(b), own);
+            for (Phase &phase : phases) {
+                if (phase.planes)
+                    give_planes(b, phase);
+                else
                     correlate<real>(own, input.gradient_of(b), phase.flipped.data(), phase.panels, phase.windows,
                                     phase.row, nullptr, input.sums ? ADD_TO : ASSIGN);
+            }
         }
+        if (planes && pass.last) planes->add_gradient(weight.gradient.data());
+    }
+
+    void begin_gradient() {
+        weight.begin_gradient(), bias.begin_gradient();
+        if (planes) planes->begin_gradient();
+        for (Phase &phase : phases) {
+            const bool is_matrix = window.rows * window.columns == 1 && !planes && !phase.planes;
+            if (is_matrix)
+                panels.transpose_to(phase.panels, PlainValues<real>{weight.value.data()}, phase.flipped.data());
+            for (size_t i = 0; !is_matrix && i < phase.from.size(); i++)
+                if (phase.from[i] >= 0) phase.flipped[i] = weight.value[phase.from[i]];
+        }
+    }
+
+    void accumulate_planes(int64_t b) {
+        planes->accumulate(planes_of(b), *gradient_planes, plane_gradients.data());
+        const FeatureMap &map = gradient_planes->map;
+        for (int64_t o = 0; o < int64_t(bias.gradient.size()) && o < outputs; o++) {
+            vector<real> sum = {};
+            for (int64_t r = 0; r < map.rows; r++)
+                for (int64_t c = 0; c < map.columns; c += LANES<real>)
+                    sum += unaligned(&plane_gradients[o * map.size() + map.place(r, c)]);
+            bias.gradient[o] += sum_of<real>(sum);
+        }
+    }
+
+    void give_planes(int64_t b, Phase &phase) {
+        Value<real> &input = *this->inputs[0];
+        const real *results = phase.planes->correlate(plane_gradients.data(), phase.flipped.data(), nullptr);
+        phase.planes->out.for_each_vector(results, [&](int64_t r, int64_t c, int64_t i, vector<real> value) {
+            const int64_t row = phase.first.rows + r * stride.rows, column = phase.first.columns + c * stride.columns;
+            this->give(input, input.gradient_of(b) + this->input_map.place(row, column) + i, value);
+        });
     }
 
     void accumulate_gradient(const real *x, const real *gradients) {

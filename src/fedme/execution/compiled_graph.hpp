@@ -35,6 +35,7 @@ struct Pass {
     int64_t samples;
     int64_t draw;       // the number of the dropout masks, or EVALUATION
     int64_t first = 0;  // sample
+    bool last = true;   // of the samples of the batch
     bool trains() const { return draw != EVALUATION; }
 };
 

@@ -41,9 +41,9 @@ COMPILE_FOR(INSTRUCTIONS)
 namespace {
 
 #ifdef FEDME_AVX512
-constexpr int BYTES = 64;  // per vector
+constexpr int BYTES = 64, REGISTERS = 32;  // bytes of a vector, and vectors that the processor holds
 #else
-constexpr int BYTES = 32;
+constexpr int BYTES = 32, REGISTERS = 16;
 #endif
 
 template <typename real>
@@ -65,6 +65,30 @@ inline vector<real> &at(real *place) {
 template <typename real>
 inline const vector<real> &at(const real *place) {
     return *reinterpret_cast<const vector<real> *>(place);
+}
+
+// Vectors that may begin anywhere. Clang takes what `at` refers to for aligned, and GCC copies halves of a vector in memcpy.
+template <typename real>
+struct __attribute__((packed, may_alias)) Unaligned {
+    vector<real> value;
+};
+
+template <typename real>
+inline vector<real> unaligned(const real *place) {
+    return reinterpret_cast<const Unaligned<real> *>(place)->value;
+}
+
+template <typename real>
+inline void put_unaligned(real *place, vector<real> value) {
+    reinterpret_cast<Unaligned<real> *>(place)->value = value;
+}
+
+// Call a function with a number from 1 to MOST as a constant.
+template <int MOST, typename Function>
+inline void with_constant(int64_t number, const Function &function) {
+    if constexpr (MOST > 1)
+        if (number < MOST) return with_constant<MOST - 1>(number, function);
+    function(std::integral_constant<int, MOST>());
 }
 
 // Numbers of one vector at other places: J ^ D is the place beside, 2 or 4 (and so on) away.
@@ -117,13 +141,13 @@ inline void transpose(vector<real> (&rows)[LANES<real>]) {
 }
 
 // A square as wide as a vector, from rows at a distance to columns at a distance. They may begin anywhere, as weights in the
-// middle of a tensor do: Clang takes what `at` refers to for aligned.
+// middle of a tensor do.
 template <typename real>
 inline void copy_transposed(const real *from, int64_t from_step, real *to, int64_t to_step) {
     vector<real> rows[LANES<real>];
-    for (int64_t i = 0; i < LANES<real>; i++) std::memcpy(&rows[i], from + i * from_step, BYTES);
+    for (int64_t i = 0; i < LANES<real>; i++) rows[i] = unaligned(from + i * from_step);
     transpose<real>(rows);
-    for (int64_t i = 0; i < LANES<real>; i++) std::memcpy(to + i * to_step, &rows[i], BYTES);
+    for (int64_t i = 0; i < LANES<real>; i++) put_unaligned(to + i * to_step, rows[i]);
 }
 
 template <typename real>
