@@ -28,6 +28,8 @@ def pack(value: Any, tensors: dict[str, Tensor], at: str = "", leaf: Packed = la
 
 
 def _pack(value: Any, tensors: dict[str, Tensor], at: str, seen: dict[int, str], leaf: Packed) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
     if (taken := leaf(value)) is not NotImplemented:
         return taken
     if isinstance(value, Tensor):
@@ -39,8 +41,6 @@ def _pack(value: Any, tensors: dict[str, Tensor], at: str, seen: dict[int, str],
         return seen[id(value)]
     if isinstance(value, Arch):
         return value.name
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
     if isinstance(value, Mapping):
         return {str(k): _pack(v, tensors, f"{at}/{k}", seen, leaf) for k, v in value.items()}
     if isinstance(value, list | tuple):
