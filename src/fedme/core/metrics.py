@@ -312,7 +312,8 @@ def _log_softmax(logits: Array) -> Array:
     """Over the first axis."""
     with np.errstate(invalid="ignore"):  # infinite logits give NaN, which the metrics report
         shifted: Array = logits - np.maximum.reduce(logits)
-        shifted -= np.log(np.add.reduce(np.exp(shifted)))
+        # `np.add.reduce` adds in another order if there is one column.
+        shifted -= np.log(np.add.accumulate(np.exp(shifted))[-1])
     return shifted
 
 
