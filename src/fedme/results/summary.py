@@ -129,15 +129,16 @@ class Incidents:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Count what a row of the records notes."""
-        notes = row.get("notes") or {}
+        if row["round"] > self.newest:  # models are compared after the last round; a run may have been extended since
+            self.newest, self.identical = row["round"], {}
+        if not (notes := row.get("notes")):
+            return
         if "malicious" in notes:
             self.malicious.add(row["client"])
         if "diverging" in notes:
             count = self.diverging.setdefault(row["client"], {"rounds": 0, "first": row["round"], "loss": notes["diverging"]})
             count["rounds"] += 1
             count["last"] = row["round"]
-        if row["round"] > self.newest:  # models are compared after the last round; a run may have been extended since
-            self.newest, self.identical = row["round"], {}
         if isinstance(notes.get(SAME_MODEL), str):
             self.identical.setdefault(notes[SAME_MODEL], []).append(row["client"])
         missing = notes.get("missing")
