@@ -313,14 +313,14 @@ class RoundLoop:
         return task.dtype.itemsize * parameters <= self.store.budget // PART
 
     def _keep_best_rounds(self, evaluations: Mapping[ClientId, Evaluation], t: int) -> None:
-        before, found = self.best, {}
+        before, improved = self.best, {}
         for client, evaluation in evaluations.items():
             best = better(before.get(client), evaluation, t) if evaluation.models else None
             if best is not None and best is not before.get(client):
-                found[client] = best
+                improved[client] = best
         # Of what has weights, and of all clients at once: they may have the same model.
-        weights = self.store.keep({client: (best.model, best.outputs) for client, best in found.items()})
-        for client, best in found.items():
+        weights = self.store.keep({client: (best.model, best.outputs) for client, best in improved.items()})
+        for client, best in improved.items():
             model, outputs = weights[client]
             self.best[client] = replace(best, model=model, outputs=outputs)
 
