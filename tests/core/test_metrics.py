@@ -158,6 +158,21 @@ def test_metrics_do_not_depend_on_what_is_measured_with_them(shapes: list[tuple[
             assert value == other or (math.isnan(value) and math.isnan(other))
 
 
+def test_a_single_sample_is_measured_alike_alone_and_with_others() -> None:
+    answers = [draw(seed, 1 + seed % 3, 62, 5) for seed in range(60)]
+    assert measure_all(answers) == [measure(*answer) for answer in answers]
+
+
+def test_areas_with_scores_of_infinite_and_equal_size() -> None:
+    logits = torch.tensor([[0.0, -math.inf], [0.0, -math.inf], [-math.inf, 0.0], [0.0, -1.0], [0.0, 0.0]])
+    labels = torch.tensor([0, 1, 1, 0, 1])
+    # Class 1 outside, inside: -inf, -1.3; -inf, 0, -0.7: ties count half.
+    expected = sum([0.5, 1, 1, 0, 1, 1]) / 6
+    assert measure(logits, labels).auroc == expected
+    smaller = (logits[:3], labels[:3])
+    assert [each.auroc for each in measure_all([(logits, labels), smaller])] == [expected, measure(*smaller).auroc]
+
+
 def test_more_than_fits_the_cache_is_measured_in_parts() -> None:
     answers = [draw(seed, TOGETHER // 40, 10, 10) for seed in range(7)]
     assert measure_all(answers) == [measure(*answer) for answer in answers]

@@ -300,8 +300,8 @@ def test_targets_of_an_unseen_client_are_scaled_once():
     assert torch.allclose(preparation.unscale_targets(data.test.y)[:, 0], expected, rtol=1e-5)
 
 
-@given(st.integers(1, 40), st.integers(0, 2**32 - 1), st.booleans(), st.sampled_from([1, 8, 64, 1 << 19]))
-def test_scaling_in_parts_is_that_of_all_samples(samples, seed, gaps, chunk):
+@given(st.integers(1, 40), st.integers(0, 2**32 - 1), st.booleans(), st.sampled_from([1, 8, 64, 1 << 19]), st.integers(1, 3))
+def test_scaling_in_parts_is_that_of_all_samples(samples, seed, gaps, chunk, chunks):
     draw = torch.Generator().manual_seed(seed)
     x = 3 * torch.randn((samples, 4), generator=draw) + 100
     x[:, 1] = 0.1  # constant: only shifted, however many parts there are
@@ -310,6 +310,7 @@ def test_scaling_in_parts_is_that_of_all_samples(samples, seed, gaps, chunk):
     rows = torch.randperm(samples, generator=draw)[: max(1, samples - 3)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preprocessing, "CHUNK", chunk)
+        patch.setattr(preprocessing, "CHUNKS", chunks)
         scaling = standard_scaling(x, rows)
     for feature in range(4):
         values = x[rows, feature].double()

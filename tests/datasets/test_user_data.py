@@ -12,6 +12,7 @@ from torch.utils.data import Dataset as TorchDataset, TensorDataset
 
 import datasets as hugging_face
 from fedme.core.key import Key
+from fedme.datasets import user_data
 from fedme.datasets.data_errors import DataError
 from fedme.datasets.data_files import read_file
 from fedme.datasets.federated_dataset import DataOptions, federate
@@ -101,6 +102,15 @@ def test_a_fingerprint_tells_samples_and_owners_apart():
     others = [{"a": piece((X + 1e-6, Y))}, {"b": piece((X, Y))}, {"a": piece((X, Y.flip(0)))}]
     others.append({"a": piece((X[:2], Y[:2]), test=(X[2:], Y[2:]))})
     assert len({fingerprint(dataset) for dataset in [one, *(UserDataset().combine("given", other) for other in others)]}) == 5
+
+
+def test_a_fingerprint_of_many_samples_has_all_of_them(monkeypatch):
+    monkeypatch.setattr(user_data, "HASHED", 3)
+    one = fingerprint(UserDataset().combine("given", {"a": piece((X, Y))}))
+    for row in range(len(X)):
+        other = X.clone()
+        other[row, -1] += 1e-6
+        assert fingerprint(UserDataset().combine("given", {"a": piece((other, Y))})) != one
 
 
 def test_images_in_folders(tmp_path):

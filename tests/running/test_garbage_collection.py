@@ -1,6 +1,7 @@
 """Objects that exist before the rounds are left out of garbage collections, and only until the last round."""
 
 import gc
+import itertools
 import math
 import time
 import weakref
@@ -46,6 +47,26 @@ def test_what_somebody_else_froze_stays_frozen():
         assert gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()
+
+
+def test_an_inner_block_leaves_out_more_and_the_outer_one_ends_it():
+    with existing_objects_left_out():
+        outer = gc.get_freeze_count()
+        kept = [[] for _ in range(1000)]
+        with existing_objects_left_out():
+            assert gc.get_freeze_count() >= outer + len(kept)
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+
+
+def test_before_the_first_run_nothing_is_collected(monkeypatch):
+    made = []
+    monkeypatch.setattr(garbage_collection, "_runs", itertools.count())
+    monkeypatch.setattr(garbage_collection, "_next_collection", 0.0)
+    monkeypatch.setattr(garbage_collection.gc, "collect", lambda: made.append(1))
+    for number in range(2):
+        with existing_objects_left_out():
+            assert len(made) == number
 
 
 def test_rounds_are_played_like_that():

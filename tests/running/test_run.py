@@ -92,6 +92,19 @@ def test_summary_says_which_round_and_over_what(finished):
     assert means[best["round"]] == max(means.values())
 
 
+def test_the_summary_of_the_rounds_as_they_were_played_is_that_of_the_records(finished, tmp_path):
+    again = do(
+        tmp_path / "evaluated-rarely",
+        "evaluate_every=2",
+        "faults.dropout=0.3",
+        "privacy.noise_multiplier=0",
+        "method.name=fedavg",
+    )
+    for folder in (finished, again):
+        expected = summary.summarise(records.read(folder), summary.config_of(folder))
+        assert summary.read(folder) == expected
+
+
 def test_without_validation_there_is_only_the_last_round(tmp_path):
     folder = do(tmp_path / "r", "method.name=fedavg", "data.val=0")
     assert {r["selection"] for r in summary.read(folder)["results"]} == {"last round"}

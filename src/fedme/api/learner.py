@@ -23,6 +23,7 @@ from fedme.datasets.python_objects import read_object
 from fedme.datasets.user_data import fingerprint
 from fedme.methods import METHODS
 from fedme.running import run
+from fedme.running.garbage_collection import existing_objects_left_out
 from fedme.running.progress import Display
 
 # Experiment settings that are keywords of every learner. The others are arguments of `fit`, or come from the method.
@@ -144,6 +145,7 @@ class Learner:
                 shutil.rmtree(folder.parent, ignore_errors=True)
             raise
 
+    @existing_objects_left_out()
     def run(
         self,
         clients: Sequence[Client],

@@ -126,7 +126,11 @@ class Split:
     @property
     def y(self) -> Tensor:
         """The targets of all samples of the split."""
-        return self.source.labels[self.rows] if self.targets is None else self.targets
+        if self.targets is not None:
+            return self.targets
+        if "y" not in self.derived:
+            self.derived["y"] = self.source.labels[self.rows]
+        return self.derived["y"]  # type: ignore[no-any-return]
 
     def inputs(self, positions: Tensor | None = None, augment: Key | None = None) -> Inputs:
         """The inputs at these positions of the split; all by default."""

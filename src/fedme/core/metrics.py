@@ -19,7 +19,8 @@ from fedme.core.task_types import TASK_LOSSES, TaskType, task_type_of
 Array = NDArray[Any]
 
 CALIBRATION_BINS = 15  # as in Guo et al. 2017
-TOGETHER = 1 << 16  # numbers that are measured together, so that they stay in the cache
+TOGETHER = 1 << 15  # numbers that are measured together, so that they stay in the cache
+LAST = np.uint64(2**64 - 2)  # as a key of `_areas`
 _BIN_EDGES = np.linspace(0.0, 1.0, CALIBRATION_BINS + 1)[1:-1]
 
 
@@ -224,7 +225,9 @@ def _multi_label(logits: Tensor, y: Tensor) -> Metrics:
     seen = present + predicted > 0
     f1 = 2 * right[seen] / (present + predicted)[seen]
     positives, negatives = present.numpy(force=True), (len(y) - present).numpy(force=True)
-    ranks = _rank_sums(z.T.numpy(force=True), y.bool().T.numpy(force=True))
+    scores, positive = z.T.numpy(force=True), y.bool().T.numpy(force=True)
+    order, values = scores.argsort(-1), np.sort(scores, -1)  # several times faster than to gather by `order`
+    ranks = _rank_sums(values, np.take_along_axis(positive, order, -1))
     areas = _means(
         (ranks - positives * (positives + 1) / 2)[None], (positives * negatives)[None], (positives * negatives > 0)[None]
     )
@@ -258,24 +261,24 @@ def _regression(z: Tensor, y: Tensor, unit: Sequence[float]) -> Metrics:
 
 
 def _classification(answers: Sequence[tuple[Tensor, Tensor]]) -> list[Metrics]:
-    """The metrics of answers with equally many classes. The samples of all are the rows of one array, one answer after another.
+    """The metrics of answers with equally many classes. All samples are the columns of one array, one answer after another.
 
     Uses numpy, which is several times faster than torch for small arrays.
     """
-    z = np.concatenate([logits.double().numpy(force=True) for logits, _ in answers])
-    y = np.concatenate([labels.numpy(force=True) for _, labels in answers])
+    z = torch.cat([logits for logits, _ in answers]).double().numpy(force=True)
+    y = torch.cat([labels for _, labels in answers]).numpy(force=True)
     classes, count = z.shape[1], len(answers)
     samples = np.array([len(labels) for _, labels in answers])
     first = np.cumsum(samples) - samples
-    answer = np.repeat(np.arange(count), samples)  # of every row
+    answer = np.repeat(np.arange(count), samples)  # of every column
 
     def counts(of: Array, values: int) -> Array:
         """How often every value from 0 on occurs in every answer; `of` are answer * values + value."""
         return np.bincount(of, minlength=count * values).reshape(count, values)
 
-    log_probabilities = _log_softmax(z)
-    loss = -np.add.reduceat(log_probabilities[np.arange(len(y)), y], first) / samples
-    top = np.maximum.reduce(log_probabilities, 1)  # NaN if any entry of the row is
+    log_probabilities = _log_softmax(np.ascontiguousarray(z.T))
+    loss = -np.add.reduceat(log_probabilities[y, np.arange(len(y))], first) / samples
+    top = np.maximum.reduce(log_probabilities)  # NaN if any entry of the column is
     unknown, predictions = np.isnan(top), z.argmax(1)
     predictions[unknown] = classes
     hits = predictions == y
@@ -291,20 +294,10 @@ def _classification(answers: Sequence[tuple[Tensor, Tensor]]) -> list[Metrics]:
     bins = np.searchsorted(_BIN_EDGES, confidence := np.exp(top))
     gaps = np.bincount(answer * CALIBRATION_BINS + bins, hits - confidence, count * CALIBRATION_BINS)
     ece = np.abs(gaps.reshape(count, CALIBRATION_BINS)).sum(1) / samples
-    return [
-        Metrics(
-            samples=int(samples[i]),
-            correct=int(correct[i]),
-            classes_present=int(np.count_nonzero(present[i])),
-            loss=float(loss[i]),
-            accuracy=int(correct[i]) / int(samples[i]),
-            balanced_accuracy=float(balanced[i]),
-            macro_f1=float(f1[i]),
-            auroc=float(areas[i]) if valued[i] and not np.isnan(areas[i]) else None,
-            ece=float(ece[i]) if valued[i] else None,
-        )
-        for i in range(count)
-    ]
+    columns = samples, correct, np.count_nonzero(present, 1), loss, correct / samples, balanced, f1
+    optional = np.where(valued, areas, np.nan), np.where(valued, ece, np.nan)  # NaN is None
+    rows = zip(*(column.tolist() for column in (*columns, *optional)), strict=True)
+    return [Metrics(*row, *(None if value != value else value for value in (area, error))) for *row, area, error in rows]
 
 
 def _means(over: Array, under: Array, counted: Array) -> Array:
@@ -316,42 +309,50 @@ def _means(over: Array, under: Array, counted: Array) -> Array:
 
 
 def _log_softmax(logits: Array) -> Array:
+    """Over the first axis."""
     with np.errstate(invalid="ignore"):  # infinite logits give NaN, which the metrics report
-        shifted: Array = logits - np.maximum.reduce(logits, 1, keepdims=True)
-        shifted -= np.log(np.add.reduce(np.exp(shifted), 1, keepdims=True))
+        shifted: Array = logits - np.maximum.reduce(logits)
+        # `np.add.reduce` adds in another order if there is one column.
+        shifted -= np.log(np.add.accumulate(np.exp(shifted))[-1])
     return shifted
 
 
 def _areas(scores: Array, labels: Array, answer: Array, first: Array, support: Array) -> Array:
     """The mean AUROC of every answer over its classes with positive and negative samples; NaN if there is no such class.
 
-    Log-probabilities rank like probabilities, but do not underflow to ties near 0.
+    Log-probabilities rank like probabilities, but do not underflow to ties near 0. They have a bit to spare, the sign, which is
+    always the same: its place is used for whether a sample is positive, so that only numbers have to be sorted.
     """
     count, classes = support.shape
     longest = int(support.sum(1).max())
-    place = np.arange(len(labels)) - first[answer]
-    padded = np.empty((count, classes, longest))
-    padded[:] = np.arange(1.0, longest + 1)  # behind every score and without ties, so that no rank changes
-    padded[answer, :, place] = scores
-    own = np.full((count, 1, longest), classes)
-    own[answer, 0, place] = labels
-    ranks = _rank_sums(padded, own == np.arange(classes)[:, None])
+    keys = scores.view(np.uint64) << 1  # larger for smaller scores
+    keys[labels, np.arange(len(labels))] |= 1
+    if len(labels) == count * longest:  # equally many samples in every answer
+        padded = keys.reshape(classes, count, longest)
+    else:
+        padded = np.empty((classes, count, longest), np.uint64)
+        padded[:] = LAST - 2 * np.arange(longest, dtype=np.uint64)  # behind every score, without ties: no rank changes
+        padded[:, answer, np.arange(len(labels)) - first[answer]] = keys
+    padded.sort(-1)
+    ranks = _rank_sums(padded >> 1, padded & 1).T
     negatives = support.sum(1, keepdims=True) - support
-    return _means(ranks - support * (support + 1) / 2, support * negatives, support * negatives > 0)
+    return _means(support * negatives + support * (support + 1) / 2 - ranks, support * negatives, support * negatives > 0)
 
 
-def _rank_sums(scores: Array, positive: Array) -> Array:
-    """The sum of the ranks of the positive samples along the last axis, from which the area follows (Mann and Whitney)."""
-    samples = scores.shape[-1]
-    order, values = scores.argsort(-1), np.sort(scores, -1)  # several times faster than to gather by `order`
+def _rank_sums(values: Array, positive: Array) -> Array:
+    """The sum of the ranks of the positive samples along the last axis, from which the area follows (Mann and Whitney).
+
+    The `values` are in ascending order.
+    """
+    samples = values.shape[-1]
     places = np.arange(samples)
     twice = 2 * places  # ranks without ties
     changes = values[..., 1:] != values[..., :-1]
     if not changes.all():  # tied samples get the mean of their ranks
-        edge = np.ones((*scores.shape[:-1], 1), dtype=bool)
+        edge = np.ones((*values.shape[:-1], 1), dtype=bool)
         start = np.maximum.accumulate(np.where(np.concatenate((edge, changes), -1), places, 0), -1)
         end = np.minimum.accumulate(np.where(np.concatenate((changes, edge), -1), places, samples)[..., ::-1], -1)[..., ::-1]
         twice = start + end
     ranks: Array = (twice + 2) / 2  # from 1
-    sums: Array = (ranks * np.take_along_axis(positive, order, -1)).sum(-1)
+    sums: Array = (ranks * positive).sum(-1)
     return sums

@@ -5,6 +5,7 @@ Nothing that is read is ever unpickled, evaluated or imported.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
@@ -28,6 +29,8 @@ def pack(value: Any, tensors: dict[str, Tensor], at: str = "", leaf: Packed = la
 
 
 def _pack(value: Any, tensors: dict[str, Tensor], at: str, seen: dict[int, str], leaf: Packed) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
     if (taken := leaf(value)) is not NotImplemented:
         return taken
     if isinstance(value, Tensor):
@@ -39,8 +42,6 @@ def _pack(value: Any, tensors: dict[str, Tensor], at: str, seen: dict[int, str],
         return seen[id(value)]
     if isinstance(value, Arch):
         return value.name
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
     if isinstance(value, Mapping):
         return {str(k): _pack(v, tensors, f"{at}/{k}", seen, leaf) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -48,9 +49,14 @@ def _pack(value: Any, tensors: dict[str, Tensor], at: str, seen: dict[int, str],
     if isinstance(value, Model):  # the reader has the frozen weights of the architecture
         value = Plain(value.arch, value.params, value.own_buffers)
     if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value)]
-        return {name: _pack(getattr(value, name), tensors, f"{at}/{name}", seen, leaf) for name in names}
+        kind: type = type(value)
+        return {name: _pack(getattr(value, name), tensors, f"{at}/{name}", seen, leaf) for name in _names(kind)}
     raise TypeError(f"{at}: cannot be written (a {type(value).__name__})")
+
+
+@functools.cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 @runtime_checkable

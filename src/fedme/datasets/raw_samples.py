@@ -133,7 +133,8 @@ def class_names(values: object, where: str) -> np.ndarray:
     if labels.ndim != 1:
         raise DataError(f"{where}: labels have shape {labels.shape}; one class per sample is required")
     if labels.dtype.kind in "biu":
-        return np.array([str(int(value)) for value in labels.tolist()], dtype=object)
+        classes, places = np.unique(labels, return_inverse=True)
+        return np.array([str(int(value)) for value in classes.tolist()], dtype=object)[places]
     names = []
     for row, value in enumerate(labels.tolist()):
         if _is_no_label(value):

@@ -16,6 +16,7 @@ finite, or beyond 1e100. The metrics of a row depend on the task type (`core/met
 has added, and `callbacks` the numbers that its callbacks returned for the client in this round (`core/callbacks.py`).
 """
 
+import functools
 import itertools
 import json
 import math
@@ -54,7 +55,7 @@ class Records:
 
     def write(self, rows: list[dict[str, Any]]) -> None:
         """Append rows; a concurrent reader sees complete lines."""
-        lines = b"".join(json.dumps(finite(row), ensure_ascii=False).encode() + b"\n" for row in rows)
+        lines = "".join(f"{_as_json(row)}\n" for row in rows).encode()
         self.size += self.file.write(lines)
         self.check = zlib.crc32(lines, self.check)
         self.file.flush()
@@ -79,6 +80,9 @@ def rows(
     """All rows of a round."""
     result = []
     unknown = {} if task_type == "regression" else {"correct": None, "classes_present": None}
+    names = {*traffic, *scores, *samples}
+    known: dict[int, dict[str, Any]] = {}  # by the identity of metrics: the personal model is often the global one
+    safe = functools.cache(lambda text: _recordable({"": text}, names)[""])
     for client in dict.fromkeys([*traffic, *scores]):
         sent = traffic.get(client, Traffic())
         cost = {
@@ -87,26 +91,42 @@ def rows(
             "client_seconds": sent.seconds,
             "server_seconds": server_seconds,
         }
+        cost = _recordable(cost, names)
 
-        def row(model: str, arch: str | None, split: str, stage: str, metrics: Metrics) -> dict[str, Any]:
-            about = {"round": t, "client": client, "model": model, "arch": arch, "split": split, "stage": stage}  # noqa: B023
-            return about | metrics.plain(task_type) | cost  # noqa: B023
+        def row(model: str, arch: str | None, split: str, stage: str, metrics: dict[str, Any]) -> dict[str, Any]:
+            about = {"round": t, "client": client, "model": safe(model), "arch": safe(arch)}  # noqa: B023
+            return about | {"split": safe(split), "stage": safe(stage)} | metrics | cost  # noqa: B023
+
+        def plain(metrics: Metrics) -> dict[str, Any]:
+            return _recordable(metrics.plain(task_type), names)
 
         if client in traffic:
             losses = sent.report.losses or {"": float("nan")}
             for role, loss in losses.items():
-                measured = Metrics(samples.get(client, 0), 0, 0, loss=loss)
-                result.append(row(role, None, "train", "training", measured) | unknown)
-            result[-1]["notes"] = dict(sent.report.notes) | ({} if sent.answered else {"missing": sent.reason or True})
+                measured = plain(Metrics(samples.get(client, 0), 0, 0, loss=loss)) | unknown
+                result.append(row(role, None, "train", "training", measured))
+            notes = dict(sent.report.notes) | ({} if sent.answered else {"missing": sent.reason or True})
+            result[-1]["notes"] = _recordable(notes, names)
             for role, score in sent.report.scores.items():
-                measured = Metrics(score.samples, 0, 0, score.loss, score.accuracy)
+                measured = plain(Metrics(score.samples, 0, 0, score.loss, score.accuracy)) | unknown
                 correct = {"correct": round(score.accuracy * score.samples)} if task_type == "classification" else {}
-                result.append(row(role, None, "val", "trained", measured) | unknown | correct)
+                result.append(row(role, None, "val", "trained", measured | correct))
         for s in scores.get(client, []):
-            own = {"own": dict(s.own)} if s.own else {}
-            result.append(row(s.model, s.arch, s.split, s.stage, s.metrics) | own)
-    names = {*traffic, *scores, *samples}
-    return [_recordable(row, names) for row in result]
+            if id(s.metrics) not in known:
+                known[id(s.metrics)] = plain(s.metrics)
+            own = {"own": _recordable(dict(s.own), names)} if s.own else {}
+            result.append(row(s.model, s.arch, s.split, s.stage, known[id(s.metrics)]) | own)
+    return result
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+
+def _as_json(row: dict[str, Any]) -> str:
+    try:
+        return _encode(row)
+    except ValueError:  # a number that JSON does not know
+        return _encode(finite(row))
 
 
 def _recordable(row: dict[str, Any], names: Collection[ClientId]) -> dict[str, Any]:

@@ -30,74 +30,90 @@ Splits = dict[str, list[dict[str, Any]]]  # the rows of one model and stage in o
 
 
 def summarise(rows: Iterable[dict[str, Any]], config: Mapping[str, Any], sources: Sources | None = None) -> dict[str, Any]:
-    """Client means and pooled values of the last round and of the best round by validation.
+    """Client means and pooled values of the last round and of the best round by validation; rows come round by round."""
+    rounds = Rounds()
+    rounds.add(rows)
+    return rounds.summary(config, sources)
 
-    Rows come round by round; only the rows of the last and the best round are kept in memory.
-    """
-    sums = dict.fromkeys(("bytes_up", "bytes_down", "client_seconds"), 0)
-    server = 0.0
-    last: dict[ModelStage, tuple[int, Splits]] = {}
-    best: dict[ModelStage, tuple[float, int, Splits]] = {}
-    evaluated: Counter[ModelStage] = Counter()
-    epsilon: dict[str, float | None] = {}
-    missing: Counter[str] = Counter()
-    incidents = Incidents()
-    task: TaskType | None = None
-    for t, round_rows in itertools.groupby(rows, key=lambda row: row["round"]):
+
+class Rounds:
+    """What a summary needs of the rows of a run; only those of the last and the best round are kept."""
+
+    def __init__(self) -> None:
+        self.sums = dict.fromkeys(("bytes_up", "bytes_down", "client_seconds"), 0)
+        self.server = 0.0
+        self.last: dict[ModelStage, tuple[int, Splits]] = {}
+        self.best: dict[ModelStage, tuple[float, int, Splits]] = {}
+        self.evaluated: Counter[ModelStage] = Counter()
+        self.epsilon: dict[str, float | None] = {}
+        self.missing: Counter[str] = Counter()
+        self.incidents = Incidents()
+        self.task: TaskType | None = None
+
+    def add(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Add the rows of whole rounds."""
+        for t, round_rows in itertools.groupby(rows, key=lambda row: row["round"]):
+            self._add_round(t, round_rows)
+
+    def _add_round(self, t: int, rows: Iterable[dict[str, Any]]) -> None:
         traffic: dict[str, dict[str, Any]] = {}
         scores: dict[ModelStage, Splits] = defaultdict(lambda: defaultdict(list))
-        for row in round_rows:
-            incidents.add(row)
+        for row in rows:
+            self.incidents.add(row)
             traffic.setdefault(row["client"], row)
-            epsilon |= {row["client"]: row["epsilon"]} if "epsilon" in row else {}  # cumulative: the last value counts
+            self.epsilon |= {row["client"]: row["epsilon"]} if "epsilon" in row else {}  # cumulative: the last value counts
             if reason := row.get("notes", {}).get("missing"):
-                missing[_category(reason)] += 1
+                self.missing[_category(reason)] += 1
             if row["stage"] in ("round", "finetuned"):
-                task = task or task_type_of_row(row)
+                self.task = self.task or task_type_of_row(row)
                 scores[row["model"], row["stage"]][row["split"]].append(row)
-        sums = {name: total + sum(row[name] for row in traffic.values()) for name, total in sums.items()}
-        server += next(iter(traffic.values()))["server_seconds"]
+        self.sums = {name: total + sum(row[name] for row in traffic.values()) for name, total in self.sums.items()}
+        self.server += next(iter(traffic.values()))["server_seconds"]
+        malicious = self.incidents.malicious
         for model_stage, splits in scores.items():
-            for split, split_rows in splits.items() if incidents.malicious else ():  # malicious clients are in no mean
-                splits[split] = [row for row in split_rows if row["client"] not in incidents.malicious]
-            evaluated[model_stage] += 1
-            last[model_stage] = t, splits
+            for split, split_rows in splits.items() if malicious else ():  # malicious clients are in no mean
+                splits[split] = [row for row in split_rows if row["client"] not in malicious]
+            self.evaluated[model_stage] += 1
+            self.last[model_stage] = t, splits
             if splits.get("val"):
                 merit = _merit(splits["val"])
-                if model_stage not in best or merit > best[model_stage][0]:
-                    best[model_stage] = merit, t, splits
-    results = []
-    for model, stage in sorted(last, key=lambda model_stage: (model_stage[1] != "round", model_stage)):
-        picks = {"last round": last[model, stage]}
-        if (model, stage) in best and evaluated[model, stage] > 1:
-            picks["best round by validation"] = best[model, stage][1:]
-        for selection, (t, splits) in picks.items():
-            for split in ("val", "test"):
-                if split in splits:
-                    about = {"model": model, "stage": stage, "split": split, "selection": selection, "round": t}
-                    results.append(about | means(splits[split]))
-    added = dict.fromkeys(
-        name for _, splits in last.values() for split_rows in splits.values() for name in added_measures(split_rows)
-    )
-    private = {"privacy": {"delta": config["privacy"]["delta"], "epsilon": epsilon}} if "privacy" in config else {}
-    return (
-        private
-        | {
-            "name": config["name"],
-            "method": config["method"]["name"],
-            "task": task or task_type_of_row({}),
-            "seed": config["seed"],
-            "rounds": config["rounds"],
-            "config": family_digest(config, sources),
-            "results": results,
-            **sums,
-            "server_seconds": server,
-            "missing": dict(sorted(missing.items())),
-        }
-        | incidents.plain()
-        | ({"added": list(added)} if added else {})
-        | ({"sources": dict(sources)} if sources else {})
-    )
+                if model_stage not in self.best or merit > self.best[model_stage][0]:
+                    self.best[model_stage] = merit, t, splits
+
+    def summary(self, config: Mapping[str, Any], sources: Sources | None = None) -> dict[str, Any]:
+        """The summary of the rounds so far."""
+        last, best, results = self.last, self.best, []
+        for model, stage in sorted(last, key=lambda model_stage: (model_stage[1] != "round", model_stage)):
+            picks = {"last round": last[model, stage]}
+            if (model, stage) in best and self.evaluated[model, stage] > 1:
+                picks["best round by validation"] = best[model, stage][1:]
+            for selection, (t, splits) in picks.items():
+                for split in ("val", "test"):
+                    if split in splits:
+                        about = {"model": model, "stage": stage, "split": split, "selection": selection, "round": t}
+                        results.append(about | means(splits[split]))
+        added = dict.fromkeys(
+            name for _, splits in last.values() for split_rows in splits.values() for name in added_measures(split_rows)
+        )
+        private = {"privacy": {"delta": config["privacy"]["delta"], "epsilon": self.epsilon}} if "privacy" in config else {}
+        return (
+            private
+            | {
+                "name": config["name"],
+                "method": config["method"]["name"],
+                "task": self.task or task_type_of_row({}),
+                "seed": config["seed"],
+                "rounds": config["rounds"],
+                "config": family_digest(config, sources),
+                "results": results,
+                **self.sums,
+                "server_seconds": self.server,
+                "missing": dict(sorted(self.missing.items())),
+            }
+            | self.incidents.plain()
+            | ({"added": list(added)} if added else {})
+            | ({"sources": dict(sources)} if sources else {})
+        )
 
 
 @dataclass
@@ -113,15 +129,16 @@ class Incidents:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Count what a row of the records notes."""
-        notes = row.get("notes") or {}
+        if row["round"] > self.newest:  # models are compared after the last round; a run may have been extended since
+            self.newest, self.identical = row["round"], {}
+        if not (notes := row.get("notes")):
+            return
         if "malicious" in notes:
             self.malicious.add(row["client"])
         if "diverging" in notes:
             count = self.diverging.setdefault(row["client"], {"rounds": 0, "first": row["round"], "loss": notes["diverging"]})
             count["rounds"] += 1
             count["last"] = row["round"]
-        if row["round"] > self.newest:  # models are compared after the last round; a run may have been extended since
-            self.newest, self.identical = row["round"], {}
         if isinstance(notes.get(SAME_MODEL), str):
             self.identical.setdefault(notes[SAME_MODEL], []).append(row["client"])
         missing = notes.get("missing")
@@ -212,9 +229,12 @@ def _merit(rows: Sequence[Mapping[str, Any]]) -> float:
     return measure.gain(statistics.fmean(values), 0.0) if values else -math.inf
 
 
-def write(folder: Path, config: Mapping[str, Any]) -> None:
-    """Write `summary.json` from the records of a finished run."""
-    write_json(folder / NAME, sealed(summarise(records.read(folder), config, recorded_sources(folder))))
+def write(folder: Path, config: Mapping[str, Any], rounds: Rounds | None = None) -> None:
+    """Write `summary.json` of a finished run: of its `rounds`, or else of its records."""
+    if rounds is None:
+        rounds = Rounds()
+        rounds.add(records.read(folder))
+    write_json(folder / NAME, sealed(rounds.summary(config, recorded_sources(folder))))
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -211,7 +211,7 @@ def reopened(config: str, assigned: str) -> tuple[Experiment, Prepared]:
 def changing_attributes(prepared: Prepared) -> list[str]:
     """What to say of networks whose forward pass changes an attribute, which no model has for itself."""
     data, changing = next(iter(prepared.federation.clients.values())).train, {}
-    for arch in prepared.archs.values():
+    for arch in dict.fromkeys([prepared.task.shared, *(member.arch for member in prepared.task.members.values())]):
         if type(template(arch, training=False)) in changing:  # made already: a training template takes longer
             continue
         module = template(arch, training=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import time
 from collections.abc import Iterator
 
@@ -9,6 +10,8 @@ SHARE = 0.02  # of the time of a process that whole collections between rounds a
 OBJECTS = 100  # that are made for a client in a round and live until its end, at least
 
 _next_collection = 0.0
+_runs = itertools.count()
+_inside = 0  # how many blocks of `existing_objects_left_out` have begun and not ended
 
 
 @contextlib.contextmanager
@@ -16,15 +19,21 @@ def existing_objects_left_out() -> Iterator[None]:
     """Garbage is looked for only among the objects that are made from here on, unless somebody else has arranged that.
 
     What is garbage already is collected first: with many runs in one process, the data of each would stay for a long time.
+    Before the first run there is little of it, and many objects to look at. An inner block leaves out what was made since.
     """
-    arranged = gc.get_freeze_count() > 0
-    if not arranged:
+    global _inside
+    if gc.get_freeze_count() > 0 and not _inside:
+        yield
+        return
+    if not _inside and next(_runs):
         _collect()
-        gc.freeze()
+    gc.freeze()
+    _inside += 1
     try:
         yield
     finally:
-        if not arranged:
+        _inside -= 1
+        if not _inside:
             gc.unfreeze()
 
 

@@ -1,7 +1,7 @@
 """Metrics and callbacks of a program in a run: they are called here, and their numbers become part of the records."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,18 +77,18 @@ class Observers:
                 raise RunError(f"{what}: {type(error).__name__}: {error}") from error
         return values
 
-    def finished(self, t: int, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def finished(self, t: int, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Call `on_round`, and return the rows with the numbers of all callbacks of the round."""
-        recorded = [dict(row) for row in rows]
+        if not self.callbacks:
+            return rows
         common: dict[str, float] = {}
+        shown = [dict(row) for row in rows]
         for callback in self.callbacks:
-            event = FinishedRound(t, self.rounds, self.folder, recorded)
+            event = FinishedRound(t, self.rounds, self.folder, shown)
             common |= numbers(callback.on_round(event), f"{_name(callback)}.on_round")
         returned, self.numbers = self.numbers, defaultdict(dict)
-        for row in recorded:
-            if of_client := {**common, **returned.get(row["client"], {})}:
-                row["callbacks"] = of_client
-        return recorded
+        added = {row["client"]: {**common, **returned.get(row["client"], {})} for row in rows}
+        return [row | {"callbacks": added[row["client"]]} if added[row["client"]] else row for row in rows]
 
 
 def _name(callback: Callback) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from fedme.artifacts import model_cards, model_choice, model_pack, outputs as model_outputs, saved_models, unseen_clients
 from fedme.artifacts.model_pack import PackWriter
 from fedme.config.experiment import Experiment
-from fedme.core.atomic_files import together
+from fedme.core.atomic_files import finite, together
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Round, Task
@@ -99,15 +99,17 @@ class RoundLoop:
         self.best: dict[ClientId, BestRound] = {}
         self.pack = PackWriter(folder / saved_models.CLIENTS) if len(self.clients) >= model_pack.PACKED_FROM else None
         self.deferred = deferred
+        self.rounds = summary.Rounds()  # all that are recorded
 
     @existing_objects_left_out()
-    def run(self, at: checkpoint.Checkpoint, config: Mapping[str, Any]) -> None:
-        """Continue from `at` to the last round."""
+    def run(self, at: checkpoint.Checkpoint, config: Mapping[str, Any]) -> summary.Rounds:
+        """Continue from `at` to the last round, and return what the summary needs of all rounds."""
         settings = self.experiment.settings
         self.engine.states.update(at.clients)
         self.engine.states.ledgers.update(at.header.spent)
         self.offences, self.best = at.header.offences, dict(at.best)
         book = records.Records(self.folder, at.header.metrics_bytes, at.header.metrics_check)
+        self.rounds.add(records.read(self.folder))
         self.display.start("round", settings.rounds, at.header.round)
         self.at, self.saved_round = at, at.header.round
         server = at.server
@@ -137,6 +139,7 @@ class RoundLoop:
             raise
         finally:
             book.close()
+        return self.rounds
 
     def save(self, at: checkpoint.Checkpoint, config: Mapping[str, Any], book: records.Records) -> None:
         """Write a checkpoint."""
@@ -169,9 +172,10 @@ class RoundLoop:
         rows = records.rows(t, traffic, scores, self.engine.samples, played.server_seconds, task_type)
         if settings.privacy is not None:
             cost = privacy_budget.costs(settings.privacy, played.ledgers)
-            rows = [row | {"epsilon": cost[row["client"]]} for row in rows]
+            rows = [finite(row | {"epsilon": cost[row["client"]]}) for row in rows]
         rows = self.observers.finished(t, rows)
         book.write(rows)
+        self.rounds.add(rows)
         self.logs.write(t, rows)
         assigned, archs = self.at.header.assigned, self.at.archs
         header = checkpoint.Header(t + 1, book.size, assigned, played.ledgers, played.offences, book.check)
@@ -300,8 +304,7 @@ class RoundLoop:
         """The scores of clients, after metrics and callbacks of a program; the best rounds are kept."""
         scores = {client: self.observers.evaluated(t, client, evaluation) for client, evaluation in evaluations.items()}
         if self._keeps_best_round(task):
-            for client, evaluation in evaluations.items():
-                self._keep_best_round(client, evaluation, t)
+            self._keep_best_rounds(evaluations, t)
         return scores
 
     def _keeps_best_round(self, task: Task) -> bool:
@@ -309,11 +312,17 @@ class RoundLoop:
         parameters = sum(member.arch.parameters for member in task.members.values())
         return task.dtype.itemsize * parameters <= self.store.budget // PART
 
-    def _keep_best_round(self, client: ClientId, evaluation: Evaluation, t: int) -> None:
-        best = better(self.best.get(client), evaluation, t) if evaluation.models else None
-        if best is not None and best is not self.best.get(client):
-            keep = self.store.keep  # of what has weights: to look through the scores of all clients takes longer
-            self.best[client] = replace(best, model=keep(best.model), outputs=keep(best.outputs))
+    def _keep_best_rounds(self, evaluations: Mapping[ClientId, Evaluation], t: int) -> None:
+        before, improved = self.best, {}
+        for client, evaluation in evaluations.items():
+            best = better(before.get(client), evaluation, t) if evaluation.models else None
+            if best is not None and best is not before.get(client):
+                improved[client] = best
+        # Of what has weights, and of all clients at once: they may have the same model.
+        weights = self.store.keep({client: (best.model, best.outputs) for client, best in improved.items()})
+        for client, best in improved.items():
+            model, outputs = weights[client]
+            self.best[client] = replace(best, model=model, outputs=outputs)
 
     def _groups(self, task: Task) -> Iterator[list[ClientId]]:
         """Groups of clients whose models, with copies for fine-tuning, take at most a part of the memory budget."""

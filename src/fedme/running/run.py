@@ -228,7 +228,7 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment, conf
     if settings.engine.name == "ray":
         require_ray(experiment)
     privacy_budget.require_private(experiment)
-    root = Key(settings.seed)
+    root, rounds = Key(settings.seed), list[summary.Rounds]()
     with stopping(folder) as stop, ExitStack() as cleanup:
 
         def tick() -> None:
@@ -289,7 +289,7 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment, conf
 
         if settings.engine.name == "flower":
             display.note("starting Flower ...")
-            on_flower(experiment, prepared, lambda engine: loop(engine).run(at, config), tick, stop)
+            on_flower(experiment, prepared, lambda engine: rounds.append(loop(engine).run(at, config)), tick, stop)
         else:
             policies = privacy_budget.policies(experiment, secret)
             engine = InProcessEngine(
@@ -309,9 +309,9 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment, conf
                 )
                 engine.execute = execute
                 cleanup.callback(store.wait)  # a checkpoint may need weights that are still there
-            loop(engine).run(at, config)
+            rounds.append(loop(engine).run(at, config))
         write_text(folder / ENGINE, "".join(f"{line}\n" for line in execute.explain()))
-    summary.write(folder, config)
+    summary.write(folder, config, rounds[0])
     privacy_budget.forget_secret(folder)
 
 

@@ -32,9 +32,11 @@ Layout = tuple[tuple[str, str, tuple[int, ...]], ...]  # the name, type and shap
 
 FOLDER = "weights"
 CHUNK = 1 << 24  # bytes that are read at once to check them
+BUFFER = 1 << 20  # bytes that are written at once: sets of many clients are small
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _FLOATS + _INTEGERS}
+_NAMES = {dtype: name for name, dtype in TYPES.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,14 +128,13 @@ class Store:
         if isinstance(tensors, Weights) and tensors.store is self:
             return tensors
         if (held := held_params(tensors)) is not None:  # a checkpoint will need them, but perhaps not in every round
-            named = tuple((name, str(dtype).removeprefix("torch."), shape) for name, dtype, shape in held.form.tensors)
+            named = tuple((name, _NAMES[dtype], shape) for name, dtype, shape in held.form.tensors)
             return Weights(self, self.layouts.setdefault(named, named), held, None)
         flat = flat_params(tensors)
         if flat is not None:
-            dtype = str(flat.layout.dtype).removeprefix("torch.")
-            layout = tuple((name, dtype, shape) for name, shape in flat.layout.shapes.items())
+            layout = tuple((name, _NAMES[flat.layout.dtype], shape) for name, shape in flat.layout.shapes.items())
         else:
-            layout = tuple((name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items())
+            layout = tuple((name, _NAMES[t.dtype], tuple(t.shape)) for name, t in tensors.items())
         return Weights(self, self.layouts.setdefault(layout, layout), flat or dict(tensors), None)
 
     def at(self, layout: Layout, place: Place) -> Weights:
@@ -190,7 +191,7 @@ class Store:
         number, offset, places = self.next, 0, []
         self.next += 1
         path = self._path(number)
-        with contextlib.nullcontext(path) if scratch else replacing(path) as written, written.open("wb") as file:
+        with contextlib.nullcontext(path) if scratch else replacing(path) as written, written.open("wb", BUFFER) as file:
             for weights in sets:
                 check = 0
                 tensors = weights.tensors or self.read(weights)
