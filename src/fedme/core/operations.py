@@ -5,7 +5,7 @@ There are four operations, `Train`, `Evaluate`, `Predict` and `EstimateStatistic
 the engine and receives their results in the same order.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -324,20 +324,13 @@ def immediately(value: T) -> Computation[T]:
     yield  # never reached: it makes this function a generator
 
 
-def in_parallel(
-    steps: Sequence[Computation[T]], begin: Callable[[Sequence[Op]], None] | None = None, together: int = 1
-) -> Computation[list[T]]:
-    """Independent computations of one client. The operations that they wait for are passed to the engine together.
-
-    If `begin` is given, it hears of operations before they are passed, `together` at a time, and may begin with them.
-    """
+def in_parallel(steps: Sequence[Computation[T]]) -> Computation[list[T]]:
+    """Independent computations of one client. The operations that they wait for are passed to the engine together."""
     results: list[Any] = [None] * len(steps)
     waiting: list[tuple[int, int]] = []  # what has not ended, and for how many operations it waits
     wanted: list[Op] = []
-    begun = 0
 
     def advance(index: int, answers: Sequence[Any] | None) -> None:
-        nonlocal begun
         try:
             ops = steps[index].send(answers)  # type: ignore[arg-type]
         except StopIteration as done:
@@ -345,15 +338,12 @@ def in_parallel(
             return
         waiting.append((index, len(ops)))
         wanted.extend(ops)
-        if begin is not None and len(wanted) - begun >= together:
-            begin(wanted[begun:])
-            begun = len(wanted)
 
     for index in range(len(steps)):
         advance(index, None)
     while waiting:
         answers = yield tuple(wanted)
-        pending, waiting, wanted, begun, start = waiting, [], [], 0, 0
+        pending, waiting, wanted, start = waiting, [], [], 0
         for index, count in pending:
             advance(index, answers[start : start + count])
             start += count

@@ -8,7 +8,7 @@ import ctypes
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ from fedme.core.operations import (
 from fedme.core.task_types import TaskType, task_type_of
 from fedme.core.tree import Params
 from fedme.execution import reference
-from fedme.execution.alike_trainings import AlikeTrainings
+from fedme.execution.alike_operations import AlikePredictions, AlikeTrainings
 from fedme.execution.compiled_calls import NOT_DRAWN, NOT_GIVEN, OPTIMIZER, PREDICT_JOB, TRAIN_JOB, Call
 from fedme.execution.compiled_library import active, library, vector_bytes
 from fedme.execution.compiled_losses import CHANCES, add_loss, chances, classes_of, loss_obstacle, loss_weights
@@ -181,10 +181,10 @@ class Compiled:
             parts, on_threads([[ops[i] for i in part] for part in parts], compute, helpers, tick), strict=True
         ):
             results.update(zip(part, done, strict=True))
-        return [results[index] for index in range(len(ops))]
+        return with_scores(ops, [results[index] for index in range(len(ops))])
 
     def start(self, ops: Sequence[Op], routes: Sequence[Route]) -> Running[list[Any]]:
-        """Let a helper run operations of one group, in one call."""
+        """Let a helper run operations of one group, in one call; those that evaluate predict only (see `with_scores`)."""
         return Running(_together(ops, self.tables.table(ops[0]), routes), self._helpers())
 
     def _helpers(self) -> Helpers:
@@ -195,19 +195,22 @@ class Compiled:
 
 def alike_for_compiled(op: Op) -> Hashable:
     """What decides whether and with what an operation runs, in little time; None: ask. As long as the operations live."""
-    data = op.data
-    if data.targets is not None or isinstance(op, EstimateStatistics) or not len(data):
-        return None
-    alike: list[Any] = [type(op), id(data.source)]
+    data, alike = op.data, list[Any]()
     if isinstance(op, Train):
-        alike += id(op.optimizer), id(op.mechanism), id(op.collect), *op.models, "", *op.frozen
+        models: Iterable[Model] = op.models.values()
+        alike += id(op.optimizer), id(op.mechanism), id(op.collect), op.keep_opt, len(op.opt), *op.models, "", *op.frozen
+    elif isinstance(op, EstimateStatistics):
+        return None
     else:
-        alike.append(isinstance(op, Evaluate) and op.timed)
-    for model in op.models.values() if isinstance(op, Train) else (op.model,):
+        models = (op.model,)
+        alike += type(op), isinstance(op, Evaluate) and op.timed
+    if data.targets is not None or not len(data):
+        return None
+    for model in models:
         if (flat := flat_params(model.params)) is None:
             return None
-        alike += id(model.arch), id(flat.layout)  # a layout has the type of the weights
-    return tuple(alike)
+        alike += id(model.arch), id(flat.layout), not model.buffers  # a layout has the type of the weights
+    return id(data.source), *alike
 
 
 def training_obstacle(op: Train) -> str:
@@ -238,7 +241,7 @@ def _together(ops: Sequence[Op], table: InputTable, routes: Sequence[Route] = ()
     """
     call = Call(TRAIN_JOB if isinstance(ops[0], Train) else PREDICT_JOB)
     finish: list[Finish[Any]] = [
-        _train(op, table, call, route) if isinstance(op, Train) else _predict(op, table, call)
+        _train(op, table, call, route) if isinstance(op, Train) else _predict(op, table, call, route)
         for op, route in itertools.zip_longest(ops, routes)
     ]
     call.make(Table.of(table), models_of(ops[0])[0].dtype.itemsize)
@@ -248,7 +251,11 @@ def _together(ops: Sequence[Op], table: InputTable, routes: Sequence[Route] = ()
     if call.status == 2:
         for op in ops:
             _require_in_range(op, table)
-    results = [result() for result in finish]
+    return [result() for result in finish]
+
+
+def with_scores(ops: Sequence[Op], results: list[Any]) -> list[Any]:
+    """The same results, with the scores of the logits of evaluations."""
     looks = [index for index, op in enumerate(ops) if isinstance(op, Evaluate)]
     scored = scores([results[index] for index in looks], [ops[index].data for index in looks])
     for index, score in zip(looks, scored, strict=True):
@@ -259,7 +266,7 @@ def _together(ops: Sequence[Op], table: InputTable, routes: Sequence[Route] = ()
 def _train(op: Train, table: InputTable, call: Call, route: Route | None = None) -> Finish[Trained]:
     """The training of an operation, by its optimizer."""
     optimizer = op.optimizer
-    if route is not None and not (op.opt or op.keep_opt) and not any(model.buffers for model in op.models.values()):
+    if route is not None:
         if "alike" not in route.made:
             route.made["alike"] = AlikeTrainings.of(op, table, functools.partial(_descent_spec, call))
         alike: AlikeTrainings | None = route.made["alike"]
@@ -548,8 +555,18 @@ def _count_batches(model: Model, table: InputTable, count: int) -> None:
             model.buffers[name].add_(count)
 
 
-def _predict(op: Predict | Evaluate | EstimateStatistics, table: InputTable, call: Call) -> Finish[Tensor]:
+def _predict(
+    op: Predict | Evaluate | EstimateStatistics, table: InputTable, call: Call, route: Route | None = None
+) -> Finish[Tensor]:
     """The logits of an operation."""
+    if route is not None:
+        assert not isinstance(op, EstimateStatistics)
+        if "alike" not in route.made:
+            route.made["alike"] = AlikePredictions.of(op, table)
+        alike: AlikePredictions | None = route.made["alike"]
+        if alike is not None:
+            known = alike.add(op, call, table)
+            return lambda: known
     data, model = op.data, op.model
     rows, samples = data.rows.contiguous(), len(data)
     if flat_params(model.params) is None or model.buffers:

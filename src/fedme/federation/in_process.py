@@ -1,5 +1,6 @@
 """All clients in this process: their data in memory, their states in a dictionary, their work in lockstep."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -49,7 +50,7 @@ class InProcessEngine:
         if method.pooled:
             self.clients[POOL] = pooled(clients)
 
-    @property
+    @functools.cached_property
     def samples(self) -> dict[ClientId, int]:
         """The number of training samples of every client."""
         return {client: len(data.train) for client, data in self.clients.items()}
