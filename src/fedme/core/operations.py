@@ -5,7 +5,7 @@ There are four operations, `Train`, `Evaluate`, `Predict` and `EstimateStatistic
 the engine and receives their results in the same order.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -292,7 +292,7 @@ def train(
         models, optimizer, data, batch_schedule, key, opt or {}, frozen or {}, collect=collect, keep_opt=opt is not None
     )
     result: Sequence[Trained] = yield (operation,)
-    if not any(isinstance(model.buffers, WithFrozen) for model in models.values()):
+    if WithFrozen not in [type(model.buffers) for model in models.values()]:
         return result[0]
     trained = {role: m.frozen_like(models[role]) if role in models else m for role, m in result[0].models.items()}
     return replace(result[0], models=trained)
@@ -302,6 +302,12 @@ def evaluate(model: Model, data: Split, timed: bool = False) -> Computation[Scor
     """Loss and accuracy of `model` on `data`."""
     result: Sequence[Score] = yield (Evaluate(model, data, timed),)
     return result[0]
+
+
+def evaluate_each(models: Iterable[Model], data: Split, timed: bool = False) -> Computation[Sequence[Score]]:
+    """The same of several models."""
+    result: Sequence[Score] = yield tuple([Evaluate(model, data, timed) for model in models])
+    return result
 
 
 def predict(model: Model, data: Split) -> Computation[Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedme.core.flat_params import FlatParams, flat_params
 from fedme.core.model import Model
 from fedme.core.operations import Evaluate, Predict, Train, Trained
-from fedme.execution.compiled_calls import NOT_GIVEN, Call, last_fields
+from fedme.execution.compiled_calls import NOT_GIVEN, Call, address, last_fields
 from fedme.execution.compiled_losses import loss_weights
 from fedme.execution.compiled_networks import Head, head_of
 from fedme.execution.input_tables import InputTable
@@ -24,7 +24,7 @@ class AlikeTrainings:
     """Trainings that share a route: their models have the same roles, architectures and layouts, and one optimizer."""
 
     def __init__(self, op: Train, heads: list[Head], spec: Any) -> None:
-        self.spec = spec
+        self.spec, self.spec_place = spec, address(spec)
         self.networks = []
         for (role, model), head in zip(op.models.items(), heads, strict=True):
             flat = flat_params(model.params)
@@ -50,16 +50,13 @@ class AlikeTrainings:
         """Add a training to a call; its result, after the call."""
         models, first = {}, call.network_count
         for role, arch, layout, nbytes, head, last in self.networks:
-            given = flat_params(op.models[role].params)
-            assert given is not None
-            copy, before = torch.empty(layout.size, dtype=layout.dtype), given.flat
+            before, copy = flat_of(op.models[role]), torch.empty(layout.size, dtype=layout.dtype)
             models[role], place = Model(arch, FlatParams(layout, copy), {}), copy.data_ptr()
             call.add_whole_network((*head, place, 0, 0, 0, 0, 0, before.data_ptr(), place, nbytes, *last))
             call.keep(before, copy)
-        call.keep(drawn)
+        call.keep(drawn, self.spec)
         seeds = call.add_numbers(op.key.integers(drawn.epochs, "batches", "epoch"))
-        job = *NOT_GIVEN, seeds, *drawn.fields, first, len(models), call.add_optimizer(self.spec), 0, 0, 0
-        number = call.add_job(job)
+        number = call.add_job((*NOT_GIVEN, seeds, *drawn.fields, first, len(models), self.spec_place, 0, 0, 0))
 
         def finish() -> Trained:
             samples, _ = call.seen[number]
@@ -76,29 +73,37 @@ class AlikeTrainings:
 class AlikePredictions:
     """Predictions that share a route: their models have one architecture and layout."""
 
-    def __init__(self, op: Predict | Evaluate, head: Head) -> None:
+    def __init__(self, op: Predict | Evaluate, head: Head, table: InputTable) -> None:
         self.head, self.outputs, self.dtype = tuple(head.fields), head.program.program.classes, op.model.dtype
+        self.table_rows = len(table)
 
     @classmethod
     def of(cls, op: Predict | Evaluate, table: InputTable) -> "AlikePredictions | None":
         """Those that are alike to an operation; None if they are not of this kind."""
         head = common_head(op.model, table)
-        return None if head is None else cls(op, head)
+        return None if head is None else cls(op, head, table)
 
-    def add(self, op: Predict | Evaluate, call: Call, table: InputTable) -> Tensor:
+    def add(self, op: Predict | Evaluate, call: Call) -> Tensor:
         """Add a prediction to a call; its logits, after the call."""
-        given, rows = flat_params(op.model.params), op.data.rows
-        assert given is not None
+        weights, rows = flat_of(op.model), op.data.rows
         rows = rows if rows.is_contiguous() else rows.contiguous()
-        samples = len(op.data)
+        samples = rows.numel()
         logits = torch.empty((samples, self.outputs), dtype=self.dtype)
-        network = call.add_whole_network((*self.head, given.flat.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, *NO_LOSS))
-        call.keep(rows, given.flat, logits)
-        call.add_job((rows.data_ptr(), samples, len(table), network, logits.data_ptr()))
+        network = call.add_whole_network((*self.head, weights.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, *NO_LOSS))
+        call.keep(rows, weights, logits)
+        call.add_job((rows.data_ptr(), samples, self.table_rows, network, logits.data_ptr()))
         return logits
 
 
 NO_LOSS = last_fields()
+
+
+def flat_of(model: Model) -> Tensor:
+    """The weights of a model that are known to be in one tensor."""
+    params = model.params
+    flat = params if type(params) is FlatParams else flat_params(params)
+    assert flat is not None
+    return flat.flat
 
 
 def common_head(model: Model, table: InputTable) -> Head | None:

@@ -565,7 +565,7 @@ def _predict(
             route.made["alike"] = AlikePredictions.of(op, table)
         alike: AlikePredictions | None = route.made["alike"]
         if alike is not None:
-            known = alike.add(op, call, table)
+            known = alike.add(op, call)
             return lambda: known
     data, model = op.data, op.model
     rows, samples = data.rows.contiguous(), len(data)

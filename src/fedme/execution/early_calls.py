@@ -127,7 +127,7 @@ class EarlyCalls:
 
 
 class Results(Sequence[Result]):
-    """The results of operations in order. Some are there; others have a place in a call, which is waited for when one is read."""
+    """The results of operations in order: some are there, others have places in calls, which are waited for when they are read."""
 
     def __init__(self, places: Sequence[Place | Result], tick: Tick) -> None:
         self._places, self._tick = places, tick
