@@ -33,8 +33,13 @@ class Key:
     def at(self, *path: int | str) -> "Key":
         """The source with the name `path` below this one."""
         key = Key(self.seed, self.path + path)
-        vars(key)["_start"] = b"".join((self._begin(), *map(_text, path)))
+        vars(key)["_start"] = self.below(*path)
         return key
+
+    def below(self, *path: int | str) -> bytes:
+        """How the names of all keys begin that are below `path`; a key's own name is ``below() + b"]"``."""
+        parts = [_quoted(part) if type(part) is str else _text(part) for part in path]
+        return b"".join((vars(self).get("_start") or self._begin(), *parts))
 
     def _begin(self) -> bytes:
         """The seed and the path as json.dumps writes a list, without its end; begun by the key that this one was made from."""
@@ -43,17 +48,9 @@ class Key:
             start = vars(self)["_start"] = b"[" + b"".join(map(_text, (self.seed, *self.path)))[2:]
         return start
 
-    def _name(self) -> bytes:
-        return self._begin() + b"]"
-
     def integer(self) -> int:
         """A 63-bit integer that depends on the seed and the path only."""
-        return _number(self._name())
-
-    def integers(self, count: int, *path: int | str) -> list[int]:
-        """The integers of the keys ``at(*path, 0)``, ``at(*path, 1)``, ...: `count` of them."""
-        start = b"".join((self._begin(), *map(_text, path)))
-        return [_number(b"%b, %d]" % (start, index)) for index in range(count)]
+        return int.from_bytes(hashlib.blake2b(self._begin() + b"]", digest_size=8).digest(), "little") >> 1
 
     def torch(self) -> torch.Generator:
         """A fresh torch generator seeded by this key."""
@@ -68,7 +65,7 @@ class Key:
 
         Differential privacy needs them; the generators above are faster but predictable.
         """
-        drawn = np.frombuffer(hashlib.shake_256(self._name()).digest(8 * count), dtype="<u8")
+        drawn = np.frombuffer(hashlib.shake_256(self._begin() + b"]").digest(8 * count), dtype="<u8")
         return ((drawn >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
     def normal(self, count: int) -> Floats:
@@ -78,7 +75,3 @@ class Key:
 
 def _text(part: int | str) -> bytes:
     return _quoted(part) if type(part) is str else b", %d" % part if type(part) is int else f", {json.dumps(part)}".encode()
-
-
-def _number(name: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1

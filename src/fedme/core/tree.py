@@ -115,6 +115,8 @@ def average(trees: Sequence[Params], weights: Sequence[float]) -> Params:
 
 
 def _flat_average(trees: Sequence[FlatParams], weights: Sequence[float]) -> FlatParams:
+    if len(trees) == 1 and weights[0] == 1.0:
+        return trees[0]
     total = trees[0].flat * weights[0]
     for tree, share in zip(trees[1:], weights[1:], strict=True):
         total.add_(tree.flat, alpha=share)
@@ -207,8 +209,14 @@ def nbytes(value: Any) -> int:
     if kind is str:
         return len(value) if value.isascii() else len(value.encode())
     if (fields := message_fields(kind)) is not None:
-        known: int | None = getattr(value, "nbytes", None)  # of a model
-        return known if known is not None else sum([nbytes(getattr(value, name)) for name in fields])
+        if hasattr(kind, "nbytes"):  # a model
+            return int(value.nbytes)
+        total = 0
+        for name in fields:
+            item = getattr(value, name)
+            size = _SIZES.get(type(item))
+            total += nbytes(item) if size is None else size
+        return total
     if isinstance(value, (int, float)):
         return 8
     if isinstance(value, str):

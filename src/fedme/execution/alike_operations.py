@@ -3,6 +3,7 @@
 Many clients have such operations with the same architectures and one optimizer. What these have in common is found out once.
 """
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +13,15 @@ from torch import Tensor
 from fedme.core.flat_params import FlatParams, flat_params
 from fedme.core.model import Model
 from fedme.core.operations import Evaluate, Predict, Train, Trained
-from fedme.execution.compiled_calls import NOT_GIVEN, Call, address, last_fields
+from fedme.execution.compiled_calls import NOT_GIVEN, Call, address, last_fields, packed
 from fedme.execution.compiled_losses import loss_weights
 from fedme.execution.compiled_networks import Head, head_of
 from fedme.execution.input_tables import InputTable
 from fedme.learning.objectives import CrossEntropy, Mutual
 from fedme.learning.optimizers import SGD, Adam
+
+NINE, SIX = struct.Struct("9q"), struct.Struct("6q")  # fields of structures
+EPOCHS = "batches", "epoch"  # below the key of a training: the keys of the orders of its samples
 
 
 class AlikeTrainings:
@@ -30,7 +34,8 @@ class AlikeTrainings:
             flat = flat_params(model.params)
             assert flat is not None
             last = last_fields(loss_weights(op.optimizer.objective, role))
-            self.networks.append((role, model.arch, flat.layout, flat.flat.nbytes, tuple(head.fields), last))
+            self.networks.append((role, model.arch, flat.layout, flat.flat.nbytes, packed(*head.fields), last))
+        self.job_end = len(self.networks), self.spec_place, 0, 0, 0
 
     @classmethod
     def of(cls, op: Train, table: InputTable, spec: Callable[[SGD | Adam], Any]) -> "AlikeTrainings | None":
@@ -41,10 +46,10 @@ class AlikeTrainings:
         if type(rule.objective) not in (CrossEntropy, Mutual):
             return None
         heads = [common_head(model, table) for model in op.models.values()]
-        found = [head for head in heads if head is not None]
-        if len(found) < len(heads) or len({head.program.program.classes for head in found}) > 1:
+        common = [head for head in heads if head is not None]
+        if len(common) < len(heads) or len({head.program.program.classes for head in common}) > 1:
             return None
-        return cls(op, found, spec(rule))
+        return cls(op, common, spec(rule))
 
     def add(self, op: Train, call: Call, drawn: Any) -> Callable[[], Trained]:
         """Add a training to a call; its result, after the call."""
@@ -52,11 +57,11 @@ class AlikeTrainings:
         for role, arch, layout, nbytes, head, last in self.networks:
             before, copy = flat_of(op.models[role]), torch.empty(layout.size, dtype=layout.dtype)
             models[role], place = Model(arch, FlatParams(layout, copy), {}), copy.data_ptr()
-            call.add_whole_network((*head, place, 0, 0, 0, 0, 0, before.data_ptr(), place, nbytes, *last))
-            call.keep(before, copy)
-        call.keep(drawn, self.spec)
-        seeds = call.add_numbers(op.key.integers(drawn.epochs, "batches", "epoch"))
-        number = call.add_job((*NOT_GIVEN, seeds, *drawn.fields, first, len(models), self.spec_place, 0, 0, 0))
+            call.add_packed_network((head, NINE.pack(place, 0, 0, 0, 0, 0, before.data_ptr(), place, nbytes), last))
+            call.keep(before)
+        call.keep(models, drawn)
+        key = call.add_name(op.key.below(*EPOCHS))
+        number = call.add_packed_job((NINE.pack(*NOT_GIVEN, *key), drawn.packed, SIX.pack(first, *self.job_end)))
 
         def finish() -> Trained:
             samples, _ = call.seen[number]
@@ -74,7 +79,7 @@ class AlikePredictions:
     """Predictions that share a route: their models have one architecture and layout."""
 
     def __init__(self, op: Predict | Evaluate, head: Head, table: InputTable) -> None:
-        self.head, self.outputs, self.dtype = tuple(head.fields), head.program.program.classes, op.model.dtype
+        self.head, self.outputs, self.dtype = packed(*head.fields), head.program.program.classes, op.model.dtype
         self.table_rows = len(table)
 
     @classmethod
@@ -88,8 +93,8 @@ class AlikePredictions:
         weights, rows = flat_of(op.model), op.data.rows
         rows = rows if rows.is_contiguous() else rows.contiguous()
         samples = rows.numel()
-        logits = torch.empty((samples, self.outputs), dtype=self.dtype)
-        network = call.add_whole_network((*self.head, weights.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0, *NO_LOSS))
+        logits = torch.empty(samples, self.outputs, dtype=self.dtype)
+        network = call.add_packed_network((self.head, NINE.pack(weights.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0), NO_LOSS))
         call.keep(rows, weights, logits)
         call.add_job((rows.data_ptr(), samples, self.table_rows, network, logits.data_ptr()))
         return logits

@@ -8,7 +8,7 @@ import ctypes
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -35,8 +35,8 @@ from fedme.core.operations import (
 from fedme.core.task_types import TaskType, task_type_of
 from fedme.core.tree import Params
 from fedme.execution import reference
-from fedme.execution.alike_operations import AlikePredictions, AlikeTrainings
-from fedme.execution.compiled_calls import NOT_DRAWN, NOT_GIVEN, OPTIMIZER, PREDICT_JOB, TRAIN_JOB, Call
+from fedme.execution.alike_operations import EPOCHS, AlikePredictions, AlikeTrainings
+from fedme.execution.compiled_calls import NOT_DRAWN, NOT_GIVEN, OPTIMIZER, PREDICT_JOB, TRAIN_JOB, Call, packed
 from fedme.execution.compiled_library import active, library, vector_bytes
 from fedme.execution.compiled_losses import CHANCES, add_loss, chances, classes_of, loss_obstacle, loss_weights
 from fedme.execution.compiled_networks import known_program, network_fields
@@ -195,22 +195,19 @@ class Compiled:
 
 def alike_for_compiled(op: Op) -> Hashable:
     """What decides whether and with what an operation runs, in little time; None: ask. As long as the operations live."""
-    data, alike = op.data, list[Any]()
-    if isinstance(op, Train):
-        models: Iterable[Model] = op.models.values()
-        alike += id(op.optimizer), id(op.mechanism), id(op.collect), op.keep_opt, len(op.opt), *op.models, "", *op.frozen
-    elif isinstance(op, EstimateStatistics):
+    data = op.data
+    if data.targets is not None or isinstance(op, EstimateStatistics) or not len(data):
         return None
-    else:
-        models = (op.model,)
-        alike += type(op), isinstance(op, Evaluate) and op.timed
-    if data.targets is not None or not len(data):
-        return None
-    for model in models:
+    if not isinstance(op, Train):
+        flat, timed = flat_params(op.model.params), isinstance(op, Evaluate) and op.timed
+        same = type(op), timed, id(data.source), id(op.model.arch), not op.model.buffers
+        return None if flat is None else (*same, id(flat.layout))  # a layout has the type of the weights
+    alike: list[Any] = [id(data.source), id(op.optimizer), id(op.mechanism), id(op.collect), op.keep_opt, len(op.opt)]
+    for role, model in op.models.items():
         if (flat := flat_params(model.params)) is None:
             return None
-        alike += id(model.arch), id(flat.layout), not model.buffers  # a layout has the type of the weights
-    return id(data.source), *alike
+        alike += role, id(model.arch), not model.buffers, id(flat.layout)
+    return (*alike, *op.frozen)
 
 
 def training_obstacle(op: Train) -> str:
@@ -479,12 +476,12 @@ def _steps(state: Params) -> int:
 
 @dataclass(frozen=True)
 class DrawnBatches:
-    """What the compiled code draws the shuffled batches of a client's samples from, except for the seeds."""
+    """What the compiled code draws the shuffled batches of a client's samples from, except for the key."""
 
     schedule: BatchSchedule
     table: InputTable
     fields: tuple[int, ...]
-    epochs: int
+    packed: bytes  # the fields
     memory: tuple[Tensor, ...]  # that the fields point to
 
 
@@ -501,7 +498,7 @@ def _drawn_batches(data: Split, schedule: BatchSchedule, table: InputTable) -> D
     used, divisor = min(samples, per_epoch * schedule.batch), schedule.batch if schedule.scales(samples) else 0
     places = rows.data_ptr(), 0 if own else place, place if own else 0
     fields = *places, samples, len(table), used, schedule.batch, per_epoch, steps, divisor
-    drawn = DrawnBatches(schedule, table, fields, -(-steps // per_epoch), (rows, labels))
+    drawn = DrawnBatches(schedule, table, fields, packed(*fields), (rows, labels))
     data.derived["drawn batches"] = drawn
     return drawn
 
@@ -511,7 +508,7 @@ def _batches(op: Train, table: InputTable, call: Call, classes: int) -> tuple[in
     schedule, data, samples = op.batch_schedule, op.data, len(op.data)
     if (drawn := _drawn_batches(data, schedule, table)) is not None:
         call.keep(drawn)
-        return *NOT_GIVEN, call.add_numbers(op.key.at("batches", "epoch").integers(drawn.epochs)), *drawn.fields
+        return *NOT_GIVEN, *call.add_name(op.key.below(*EPOCHS)), *drawn.fields
     positions, sizes = schedule.positions(samples, op.key.at("batches"))
     chosen, targets = data.rows[positions].contiguous(), data.y[positions].contiguous()
     _require_below(chosen, len(table), "row")
@@ -534,7 +531,8 @@ def _draws_as_torch() -> bool:
     code, key, count = library(), Key(0).at("order"), 1000
     assert not isinstance(code, str)
     order = torch.empty(count, dtype=torch.int64)
-    code.fedme_order(ctypes.c_int64(key.integer()), ctypes.c_int64(count), ctypes.c_void_p(order.data_ptr()))
+    name = key.below() + b"]"
+    code.fedme_order(name, ctypes.c_int64(len(name)), ctypes.c_int64(count), ctypes.c_void_p(order.data_ptr()))
     return torch.equal(order, torch.randperm(count, generator=key.torch()))
 
 

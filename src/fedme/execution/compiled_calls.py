@@ -27,7 +27,8 @@ NETWORK = _structure(
 TRAIN_JOB = _structure(
     i8="rows targets sizes divisors steps width task",  # the batches that are given
     # what batches are drawn from
-    i8_2="draw_seeds draw_rows draw_labels draw_targets draw_samples table_rows used draw_width per_epoch draw_steps divisor",
+    i8_1="draw_key draw_key_size",
+    i8_2="draw_rows draw_labels draw_targets draw_samples table_rows used draw_width per_epoch draw_steps divisor",
     i8_3="networks count optimizer loss samples several",
 )
 PREDICT_JOB = _structure(i8="rows count table_rows networks logits")
@@ -36,7 +37,7 @@ OPTIMIZER = _structure(
     f8="lr momentum weight_decay prox outer_lr clip beta2 eps decoupled_decay first_decay",
 )
 LOSS = _structure(i8="classes present targets known first width cross_entropy", f8="weight", i8_1="sums counts chances")
-NOT_DRAWN = (-1,) + (0,) * 10  # in place of what batches are drawn from
+NOT_DRAWN = (-1,) + (0,) * 11  # in place of what batches are drawn from
 NOT_GIVEN = (0,) * 7  # in place of batches
 WAITING, STARTED = -1, -2  # the status of a call that has not ended
 
@@ -47,22 +48,30 @@ class Call:
     def __init__(self, job_type: "np.dtype[np.void]") -> None:
         self.job_type = job_type
         self._numbers: list[int] = []
-        self._networks: list[int] = []  # field after field
+        self._names: list[bytes] = []  # of keys
+        self._size_of_names = 0
+        self._networks: list[bytes] = []  # field after field
+        self._jobs: list[bytes] = []
         self.network_count = self.job_count = 0
-        self._jobs: list[int] = []  # field after field
         self._optimizers: dict[int, int] = {}
         self._kept: list[Any] = []
         self.specs: dict[tuple[int, int], np.ndarray[Any, Any]] = {}  # of optimizers, by their identity and mixing
 
     def keep(self, *values: Any) -> None:
         """Keep objects whose memory the call refers to."""
-        self._kept.extend(values)
+        self._kept += values
 
     def add_numbers(self, numbers: Iterable[int]) -> int:
         """Add whole numbers; where they begin."""
         start = 8 * len(self._numbers)
         self._numbers.extend(numbers)
         return start
+
+    def add_name(self, name: bytes) -> tuple[int, int]:
+        """Add the name of a key; where it begins, and its size."""
+        self._names.append(name)
+        self._size_of_names += len(name)
+        return self._size_of_names - len(name), len(name)
 
     def add_array(self, numbers: Sequence[Sequence[int]]) -> int:
         """Keep an array of whole numbers; its address."""
@@ -72,10 +81,10 @@ class Call:
 
     def add_network(self, network: tuple[int, ...], loss_weights: tuple[float, float] = (1.0, 0.0), mix: float = 0.0) -> int:
         """Add the whole numbers of a structure of type `NETWORK`, the weights of labels and peer, and its part of a mixture."""
-        return self.add_whole_network((*network, *last_fields(loss_weights, mix)))
+        return self.add_packed_network((packed(*network), last_fields(loss_weights, mix)))
 
-    def add_whole_network(self, network: tuple[int, ...]) -> int:
-        """The same with all fields."""
+    def add_packed_network(self, network: tuple[bytes, ...]) -> int:
+        """The same of a structure in pieces."""
         self._networks += network
         self.network_count += 1
         return self.network_count - 1
@@ -90,13 +99,18 @@ class Call:
 
     def add_job(self, job: tuple[int, ...]) -> int:
         """Add a job, in which networks are the index of the first; its index."""
+        return self.add_packed_job((packed(*job),))
+
+    def add_packed_job(self, job: tuple[bytes, ...]) -> int:
+        """The same of a structure in pieces."""
         self._jobs += job
         self.job_count += 1
         return self.job_count - 1
 
     def make(self, table: ctypes.Structure, itemsize: int) -> None:
         """Make the arrays; `itemsize` is the size of one number of the models."""
-        numbers, networks, jobs = array("q", self._numbers), array("q", self._networks), array("q", self._jobs)
+        numbers, names = array("q", self._numbers), array("b", b"".join(self._names))
+        networks, jobs = array("q", b"".join(self._networks)), array("q", b"".join(self._jobs))
         base, first = numbers.buffer_info()[0], networks.buffer_info()[0]
         self.networks, self.jobs = np.frombuffer(networks, NETWORK), np.frombuffer(jobs, self.job_type)
         self.networks["seeds"] += base
@@ -105,12 +119,12 @@ class Call:
         places += first
         trains = self.job_type is TRAIN_JOB
         if trains:
-            seeds = self.jobs["draw_seeds"]
-            np.add(seeds, base, out=seeds, where=seeds >= 0)
-            np.maximum(seeds, 0, out=seeds)
+            keys = self.jobs["draw_key"]
+            np.add(keys, names.buffer_info()[0], out=keys, where=keys >= 0)
+            np.maximum(keys, 0, out=keys)
         # A piece: table, bytes, jobs, count, trains, status, and seconds, which are a number of another type.
         self._piece = array("q", (ctypes.addressof(table), itemsize, jobs.buffer_info()[0], self.job_count, trains, WAITING, 0))
-        self._kept += numbers, table
+        self._kept += numbers, names, table
         self.place = self._piece.buffer_info()[0]
 
     @property
@@ -145,9 +159,14 @@ class Call:
 
 
 @functools.lru_cache(maxsize=1024)
-def last_fields(loss_weights: tuple[float, float] = (1.0, 0.0), mix: float = 0.0) -> tuple[int, ...]:
-    """The last fields of a network from `finite` on, as whole numbers of the same bits."""
-    return struct.unpack("5q", struct.pack("q4d", 0, *loss_weights, mix, 0.0))
+def last_fields(loss_weights: tuple[float, float] = (1.0, 0.0), mix: float = 0.0) -> bytes:
+    """The last fields of a network, from `finite` on."""
+    return struct.pack("q4d", 0, *loss_weights, mix, 0.0)
+
+
+def packed(*fields: int) -> bytes:
+    """Fields of a structure as they are in memory."""
+    return struct.pack(f"{len(fields)}q", *fields)
 
 
 def address(numbers: "np.ndarray[Any, Any]") -> int:

@@ -6,7 +6,7 @@ when all are known.
 """
 
 import time
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, overload
 
 from fedme.core.operations import Evaluate, Op, Train
@@ -24,7 +24,8 @@ Result = tuple[Any, float]  # with its seconds
 class EarlyCall:
     """Operations of one group with their routes. They are collected, then they run, then the results are read."""
 
-    def __init__(self, evaluations: "list[EarlyCall]") -> None:
+    def __init__(self, trains: bool, evaluations: "list[EarlyCall]") -> None:
+        self.enough = TRAIN_CALL if trains else PREDICT_CALL
         self.operations: list[Op] = []
         self.routes: list[Route] = []
         self.efforts: list[float] = []
@@ -45,8 +46,7 @@ class EarlyCall:
     @property
     def complete(self) -> bool:
         """Whether it has enough operations."""
-        enough = TRAIN_CALL if isinstance(self.operations[0], Train) else PREDICT_CALL
-        return self.total >= enough or len(self.operations) >= MANY
+        return self.total >= self.enough or len(self.operations) >= MANY
 
     def start(self) -> None:
         """Let a thread compute the operations."""
@@ -108,7 +108,8 @@ class EarlyCalls:
             return
         call = self._waiting.get(route.group)
         if call is None:
-            call = self._waiting[route.group] = EarlyCall(self._evaluations.setdefault(route.group, []))
+            evaluations = self._evaluations.setdefault(route.group, [])
+            call = self._waiting[route.group] = EarlyCall(isinstance(op, Train), evaluations)
         self.places[id(op)] = call, call.add(op, route, takes)
         if call.complete:
             self._start(self._waiting.pop(route.group))
@@ -127,7 +128,7 @@ class EarlyCalls:
 
 
 class Results(Sequence[Result]):
-    """The results of operations in order: some are there, others have places in calls, which are waited for when they are read."""
+    """The results of operations in order: they are there, or have a place in a call, which is waited for when they are read."""
 
     def __init__(self, places: Sequence[Place | Result], tick: Tick) -> None:
         self._places, self._tick = places, tick
@@ -141,9 +142,8 @@ class Results(Sequence[Result]):
     def __getitem__(self, place: slice) -> list[Result]: ...
     def __getitem__(self, place: int | slice) -> Result | list[Result]:
         if isinstance(place, int):
-            return self._read([self._places[place]])[0]
-        return self._read(self._places[place])
+            return self._result(*self._places[place])
+        return [self._result(first, last) for first, last in self._places[place]]
 
-    def _read(self, places: Iterable[Place | Result]) -> list[Result]:
-        tick = self._tick
-        return [first.results(tick)[last] if isinstance(first, EarlyCall) else (first, last) for first, last in places]  # type: ignore[index]
+    def _result(self, first: Any, last: Any) -> Result:
+        return first.results(self._tick)[last] if isinstance(first, EarlyCall) else (first, last)

@@ -139,10 +139,12 @@ class InProcessEngine:
             private[client] = with_privacy(computation, client, policy, ledger, used)
         return private
 
-    def _with_costs_recorded(self, results: Mapping[ClientId, Timed[Any]], occasion: Occasion, t: int) -> dict[ClientId, Any]:
+    def _with_costs_recorded(
+        self, results: Mapping[ClientId, Timed[Any]], occasion: Occasion, t: int
+    ) -> Mapping[ClientId, Timed[Any]]:
         """The results of the work, after the privacy costs that came with them have entered the ledgers."""
         if self.policies is None:
-            return dict(results)
+            return results
         for client, result in results.items():
             costs = result.value[1]
             if occasion == "round":

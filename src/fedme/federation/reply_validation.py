@@ -87,6 +87,14 @@ def _fields(kind: Hashable) -> Mapping[str, Any]:
     return typing.get_type_hints(kind)
 
 
+@functools.lru_cache(maxsize=64)
+def _scalars(kind: Hashable) -> Mapping[str, frozenset[Any]]:
+    """The scalar types that each field may have."""
+    unions = (typing.Union, types.UnionType)
+    options = {n: typing.get_args(h) if typing.get_origin(h) in unions else (h,) for n, h in _fields(kind).items()}
+    return {name: frozenset(some) & {bool, int, float, str} for name, some in options.items()}
+
+
 def check_reply(method: AnyMethod, task: Task, down: Any, up: Any, when: Round, samples: int | None) -> dict[str, Any]:
     """Refuse a reply, with a TypedError that names the place; else what its fields were compared with.
 
@@ -94,7 +102,7 @@ def check_reply(method: AnyMethod, task: Task, down: Any, up: Any, when: Round, 
     """
     method_type: Hashable = type(method)
     kind = _kinds(method_type).up
-    fields = _fields(kind)
+    fields, scalars = _fields(kind), _scalars(kind)
     if type(up) is not kind:
         raise TypedError("", f"must be a {kind.__name__}, got a {type(up).__name__}")
     values, plain = {}, set()
@@ -102,7 +110,7 @@ def check_reply(method: AnyMethod, task: Task, down: Any, up: Any, when: Round, 
         value = getattr(up, name)
         if isinstance(value, (int, float, str)):
             plain.add(name)
-            if type(value) is not wanted_type:
+            if type(value) not in scalars[name]:  # of which any value fits
                 build(wanted_type, value, name)
         else:
             values[name] = value
@@ -222,7 +230,7 @@ def check_report(report: Report, seconds: float, kind: TaskType, clients: Collec
         for key, value in table.items():
             if len(key) > LONGEST:
                 raise TypedError(name, f"names must have at most {LONGEST} characters, got {len(key)}")
-            if type(value) is float:
+            if type(value) is float or type(value) is bool:
                 continue
             if isinstance(value, str):
                 if len(value) > LONGEST and value not in clients:
@@ -290,10 +298,10 @@ def _require(condition: bool, at: str, message: str) -> None:
 
 def changes(up: Any, sent: Mapping[str, Any]) -> Changes:
     """The weights of a reply, each with those that it was compared with."""
-    found: Changes = []
+    pairs: Changes = []
     for name, value in sent.items():
-        found += _changes(getattr(up, name), value)
-    return found
+        pairs += _changes(getattr(up, name), value)
+    return pairs
 
 
 def _changes(got: Any, sent: Any) -> Changes:

@@ -248,9 +248,9 @@ def _aggregated(
     """The server's new state, the replies that were left out because they have another form than most, or too few copies."""
     reason = "refused: its reply has not the form of the others"
     odd = dict.fromkeys(different_from_most(replies, tensor_kinds), reason)
-    kept = {client: reply for client, reply in replies.items() if client not in odd}
+    kept = {client: reply for client, reply in replies.items() if client not in odd} if odd else replies
     few = _too_few(method, kept)
-    kept = {client: reply for client, reply in kept.items() if client not in few}
+    kept = {client: reply for client, reply in kept.items() if client not in few} if few else kept
     try:
         return method.aggregate(server, kept, when, key), odd, few
     except Exception as error:
@@ -266,6 +266,8 @@ def _aggregated(
 def _too_few(method: AnyMethod, replies: Mapping[ClientId, Any]) -> dict[ClientId, str]:
     """The replies that a robust average cannot use: too few others are averaged with them. Their model stays as it is."""
     robust = defence_of(method)
+    if robust.fewest == 1:
+        return {}
     groups = {client: method.averaged_with(reply) for client, reply in replies.items()}
     copies = Counter(groups.values())
     return {
