@@ -32,7 +32,9 @@ def test_the_name_is_what_json_writes(seed: int, path: tuple[int | str, ...]) ->
     name = json.dumps([seed, *path]).encode()
     digest = hashlib.blake2b(name, digest_size=8).digest()
     assert Key(seed).at(*path).integer() == int.from_bytes(digest, "little") >> 1
-    assert Key(seed).at(*path).integers(2) == [Key(seed).at(*path, index).integer() for index in range(2)]
+    assert Key(seed, path).integer() == Key(seed).at(*path).integer()
+    assert Key(seed).below(*path) + b"]" == name
+    assert Key(seed).at(*path).below(1, "a") + b"]" == json.dumps([seed, *path, 1, "a"]).encode()
 
 
 @given(PATHS, PATHS)
@@ -62,8 +64,3 @@ def test_generators_are_seeded_with_63_bits_and_leave_the_global_ones_alone() ->
     assert all(0 <= i < 2**63 for i in integers)
     assert max(integers) > 2**62
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_integers_of_numbered_keys():
-    for key in (Key(3), Key(3).at("round", 1, 'a "name", ä')):
-        assert key.integers(12) == [key.at(index).integer() for index in range(12)]

@@ -1,6 +1,7 @@
 """A model is a value: built, called, copied and averaged without side effects, whatever its module does."""
 
 import pickle
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from fedme.core import tree
 from fedme.core.dropout import KeyedDropout
 from fedme.core.key import Key
-from fedme.core.model import Arch, Model, average, dropout_layers, has_batchnorm, not_finite, template
+from fedme.core.model import Arch, Model, average, dropout_layers, has_batchnorm, not_finite, surely_finite, template
 
 
 def dense(inputs: int = 4, hidden: int = 5, classes: int = 3) -> nn.Sequential:
@@ -267,6 +268,11 @@ def test_gradients_reach_the_weights() -> None:
     assert all(bool(g.any()) for g in torch.autograd.grad(loss, list(params.values())))
 
 
+@dataclass(frozen=True)
+class Sent:
+    value: object
+
+
 def test_places_that_are_not_finite_are_named_in_models_too(monkeypatch):
     good = Model.init(Arch(dense), Key(1))
     name = next(iter(good.params))
@@ -276,6 +282,10 @@ def test_places_that_are_not_finite_are_named_in_models_too(monkeypatch):
     message = {"a": [good, bad], "b": float("inf"), "c": torch.zeros(2)}
     assert list(not_finite(message)) == [f"a[1].params.{name}", "b"]
     assert list(not_finite(bad)) == [f"params.{name}"]
+    for value, sure in ((good, True), (bad, False), (1, True), ("x", True), (None, True), (1.0, False), (torch.ones(1), False)):
+        assert surely_finite(Sent(value)) is sure  # of others it is found out by looking at every leaf
+        assert list(not_finite(Sent(value))) == ([f"value.params.{name}"] if value is bad else [])
+    assert not surely_finite(float("nan"))
     monkeypatch.setattr(tree, "not_finite", None)  # a model that has looked at itself is not looked at again
     assert list(not_finite(good)) == []
 

@@ -9,7 +9,18 @@ from hypothesis import given, settings, strategies as st
 
 from fedme.core.key import Key
 from fedme.core.model import Model
-from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train, evaluate, immediately, in_parallel, predict, train
+from fedme.core.operations import (
+    BatchSchedule,
+    Evaluate,
+    Predict,
+    Train,
+    evaluate,
+    evaluate_each,
+    immediately,
+    in_parallel,
+    predict,
+    train,
+)
 from fedme.learning.objectives import CrossEntropy
 from fedme.learning.optimizers import SGD
 from fedme_test_support import LINEAR, split
@@ -243,3 +254,13 @@ def test_the_helpers_hand_over_one_operation_and_return_its_result():
         with pytest.raises(StopIteration) as done:
             steps.send(["the result"])
         assert done.value.value == "the result"
+
+
+def test_evaluating_several_models_asks_for_all_at_once():
+    models, data = [Model.init(LINEAR, Key(n)) for n in range(3)], split(5, Key(1))
+    together, alone = evaluate_each(models, data, True), in_parallel([evaluate(model, data, True) for model in models])
+    assert next(together) == next(alone) == tuple(Evaluate(model, data, True) for model in models)
+    for asked in (together, alone):
+        with pytest.raises(StopIteration) as end:
+            asked.send(["a", "b", "c"])
+        assert end.value.value == ["a", "b", "c"]

@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
 from fedme.core import tree
+from fedme.core.flat_params import flat_copy
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 
@@ -102,6 +103,31 @@ def test_average_and_distance_have_the_bits_of_all_tensors_together() -> None:
     assert all(torch.equal(t["a"], was) for t, was in zip(trees, before, strict=True))
     assert tree.distance(trees[0], trees[1]) == float(tree.norm(tree.sub(*floats[:2])))
     assert tree.distance({"n": torch.tensor(1)}, {"n": torch.tensor(2)}) == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_distances_of_many_models_have_the_bits_of_single_ones(dtype: torch.dtype) -> None:
+    def weights(seed: int, size: int, flat: bool = True) -> tree.Params:
+        drawn = torch.randn(size, generator=Key(seed).torch(), dtype=dtype)
+        values = {"a": drawn[: size // 3], "b": drawn[size // 3 :]}
+        return flat_copy(values) or values if flat else values
+
+    sizes = [3, 40, 1472, 4000, tree.SMALL + 64]  # the last is measured alone
+    pairs = [(weights(n, size), weights(n + 1000, size)) for n in range(400) for size in (sizes if n < 5 else sizes[:1])]
+    pairs += [(weights(1, 40, flat=False), weights(2, 40)), ({"n": torch.tensor(1)}, {"n": torch.tensor(2)})]
+    pairs.append((weights(1, 40), tree.scale(weights(1, 40), float("nan"))))
+    pairs.append((weights(1, 40), flat_copy(tree.scale(weights(1, 40), float("inf"))) or {}))
+    alone = [tree.distance(a, b) for a, b in pairs]
+    assert str(tree.distances(pairs)) == str(alone)  # NaN is not equal to itself
+    assert tree.distances([]) == []
+    assert [tree.distances([pair])[0] for pair in pairs[:30]] == alone[:30]  # in any company
+
+
+def test_the_average_of_one_is_itself() -> None:
+    one = flat_copy({"a": torch.tensor([0.1, -0.0, float("nan")])})
+    assert one is not None
+    average = tree.average([one], [1.0])["a"]
+    assert torch.equal(average.view(torch.int32), (one["a"] * 1.0).view(torch.int32))
 
 
 def test_average_of_integers_only_is_the_first() -> None:

@@ -67,6 +67,34 @@ def test_results_and_explanations_are_the_same_to_the_bit(workers, effort_of_a_c
     late.close()
 
 
+def test_scores_are_those_of_single_evaluations_whoever_is_read_first(monkeypatch):
+    monkeypatch.setattr(early_calls, "MANY", 3)
+    data = clients(sizes=tuple(range(3, 3 + COUNT)))
+    models = [Model.init((DENSE, WIDE)[n % 2], Key(n), torch.float64) for n in range(COUNT)]
+    parts = [mine.val if n % 3 else mine.test for n, mine in enumerate(data.values())]
+    kinds = [Predict if n % 5 == 0 or n < 6 else Evaluate for n in range(COUNT)]
+    ops = [kind(model, part) for kind, model, part in zip(kinds, models, parts, strict=True)]
+    alone = [Dispatcher()([op])[0][0] for op in ops]
+    for order in (range(COUNT), reversed(range(COUNT))):
+        dispatcher = Dispatcher()
+        dispatcher.begin(ops[:16])
+        results = dispatcher(ops)
+        for n in order:
+            (value, seconds), wanted = results[n], alone[n]
+            assert torch.equal(value, wanted) if isinstance(value, torch.Tensor) else value == wanted
+            assert seconds > 0
+
+
+def test_batches_are_those_of_torch_for_keys_of_any_length():
+    data = split(30, Key(1))
+    model = Model.init(DENSE, Key(0), torch.float64)
+    for name in ("", "é", "x" * 60, "x" * 127, "x" * 400, *("y" * size for size in range(70, 90))):
+        op = Train({"own": model}, SGD(CrossEntropy(), 0.1), data, BatchSchedule(12, 7), Key(3).at("client", name))
+        compiled_model, reference = (Dispatcher(path=path)([op])[0][0].models["own"] for path in ("compiled", "reference"))
+        for weight, value in compiled_model.params.items():
+            assert torch.allclose(value, reference.params[weight], 1e-9, 1e-9)
+
+
 def test_every_operation_is_told_of_and_counted():
     told = []
     early, late = Dispatcher(tick=lambda: told.append(1)), Dispatcher()

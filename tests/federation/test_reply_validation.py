@@ -214,6 +214,8 @@ def test_a_method_of_ones_own_is_examined_by_its_types():
         (Offer(replace(MODEL, arch=DENSE), None, ()), "fresh.0.weight: does not fit dense"),
         (Offer(OTHER, Part({"a": 3}, {}), ()), "more"),
         (Offer(OTHER, None, ("x",)), "weights[0]: must be a number"),
+        (Offer(OTHER, None, 1.0), "weights: must be a list"),
+        (Offer(OTHER, "x", ()), "more: must be"),
         (Offer(OTHER, None, (float("nan"),)), "weights[0]: is not finite"),
     ]:
         with pytest.raises(TypedError, match=re.escape(words)):

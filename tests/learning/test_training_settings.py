@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import pickle
 import re
 from collections import Counter
 from dataclasses import replace
@@ -230,3 +231,11 @@ def test_require():
     require(True, "x", "never said")
     with pytest.raises(ValueError, match=re.escape("x: is wrong")):
         require(False, "x", "is wrong")
+
+
+def test_equal_settings_have_one_hash_which_does_not_travel():
+    one, same = Training(lr=0.3), Training(lr=0.3)
+    assert (one, hash(one)) == (same, hash(same))
+    assert hash(one) != hash(Training(lr=0.4))
+    copy = pickle.loads(pickle.dumps(one))
+    assert (copy, vars(copy)) == (one, {name: value for name, value in vars(one).items() if name != "_hash"})

@@ -23,7 +23,7 @@ from fedme.core.key import Key
 from fedme.core.method import Method, Round, Task
 from fedme.core.metrics import measure
 from fedme.core.model import Model
-from fedme.core.operations import Computation, evaluate, in_parallel, predict, train
+from fedme.core.operations import Computation, evaluate_each, in_parallel, predict, train
 from fedme.core.running_statistics import running_statistics
 from fedme.core.task_types import TaskType
 from fedme.datasets.federated_dataset import federate
@@ -213,7 +213,7 @@ def _choose_and_tune(
     if update_bn:
         fitted = yield from in_parallel([with_better_statistics(offer.model, data) for offer in offers])
         offers = [replace(offer, model=model) for offer, model in zip(offers, fitted, strict=True)]
-    scores_of_offers = yield from in_parallel([evaluate(offer.model, split) for offer in offers])
+    scores_of_offers = yield from evaluate_each([offer.model for offer in offers], split)
     losses = [score.loss for score in scores_of_offers]
     best = min(range(len(offers)), key=lambda i: (losses[i] != losses[i], losses[i], i))
     start = offers[best].model

@@ -15,7 +15,12 @@ import torch
 from scipy.special import ndtri
 
 Floats = npt.NDArray[np.float64]
-_quoted = functools.lru_cache(maxsize=65536)(json.encoder.encode_basestring_ascii)  # names of clients come back every round
+
+
+@functools.lru_cache(maxsize=65536)
+def _quoted(part: str) -> bytes:
+    """A part of a path in the name of a key; those of clients come back every round."""
+    return f", {json.encoder.encode_basestring_ascii(part)}".encode()
 
 
 @dataclass(frozen=True)
@@ -27,21 +32,25 @@ class Key:
 
     def at(self, *path: int | str) -> "Key":
         """The source with the name `path` below this one."""
-        return Key(self.seed, self.path + path)
+        key = Key(self.seed, self.path + path)
+        vars(key)["_start"] = self.below(*path)
+        return key
 
-    def _name(self) -> bytes:
-        # As json.dumps writes a list, in a quarter of the time.
-        return f"[{', '.join([_text(part) for part in (self.seed, *self.path)])}]".encode()
+    def below(self, *path: int | str) -> bytes:
+        """How the names of all keys begin that are below `path`; a key's own name is ``below() + b"]"``."""
+        parts = [_quoted(part) if type(part) is str else _text(part) for part in path]
+        return b"".join((vars(self).get("_start") or self._begin(), *parts))
+
+    def _begin(self) -> bytes:
+        """The seed and the path as json.dumps writes a list, without its end; begun by the key that this one was made from."""
+        start: bytes | None = vars(self).get("_start")
+        if start is None:
+            start = vars(self)["_start"] = b"[" + b"".join(map(_text, (self.seed, *self.path)))[2:]
+        return start
 
     def integer(self) -> int:
         """A 63-bit integer that depends on the seed and the path only."""
-        return _number(self._name())
-
-    def integers(self, count: int) -> list[int]:
-        """The integers of the keys ``at(0)``, ``at(1)``, ...: `count` of them."""
-        start = self._name()[:-1]
-        names = (b"%b, %d]" % (start, index) for index in range(count))
-        return [_number(name) for name in names]
+        return int.from_bytes(hashlib.blake2b(self._begin() + b"]", digest_size=8).digest(), "little") >> 1
 
     def torch(self) -> torch.Generator:
         """A fresh torch generator seeded by this key."""
@@ -56,7 +65,7 @@ class Key:
 
         Differential privacy needs them; the generators above are faster but predictable.
         """
-        drawn = np.frombuffer(hashlib.shake_256(self._name()).digest(8 * count), dtype="<u8")
+        drawn = np.frombuffer(hashlib.shake_256(self._begin() + b"]").digest(8 * count), dtype="<u8")
         return ((drawn >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
     def normal(self, count: int) -> Floats:
@@ -64,9 +73,5 @@ class Key:
         return ndtri(self.uniform(count))  # type: ignore[no-any-return]
 
 
-def _text(part: int | str) -> str:
-    return _quoted(part) if type(part) is str else str(part) if type(part) is int else json.dumps(part)
-
-
-def _number(name: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1
+def _text(part: int | str) -> bytes:
+    return _quoted(part) if type(part) is str else b", %d" % part if type(part) is int else f", {json.dumps(part)}".encode()

@@ -20,7 +20,7 @@ from torch.utils import checkpoint
 
 from fedme.core import tree
 from fedme.core.dropout import KeyedDropout, key_functional_dropout
-from fedme.core.flat_params import flat_params
+from fedme.core.flat_params import FlatParams, flat_params
 from fedme.core.key import Key
 
 Option = int | float | str | bool | tuple[int, ...]
@@ -321,9 +321,15 @@ class Model:
         """Note what whoever computed the weights has found: that all are finite."""
         vars(self)["finite"] = True
 
-    @functools.cached_property
+    @property
     def nbytes(self) -> int:
         """Its size in a message."""
+        if type(self.params) is FlatParams and not self.buffers:
+            return self.arch.nbytes + self.params.layout.nbytes
+        return self._nbytes
+
+    @functools.cached_property
+    def _nbytes(self) -> int:
         own = self.own_buffers
         return self.arch.nbytes + tree.nbytes(self.params) + (tree.nbytes(own) if own else 0)
 
@@ -367,16 +373,20 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 def not_finite(message: Any) -> Iterator[str]:
     """The places of a message that hold a NaN or infinite value. Models that are known to be finite are skipped."""
-    fields = tree.message_fields(type(message))
-    if fields is not None and all(_surely_finite(getattr(message, name)) for name in fields):
-        return  # most messages: it is faster to see that than to look at every leaf
     for at, leaf in tree.leaves(message, opaque=(Model,)):
         if not (isinstance(leaf, Model) and leaf.finite):
             yield from tree.not_finite({at: leaf})
 
 
-def _surely_finite(value: Any) -> bool:
-    return value is None or (value.finite if isinstance(value, Model) else isinstance(value, (str, int)))
+def surely_finite(message: Any) -> bool:
+    """Whether a message obviously holds finite numbers only: models, texts, whole numbers. Most do; else see `not_finite`."""
+    if (fields := tree.message_fields(type(message))) is None:
+        return False
+    for name in fields:
+        value = getattr(message, name)
+        if not (value.finite if type(value) is Model else value is None or isinstance(value, (str, int))):
+            return False
+    return True
 
 
 def begin(module: nn.Module, layers: Iterable[str], first: int | Tensor = 0) -> None:

@@ -5,7 +5,7 @@ There are four operations, `Train`, `Evaluate`, `Predict` and `EstimateStatistic
 the engine and receives their results in the same order.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -292,7 +292,7 @@ def train(
         models, optimizer, data, batch_schedule, key, opt or {}, frozen or {}, collect=collect, keep_opt=opt is not None
     )
     result: Sequence[Trained] = yield (operation,)
-    if not any(isinstance(model.buffers, WithFrozen) for model in models.values()):
+    if WithFrozen not in [type(model.buffers) for model in models.values()]:
         return result[0]
     trained = {role: m.frozen_like(models[role]) if role in models else m for role, m in result[0].models.items()}
     return replace(result[0], models=trained)
@@ -302,6 +302,12 @@ def evaluate(model: Model, data: Split, timed: bool = False) -> Computation[Scor
     """Loss and accuracy of `model` on `data`."""
     result: Sequence[Score] = yield (Evaluate(model, data, timed),)
     return result[0]
+
+
+def evaluate_each(models: Iterable[Model], data: Split, timed: bool = False) -> Computation[Sequence[Score]]:
+    """The same of several models."""
+    result: Sequence[Score] = yield tuple([Evaluate(model, data, timed) for model in models])
+    return result
 
 
 def predict(model: Model, data: Split) -> Computation[Tensor]:
@@ -324,20 +330,13 @@ def immediately(value: T) -> Computation[T]:
     yield  # never reached: it makes this function a generator
 
 
-def in_parallel(
-    steps: Sequence[Computation[T]], begin: Callable[[Sequence[Op]], None] | None = None, together: int = 1
-) -> Computation[list[T]]:
-    """Independent computations of one client. The operations that they wait for are passed to the engine together.
-
-    If `begin` is given, it hears of operations before they are passed, `together` at a time, and may begin with them.
-    """
+def in_parallel(steps: Sequence[Computation[T]]) -> Computation[list[T]]:
+    """Independent computations of one client. The operations that they wait for are passed to the engine together."""
     results: list[Any] = [None] * len(steps)
     waiting: list[tuple[int, int]] = []  # what has not ended, and for how many operations it waits
     wanted: list[Op] = []
-    begun = 0
 
     def advance(index: int, answers: Sequence[Any] | None) -> None:
-        nonlocal begun
         try:
             ops = steps[index].send(answers)  # type: ignore[arg-type]
         except StopIteration as done:
@@ -345,15 +344,12 @@ def in_parallel(
             return
         waiting.append((index, len(ops)))
         wanted.extend(ops)
-        if begin is not None and len(wanted) - begun >= together:
-            begin(wanted[begun:])
-            begun = len(wanted)
 
     for index in range(len(steps)):
         advance(index, None)
     while waiting:
         answers = yield tuple(wanted)
-        pending, waiting, wanted, begun, start = waiting, [], [], 0, 0
+        pending, waiting, wanted, start = waiting, [], [], 0
         for index, count in pending:
             advance(index, answers[start : start + count])
             start += count

@@ -654,7 +654,7 @@ void predict(const Table &table, const int64_t *rows, int64_t count, const Netwo
 template <typename real>
 void run(const Table &table, TrainJob &job, Networks<real> &networks) {
     std::unique_ptr<DrawnBatches> drawn;
-    if (job.draw.seeds) {
+    if (job.draw.key) {
         int64_t classes = std::numeric_limits<int64_t>::max();
         for (int64_t i = 0; i < job.count; i++) classes = std::min(classes, job.networks[i].classes);
         if (job.loss) classes = job.loss->classes;
@@ -726,15 +726,15 @@ extern "C" void fedme_start(Helpers *helpers, Piece *piece) { helpers->start(*pi
 extern "C" void fedme_finish(Helpers *helpers, const Piece *piece) { helpers->finish(*piece); }
 extern "C" void fedme_cancel(Helpers *helpers, Piece *piece) { helpers->cancel(*piece); }
 
-// The order of so many samples, for a check that it is that of torch.
-extern "C" void fedme_order(int64_t seed, int64_t count, int64_t *order) {
+// The order of so many samples with a key of this name, for a check that it is that of torch.
+extern "C" void fedme_order(const char *key, int64_t key_size, int64_t count, int64_t *order) {
     std::vector<int64_t> drawn(count);
-    shuffle(drawn, seed);
+    shuffle(drawn, number_of_key(std::string(key, key_size)));
     std::copy(drawn.begin(), drawn.end(), order);
 }
 
 // The number of this interface, as in execution/compiled_library.py.
-extern "C" int fedme_interface() { return 13; }
+extern "C" int fedme_interface() { return 14; }
 
 extern "C" int fedme_vector_bytes() { return BYTES; }
 

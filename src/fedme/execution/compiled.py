@@ -35,9 +35,9 @@ from fedme.core.operations import (
 from fedme.core.task_types import TaskType, task_type_of
 from fedme.core.tree import Params
 from fedme.execution import reference
-from fedme.execution.alike_trainings import AlikeTrainings
+from fedme.execution.alike_operations import EPOCHS, AlikePredictions, AlikeTrainings
 from fedme.execution.batch_sizes import size_obstacle
-from fedme.execution.compiled_calls import NOT_DRAWN, NOT_GIVEN, OPTIMIZER, PREDICT_JOB, TRAIN_JOB, Call
+from fedme.execution.compiled_calls import NOT_DRAWN, NOT_GIVEN, OPTIMIZER, PREDICT_JOB, TRAIN_JOB, Call, packed
 from fedme.execution.compiled_library import active, library, vector_bytes
 from fedme.execution.compiled_losses import CHANCES, add_loss, chances, classes_of, loss_obstacle, loss_weights
 from fedme.execution.compiled_networks import known_program, network_fields
@@ -210,10 +210,10 @@ class Compiled:
             parts, on_threads([[ops[i] for i in part] for part in parts], compute, helpers, tick), strict=True
         ):
             results.update(zip(part, done, strict=True))
-        return [results[index] for index in range(len(ops))]
+        return with_scores(ops, [results[index] for index in range(len(ops))])
 
     def start(self, ops: Sequence[Op], routes: Sequence[Route]) -> Running[list[Any]]:
-        """Let a helper run operations of one group, in one call."""
+        """Let a helper run operations of one group, in one call; those that evaluate predict only (see `with_scores`)."""
         return Running(_together(ops, self.tables.table(ops[0]), routes), self._helpers())
 
     def _helpers(self) -> Helpers:
@@ -227,16 +227,16 @@ def alike_for_compiled(op: Op) -> Hashable:
     data = op.data
     if data.targets is not None or isinstance(op, EstimateStatistics) or not len(data):
         return None
-    alike: list[Any] = [type(op), id(data.source)]
-    if isinstance(op, Train):
-        alike += id(op.optimizer), id(op.mechanism), id(op.collect), *op.models, "", *op.frozen
-    else:
-        alike.append(isinstance(op, Evaluate) and op.timed)
-    for model in op.models.values() if isinstance(op, Train) else (op.model,):
+    if not isinstance(op, Train):
+        flat, timed = flat_params(op.model.params), isinstance(op, Evaluate) and op.timed
+        same = type(op), timed, id(data.source), id(op.model.arch), not op.model.buffers
+        return None if flat is None else (*same, id(flat.layout))  # a layout has the type of the weights
+    alike: list[Any] = [id(data.source), id(op.optimizer), id(op.mechanism), id(op.collect), op.keep_opt, len(op.opt)]
+    for role, model in op.models.items():
         if (flat := flat_params(model.params)) is None:
             return None
-        alike += id(model.arch), id(flat.layout)  # a layout has the type of the weights
-    return tuple(alike)
+        alike += role, id(model.arch), not model.buffers, id(flat.layout)
+    return (*alike, *op.frozen)
 
 
 def training_obstacle(op: Train) -> str:
@@ -267,7 +267,7 @@ def _together(ops: Sequence[Op], table: InputTable, routes: Sequence[Route] = ()
     """
     call = Call(TRAIN_JOB if isinstance(ops[0], Train) else PREDICT_JOB)
     finish: list[Finish[Any]] = [
-        _train(op, table, call, route) if isinstance(op, Train) else _predict(op, table, call)
+        _train(op, table, call, route) if isinstance(op, Train) else _predict(op, table, call, route)
         for op, route in itertools.zip_longest(ops, routes)
     ]
     call.make(Table.of(table), models_of(ops[0])[0].dtype.itemsize)
@@ -277,7 +277,11 @@ def _together(ops: Sequence[Op], table: InputTable, routes: Sequence[Route] = ()
     if call.status == 2:
         for op in ops:
             _require_in_range(op, table)
-    results = [result() for result in finish]
+    return [result() for result in finish]
+
+
+def with_scores(ops: Sequence[Op], results: list[Any]) -> list[Any]:
+    """The same results, with the scores of the logits of evaluations."""
     looks = [index for index, op in enumerate(ops) if isinstance(op, Evaluate)]
     scored = scores([results[index] for index in looks], [ops[index].data for index in looks])
     for index, score in zip(looks, scored, strict=True):
@@ -288,7 +292,7 @@ def _together(ops: Sequence[Op], table: InputTable, routes: Sequence[Route] = ()
 def _train(op: Train, table: InputTable, call: Call, route: Route | None = None) -> Finish[Trained]:
     """The training of an operation, by its optimizer."""
     optimizer = op.optimizer
-    if route is not None and not (op.opt or op.keep_opt) and not any(model.buffers for model in op.models.values()):
+    if route is not None:
         if "alike" not in route.made:
             route.made["alike"] = AlikeTrainings.of(op, table, functools.partial(_descent_spec, call))
         alike: AlikeTrainings | None = route.made["alike"]
@@ -501,12 +505,12 @@ def _steps(state: Params) -> int:
 
 @dataclass(frozen=True)
 class DrawnBatches:
-    """What the compiled code draws the shuffled batches of a client's samples from, except for the seeds."""
+    """What the compiled code draws the shuffled batches of a client's samples from, except for the key."""
 
     schedule: BatchSchedule
     table: InputTable
     fields: tuple[int, ...]
-    epochs: int
+    packed: bytes  # the fields
     memory: tuple[Tensor, ...]  # that the fields point to
 
 
@@ -523,7 +527,7 @@ def _drawn_batches(data: Split, schedule: BatchSchedule, table: InputTable) -> D
     used, divisor = min(samples, per_epoch * schedule.batch), schedule.batch if schedule.scales(samples) else 0
     places = rows.data_ptr(), 0 if own else place, place if own else 0
     fields = *places, samples, len(table), used, schedule.batch, per_epoch, steps, divisor
-    drawn = DrawnBatches(schedule, table, fields, -(-steps // per_epoch), (rows, labels))
+    drawn = DrawnBatches(schedule, table, fields, packed(*fields), (rows, labels))
     data.derived["drawn batches"] = drawn
     return drawn
 
@@ -533,7 +537,7 @@ def _batches(op: Train, table: InputTable, call: Call, classes: int) -> tuple[in
     schedule, data, samples = op.batch_schedule, op.data, len(op.data)
     if (drawn := _drawn_batches(data, schedule, table)) is not None:
         call.keep(drawn)
-        return *NOT_GIVEN, call.add_numbers(op.key.at("batches", "epoch").integers(drawn.epochs)), *drawn.fields
+        return *NOT_GIVEN, *call.add_name(op.key.below(*EPOCHS)), *drawn.fields
     positions, sizes = schedule.positions(samples, op.key.at("batches"))
     chosen, targets = data.rows[positions].contiguous(), data.y[positions].contiguous()
     _require_below(chosen, len(table), "row")
@@ -556,7 +560,8 @@ def _draws_as_torch() -> bool:
     code, key, count = library(), Key(0).at("order"), 1000
     assert not isinstance(code, str)
     order = torch.empty(count, dtype=torch.int64)
-    code.fedme_order(ctypes.c_int64(key.integer()), ctypes.c_int64(count), ctypes.c_void_p(order.data_ptr()))
+    name = key.below() + b"]"
+    code.fedme_order(name, ctypes.c_int64(len(name)), ctypes.c_int64(count), ctypes.c_void_p(order.data_ptr()))
     return torch.equal(order, torch.randperm(count, generator=key.torch()))
 
 
@@ -577,8 +582,18 @@ def _count_batches(model: Model, table: InputTable, count: int) -> None:
             model.buffers[name].add_(count)
 
 
-def _predict(op: Predict | Evaluate | EstimateStatistics, table: InputTable, call: Call) -> Finish[Tensor]:
+def _predict(
+    op: Predict | Evaluate | EstimateStatistics, table: InputTable, call: Call, route: Route | None = None
+) -> Finish[Tensor]:
     """The logits of an operation."""
+    if route is not None:
+        assert not isinstance(op, EstimateStatistics)
+        if "alike" not in route.made:
+            route.made["alike"] = AlikePredictions.of(op, table)
+        alike: AlikePredictions | None = route.made["alike"]
+        if alike is not None:
+            known = alike.add(op, call)
+            return lambda: known
     data, model = op.data, op.model
     rows, samples = data.rows.contiguous(), len(data)
     if flat_params(model.params) is None or model.buffers:

@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "compiled_keys.hpp"
+
 // These structures are those of execution/compiled_calls.py, field by field.
 struct Batches {
     const int64_t *rows;     // steps x width: rows of the table
@@ -22,7 +24,8 @@ struct Batches {
 
 // Batches of a new order of the samples in every epoch.
 struct Draw {
-    const int64_t *seeds;    // of the epochs; null: the batches are given
+    const char *key;         // the beginning of the names of the keys of the epochs; null: the batches are given
+    int64_t key_size;        // in bytes
     const int64_t *rows;     // of the client's samples in the table
     const int64_t *labels;   // of all rows of the table; null: the samples have targets of their own
     const int64_t *targets;  // of the client's samples
@@ -74,9 +77,10 @@ struct DrawnBatches {
     explicit DrawnBatches(const Draw &draw)
         : rows(draw.steps * draw.width), targets(draw.steps * draw.width), sizes(draw.steps), divisors(draw.steps) {
         std::vector<int64_t> order(draw.samples);
+        const std::string key(draw.key, draw.key_size);
         for (int64_t step = 0; step < draw.steps; step++) {
             const int64_t first = step % draw.per_epoch * draw.width;
-            if (!first) shuffle(order, draw.seeds[step / draw.per_epoch]);
+            if (!first) shuffle(order, number_of_key(key + ", " + std::to_string(step / draw.per_epoch) + "]"));
             sizes[step] = std::min(draw.width, draw.used - first);
             divisors[step] = double(draw.divisor ? draw.divisor : sizes[step]);
             for (int64_t b = 0; b < sizes[step]; b++) {

@@ -1,11 +1,12 @@
 """The memory of one call of the compiled code: its jobs, their networks, and what these point to.
 
-Structures are rows of numpy arrays, which are filled in one go. They have the names and the order of those in the C++ code;
-every field has 8 bytes. Addresses inside the call are relative to the beginning of an array until it is made.
+Structures are rows of arrays, which are filled in one go. They have the names and the order of those in the C++ code; every
+field has 8 bytes. Addresses inside the call are relative to the beginning of an array until it is made.
 """
 
 import ctypes
 import functools
+import struct
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -26,7 +27,8 @@ NETWORK = _structure(
 TRAIN_JOB = _structure(
     i8="rows targets sizes divisors steps width task",  # the batches that are given
     # what batches are drawn from
-    i8_2="draw_seeds draw_rows draw_labels draw_targets draw_samples table_rows used draw_width per_epoch draw_steps divisor",
+    i8_1="draw_key draw_key_size",
+    i8_2="draw_rows draw_labels draw_targets draw_samples table_rows used draw_width per_epoch draw_steps divisor",
     i8_3="networks count optimizer loss samples several",
 )
 PREDICT_JOB = _structure(i8="rows count table_rows networks logits")
@@ -34,11 +36,9 @@ OPTIMIZER = _structure(
     i8="optimizer mutual inner_steps draws_per_step nesterov mixing",
     f8="lr momentum weight_decay prox outer_lr clip beta2 eps decoupled_decay first_decay",
 )
-PIECE = _structure(i8="table bytes jobs count trains status", f8="seconds")
 LOSS = _structure(i8="classes present targets known first width cross_entropy", f8="weight", i8_1="sums counts chances")
-NOT_DRAWN = (-1,) + (0,) * 10  # in place of what batches are drawn from
+NOT_DRAWN = (-1,) + (0,) * 11  # in place of what batches are drawn from
 NOT_GIVEN = (0,) * 7  # in place of batches
-NO_RESULTS = (0,) * 5  # the last fields of a network
 WAITING, STARTED = -1, -2  # the status of a call that has not ended
 
 
@@ -48,24 +48,30 @@ class Call:
     def __init__(self, job_type: "np.dtype[np.void]") -> None:
         self.job_type = job_type
         self._numbers: list[int] = []
-        self._networks: list[int] = []  # field after field
-        self.network_count = 0
-        self._weights: list[tuple[float, float, float]] = []
-        self._jobs: list[int] = []  # field after field
-        self._job_count = 0
+        self._names: list[bytes] = []  # of keys
+        self._size_of_names = 0
+        self._networks: list[bytes] = []  # field after field
+        self._jobs: list[bytes] = []
+        self.network_count = self.job_count = 0
         self._optimizers: dict[int, int] = {}
         self._kept: list[Any] = []
         self.specs: dict[tuple[int, int], np.ndarray[Any, Any]] = {}  # of optimizers, by their identity and mixing
 
     def keep(self, *values: Any) -> None:
         """Keep objects whose memory the call refers to."""
-        self._kept.extend(values)
+        self._kept += values
 
     def add_numbers(self, numbers: Iterable[int]) -> int:
         """Add whole numbers; where they begin."""
         start = 8 * len(self._numbers)
         self._numbers.extend(numbers)
         return start
+
+    def add_name(self, name: bytes) -> tuple[int, int]:
+        """Add the name of a key; where it begins, and its size."""
+        self._names.append(name)
+        self._size_of_names += len(name)
+        return self._size_of_names - len(name), len(name)
 
     def add_array(self, numbers: Sequence[Sequence[int]]) -> int:
         """Keep an array of whole numbers; its address."""
@@ -75,9 +81,11 @@ class Call:
 
     def add_network(self, network: tuple[int, ...], loss_weights: tuple[float, float] = (1.0, 0.0), mix: float = 0.0) -> int:
         """Add the whole numbers of a structure of type `NETWORK`, the weights of labels and peer, and its part of a mixture."""
-        self._networks.extend(network)
-        self._networks.extend(NO_RESULTS)
-        self._weights.append((*loss_weights, mix))
+        return self.add_packed_network((packed(*network), last_fields(loss_weights, mix)))
+
+    def add_packed_network(self, network: tuple[bytes, ...]) -> int:
+        """The same of a structure in pieces."""
+        self._networks += network
         self.network_count += 1
         return self.network_count - 1
 
@@ -91,34 +99,38 @@ class Call:
 
     def add_job(self, job: tuple[int, ...]) -> int:
         """Add a job, in which networks are the index of the first; its index."""
-        self._jobs.extend(job)
-        self._job_count += 1
-        return self._job_count - 1
+        return self.add_packed_job((packed(*job),))
+
+    def add_packed_job(self, job: tuple[bytes, ...]) -> int:
+        """The same of a structure in pieces."""
+        self._jobs += job
+        self.job_count += 1
+        return self.job_count - 1
 
     def make(self, table: ctypes.Structure, itemsize: int) -> None:
         """Make the arrays; `itemsize` is the size of one number of the models."""
-        self.numbers = np.array(self._numbers or [0], np.int64)
-        self.networks = np.frombuffer(array("q", self._networks), NETWORK)
-        weights = self._weights[:1] if len(set(self._weights)) == 1 else self._weights
-        for name, values in zip(("label_weight", "peer_weight", "mix"), zip(*weights, strict=True), strict=True):
-            self.networks[name] = values
-        self.jobs = np.frombuffer(array("q", self._jobs), self.job_type)
-        base = address(self.numbers)
+        numbers, names = array("q", self._numbers), array("b", b"".join(self._names))
+        networks, jobs = array("q", b"".join(self._networks)), array("q", b"".join(self._jobs))
+        base, first = numbers.buffer_info()[0], networks.buffer_info()[0]
+        self.networks, self.jobs = np.frombuffer(networks, NETWORK), np.frombuffer(jobs, self.job_type)
         self.networks["seeds"] += base
-        self.jobs["networks"] = address(self.networks) + NETWORK.itemsize * self.jobs["networks"]
+        places = self.jobs["networks"]
+        places *= NETWORK.itemsize
+        places += first
         trains = self.job_type is TRAIN_JOB
         if trains:
-            seeds = self.jobs["draw_seeds"]
-            self.jobs["draw_seeds"] = np.where(seeds < 0, 0, base + seeds)
-        self._kept.append(table)
-        jobs = address(self.jobs), len(self.jobs)
-        self._piece = np.array([(ctypes.addressof(table), itemsize, *jobs, trains, WAITING, 0.0)], PIECE)
-        self.place = address(self._piece)
+            keys = self.jobs["draw_key"]
+            np.add(keys, names.buffer_info()[0], out=keys, where=keys >= 0)
+            np.maximum(keys, 0, out=keys)
+        # A piece: table, bytes, jobs, count, trains, status, and seconds, which are a number of another type.
+        self._piece = array("q", (ctypes.addressof(table), itemsize, jobs.buffer_info()[0], self.job_count, trains, WAITING, 0))
+        self._kept += numbers, names, table
+        self.place = self._piece.buffer_info()[0]
 
     @property
     def status(self) -> int:
         """What the compiled code says."""
-        return int(self._piece["status"][0])
+        return self._piece[-2]
 
     @property
     def ended(self) -> bool:
@@ -128,7 +140,7 @@ class Call:
     @property
     def seconds(self) -> float:
         """How long it took."""
-        return float(self._piece["seconds"][0])
+        return struct.unpack("d", self._piece[-1:])[0]  # type: ignore[no-any-return]
 
     @functools.cached_property
     def finite(self) -> list[int]:
@@ -144,6 +156,17 @@ class Call:
     def seen(self) -> list[tuple[int, int]]:
         """The samples that every training has seen, and its batches of more than one sample, after the call."""
         return list(zip(self.jobs["samples"].tolist(), self.jobs["several"].tolist(), strict=True))
+
+
+@functools.lru_cache(maxsize=1024)
+def last_fields(loss_weights: tuple[float, float] = (1.0, 0.0), mix: float = 0.0) -> bytes:
+    """The last fields of a network, from `finite` on."""
+    return struct.pack("q4d", 0, *loss_weights, mix, 0.0)
+
+
+def packed(*fields: int) -> bytes:
+    """Fields of a structure as they are in memory."""
+    return struct.pack(f"{len(fields)}q", *fields)
 
 
 def address(numbers: "np.ndarray[Any, Any]") -> int:

@@ -80,29 +80,27 @@ class Dispatcher:
         self.workers = Workers(workers, self.backends, tick, before_fork) if workers > 1 else None
         self.paths: Counter[tuple[str, str, str]] = Counter()  # (operation, path, reason) -> operations
         self._known: dict[Hashable, tuple[Route, Op]] = {}  # routes that operations share until all have run
-        self._early, self._heard = EarlyCalls(), set[int]()
+        self._early = EarlyCalls()
 
     def begin(self, operations: Sequence[Op]) -> None:
         """Begin with some of the operations that will be asked for, where this changes no result."""
-        self._heard.update(map(id, operations))
-        for op, route in zip(operations, self._routes(operations), strict=True):
-            self._early.offer(op, route)
+        for op in operations:
+            self._early.offer(op, self._route_of(op))
 
     def __call__(self, operations: Sequence[Op]) -> Sequence[tuple[Any, float]]:
         """The result of every operation and its seconds. What has begun may be computed until its result is read."""
-        if not self._early:
+        if not self._early.places:
             return self._run(operations)
-        self.begin([op for op in operations if id(op) not in self._heard])
-        calls = self._early.taken()
-        self._heard.clear()
-        for call in dict.fromkeys(calls.values()):
+        self.begin([op for op in operations if id(op) not in self._early.places])
+        calls, places = self._early.taken()
+        for call in calls:
             self._count(call.operations, call.routes)
-        others = [op for op in operations if id(op) not in calls]
+        others = [op for op in operations if id(op) not in places]
         results = dict(zip(map(id, others), self._run(others), strict=True))
-        return Results(operations, calls, results, self.tick)
+        return Results([places.get(id(op)) or results[id(op)] for op in operations], self.tick)
 
     def _run(self, operations: Sequence[Op]) -> list[tuple[Any, float]]:
-        routes = self._routes(operations)
+        routes = [self._route_of(op) for op in operations]
         here, in_workers = self._place(operations, routes)
         results: dict[int, tuple[Any, float]] = {}
         if self.workers is not None and in_workers:
@@ -127,18 +125,17 @@ class Dispatcher:
             route = by_id[number]
             self.paths[kind.__name__.lower(), f"{route.backend.name}{where}", route.reason] += count
 
-    def _routes(self, operations: Sequence[Op]) -> list[Route]:
-        """The routes of operations; those that compiled code cannot tell apart share one."""
-        routes = []
-        for op in operations:
-            alike = alike_for_compiled(op)
-            route = self._known[alike][0] if alike in self._known else None
-            if route is None or not (isinstance(route.backend, Compiled) and route.backend.supports_alike(op)):
-                route = self.route(op)
-                if alike is not None and isinstance(route.backend, Compiled):
-                    self._known[alike] = route, op  # identities are valid while the operation is kept
-            routes.append(route)
-        return routes
+    def _route_of(self, op: Op) -> Route:
+        """The route of an operation; those that compiled code cannot tell apart share one."""
+        alike = alike_for_compiled(op)
+        if alike in self._known:
+            route = self._known[alike][0]
+            if isinstance(route.backend, Compiled) and route.backend.supports_alike(op):
+                return route
+        route = self.route(op)
+        if alike is not None and isinstance(route.backend, Compiled):
+            self._known[alike] = route, op  # identities are valid while the operation is kept
+        return route
 
     def _run_on_device(self, backend: Backend, ops: Sequence[Op], tick: Tick) -> list[tuple[Any, float]]:
         """The results of operations of one group on the device, of as many at once as it has memory for."""

@@ -6,11 +6,11 @@ when all are known.
 """
 
 import time
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, overload
 
-from fedme.core.operations import Op, Train
-from fedme.execution.compiled import Compiled
+from fedme.core.operations import Evaluate, Op, Train
+from fedme.execution.compiled import Compiled, with_scores
 from fedme.execution.routing import Route, Tick, effort, timed_by_effort
 from fedme.execution.threads import Running
 
@@ -24,46 +24,73 @@ Result = tuple[Any, float]  # with its seconds
 class EarlyCall:
     """Operations of one group with their routes. They are collected, then they run, then the results are read."""
 
-    def __init__(self) -> None:
+    def __init__(self, trains: bool, evaluations: "list[EarlyCall]") -> None:
+        self.enough = TRAIN_CALL if trains else PREDICT_CALL
         self.operations: list[Op] = []
         self.routes: list[Route] = []
         self.efforts: list[float] = []
         self.total = 0.0
+        self.evaluations = evaluations  # calls of the group that wait for scores, which are computed together
         self._running: Running[list[Any]] | None = None
         self._seconds = 0.0
-        self._results: dict[int, Result] = {}
+        self._results: list[Result] | None = None
 
-    def add(self, op: Op, route: Route, takes: float) -> None:
-        """Add an operation."""
+    def add(self, op: Op, route: Route, takes: float) -> int:
+        """Add an operation; its place among the results."""
         self.operations.append(op)
         self.routes.append(route)
         self.efforts.append(takes)
         self.total += takes
+        return len(self.operations) - 1
 
     @property
     def complete(self) -> bool:
         """Whether it has enough operations."""
-        enough = TRAIN_CALL if isinstance(self.operations[0], Train) else PREDICT_CALL
-        return self.total >= enough or len(self.operations) >= MANY
+        return self.total >= self.enough or len(self.operations) >= MANY
 
     def start(self) -> None:
         """Let a thread compute the operations."""
         began, backend = time.perf_counter(), self.routes[0].backend
         assert isinstance(backend, Compiled)
         self._running = backend.start(self.operations, self.routes)
+        if any(isinstance(op, Evaluate) for op in self.operations):
+            self.evaluations.append(self)
         self._seconds = time.perf_counter() - began
 
-    def results(self, tick: Tick) -> Mapping[int, Result]:
-        """The results, by the identity of the operation; parts of the seconds of the call, by effort."""
-        if self._running is not None:
-            running, self._running = self._running, None
+    def results(self, tick: Tick) -> Sequence[Result]:
+        """The results with parts of the seconds of the call, by effort."""
+        if self._results is None:
+            calls = [self]
+            if self in self.evaluations:
+                calls = list(self.evaluations)
+                self.evaluations.clear()
+            operations = [op for call in calls for op in call.operations]
+            values = [value for call in calls for value in call._ended()]
             began = time.perf_counter()
-            values = running.result()
-            seconds = self._seconds + running.call.seconds + time.perf_counter() - began
-            self._results = dict(zip(map(id, self.operations), timed_by_effort(values, self.efforts, seconds), strict=True))
-            for _ in values:
+            values = with_scores(operations, values)
+            scoring = (time.perf_counter() - began) / len(operations)
+            first = 0
+            for call in calls:
+                count = len(call.operations)
+                seconds = call._seconds + scoring * count
+                call._results = timed_by_effort(values[first : first + count], call.efforts, seconds)
+                first += count
+            for _ in operations:
                 tick()
+        assert self._results is not None
         return self._results
+
+    def _ended(self) -> list[Any]:
+        """What the compiled code has computed."""
+        running, self._running = self._running, None
+        assert running is not None
+        began = time.perf_counter()
+        values = running.result()
+        self._seconds += running.call.seconds + time.perf_counter() - began
+        return values
+
+
+Place = tuple[EarlyCall, int]  # of an operation: its call, and where in the call it is
 
 
 class EarlyCalls:
@@ -72,9 +99,8 @@ class EarlyCalls:
     def __init__(self) -> None:
         self._waiting: dict[Hashable, EarlyCall] = {}
         self._started: list[EarlyCall] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting or self._started)
+        self._evaluations: dict[Hashable, list[EarlyCall]] = {}
+        self.places: dict[int, Place] = {}  # by the identity of the operation
 
     def offer(self, op: Op, route: Route) -> None:
         """Take an operation if it is a small one of compiled code."""
@@ -82,17 +108,19 @@ class EarlyCalls:
             return
         call = self._waiting.get(route.group)
         if call is None:
-            call = self._waiting[route.group] = EarlyCall()
-        call.add(op, route, takes)
+            evaluations = self._evaluations.setdefault(route.group, [])
+            call = self._waiting[route.group] = EarlyCall(isinstance(op, Train), evaluations)
+        self.places[id(op)] = call, call.add(op, route, takes)
         if call.complete:
             self._start(self._waiting.pop(route.group))
 
-    def taken(self) -> dict[int, EarlyCall]:
-        """The call of every operation, by the identity of the operation; all are started."""
+    def taken(self) -> tuple[list[EarlyCall], dict[int, Place]]:
+        """All calls, which are started, and the places of their operations."""
         for call in self._waiting.values():
             self._start(call)
-        calls, self._waiting, self._started = self._started, {}, []
-        return {id(op): call for call in calls for op in call.operations}
+        calls, places = self._started, self.places
+        self._waiting, self._started, self._evaluations, self.places = {}, [], {}, {}
+        return calls, places
 
     def _start(self, call: EarlyCall) -> None:
         call.start()
@@ -100,26 +128,22 @@ class EarlyCalls:
 
 
 class Results(Sequence[Result]):
-    """The results of operations in order; those of a call are waited for when one of them is read."""
+    """The results of operations in order: they are there, or have a place in a call, which is waited for when they are read."""
 
-    def __init__(
-        self, operations: Sequence[Op], calls: Mapping[int, EarlyCall], others: Mapping[int, Result], tick: Tick
-    ) -> None:
-        self._operations, self._calls, self._others, self._tick = operations, calls, others, tick
+    def __init__(self, places: Sequence[Place | Result], tick: Tick) -> None:
+        self._places, self._tick = places, tick
 
     def __len__(self) -> int:
-        return len(self._operations)
+        return len(self._places)
 
     @overload
     def __getitem__(self, place: int) -> Result: ...
     @overload
     def __getitem__(self, place: slice) -> list[Result]: ...
     def __getitem__(self, place: int | slice) -> Result | list[Result]:
-        return self._result(self._operations[place]) if isinstance(place, int) else self._read(self._operations[place])
+        if isinstance(place, int):
+            return self._result(*self._places[place])
+        return [self._result(first, last) for first, last in self._places[place]]
 
-    def _read(self, operations: Iterable[Op]) -> list[Result]:
-        return [self._result(op) for op in operations]
-
-    def _result(self, op: Op) -> Result:
-        call = self._calls.get(id(op))
-        return self._others[id(op)] if call is None else call.results(self._tick)[id(op)]
+    def _result(self, first: Any, last: Any) -> Result:
+        return first.results(self._tick)[last] if isinstance(first, EarlyCall) else (first, last)

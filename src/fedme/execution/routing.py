@@ -60,7 +60,7 @@ def is_large(op: Op) -> bool:
 def effort(op: Op) -> float:
     """An estimate of how long an operation takes: samples times passes times parameters."""
     if not isinstance(op, Train):
-        return float(len(op.data) * op.model.parameters)
+        return float(len(op.data) * op.model.arch.parameters)
     schedule, samples = op.batch_schedule, len(op.data)
     visits = schedule.count(samples) * schedule.batch
     if schedule.steps is None:  # the last batch of an epoch may be incomplete

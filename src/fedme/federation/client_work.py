@@ -11,7 +11,7 @@ from fedme.core.data import ClientData
 from fedme.core.key import Key
 from fedme.core.method import Method, Report, Round, Task
 from fedme.core.metrics import Metrics, measure_all
-from fedme.core.model import Model, not_finite
+from fedme.core.model import Model, not_finite, surely_finite
 from fedme.core.operations import Computation, Role, T, in_parallel, predict, train
 from fedme.learning.exchanged_part import ExchangedPart, exchanged_part
 from fedme.learning.objectives import CrossEntropy
@@ -101,7 +101,7 @@ def participate(
     if part is not None:
         own = method.kept_model(up) if up is not None else None
         state, up = replace(kept, state=state) if own is None else part.keep(state, own), part.stripped(up)
-    if next(not_finite(up), None) is not None:  # the model diverged: nothing is sent, and the records say so
+    if not surely_finite(up) and next(not_finite(up), None) is not None:  # the model diverged: nothing is sent, records say so
         return state, None, replace(report, notes={**report.notes, "diverged": True})
     return state, up, report
 

@@ -1,5 +1,6 @@
 """All clients in this process: their data in memory, their states in a dictionary, their work in lockstep."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -49,7 +50,7 @@ class InProcessEngine:
         if method.pooled:
             self.clients[POOL] = pooled(clients)
 
-    @property
+    @functools.cached_property
     def samples(self) -> dict[ClientId, int]:
         """The number of training samples of every client."""
         return {client: len(data.train) for client, data in self.clients.items()}
@@ -138,10 +139,12 @@ class InProcessEngine:
             private[client] = with_privacy(computation, client, policy, ledger, used)
         return private
 
-    def _with_costs_recorded(self, results: Mapping[ClientId, Timed[Any]], occasion: Occasion, t: int) -> dict[ClientId, Any]:
+    def _with_costs_recorded(
+        self, results: Mapping[ClientId, Timed[Any]], occasion: Occasion, t: int
+    ) -> Mapping[ClientId, Timed[Any]]:
         """The results of the work, after the privacy costs that came with them have entered the ledgers."""
         if self.policies is None:
-            return dict(results)
+            return results
         for client, result in results.items():
             costs = result.value[1]
             if occasion == "round":

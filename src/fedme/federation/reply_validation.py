@@ -6,9 +6,10 @@ that was sent, with the same names, shapes and types. All numbers must be finite
 
 import dataclasses
 import functools
+import itertools
 import types
 import typing
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from fedme.core.data import ClientId
 from fedme.core.flat_params import flat_params
 from fedme.core.method import Report, Round, Task, TaskError
 from fedme.core.metrics import Metrics, possible
-from fedme.core.model import Arch, Model, models_in, not_finite
+from fedme.core.model import Arch, Model, models_in, not_finite, surely_finite
 from fedme.core.operations import Score
 from fedme.core.serialization import Plain, fitting
 from fedme.core.task_types import TaskType
@@ -32,6 +33,7 @@ LONGEST = 200  # characters of a text that a client sends for the records
 MOST = 64  # entries of a table of that kind
 MOST_SECONDS = 1e9  # of a client's work
 MOST_SAMPLES = 2**40
+Changes = list[tuple[tree.Params, tree.Params]]  # weights, each with those that they were made from
 RESERVED = frozenset(("missing", "malicious", "alarm", "not_averaged"))  # notes that only the round loop writes
 
 
@@ -85,6 +87,14 @@ def _fields(kind: Hashable) -> Mapping[str, Any]:
     return typing.get_type_hints(kind)
 
 
+@functools.lru_cache(maxsize=64)
+def _scalars(kind: Hashable) -> Mapping[str, frozenset[Any]]:
+    """The scalar types that each field may have."""
+    unions = (typing.Union, types.UnionType)
+    options = {n: typing.get_args(h) if typing.get_origin(h) in unions else (h,) for n, h in _fields(kind).items()}
+    return {name: frozenset(some) & {bool, int, float, str} for name, some in options.items()}
+
+
 def check_reply(method: AnyMethod, task: Task, down: Any, up: Any, when: Round, samples: int | None) -> dict[str, Any]:
     """Refuse a reply, with a TypedError that names the place; else what its fields were compared with.
 
@@ -92,23 +102,26 @@ def check_reply(method: AnyMethod, task: Task, down: Any, up: Any, when: Round, 
     """
     method_type: Hashable = type(method)
     kind = _kinds(method_type).up
-    fields = _fields(kind)
+    fields, scalars = _fields(kind), _scalars(kind)
     if type(up) is not kind:
         raise TypedError("", f"must be a {kind.__name__}, got a {type(up).__name__}")
-    values = {name: getattr(up, name) for name in fields}
-    plain = {name for name, value in values.items() if isinstance(value, (int, float, str))}
-    for name in plain:
-        build(fields[name], values[name], name)
+    values, plain = {}, set()
+    for name, wanted_type in fields.items():
+        value = getattr(up, name)
+        if isinstance(value, (int, float, str)):
+            plain.add(name)
+            if type(value) not in scalars[name]:  # of which any value fits
+                build(wanted_type, value, name)
+        else:
+            values[name] = value
     if "samples" in plain and not 1 <= up.samples <= (samples if samples is not None else up.samples):
         raise TypedError("samples", f"must be >= 1 and <= {samples}, the number that the client announced, got {up.samples}")
-    wanted = {name: getattr(down, name) for name in fields if hasattr(down, name) and name not in plain}
+    wanted = {name: getattr(down, name) for name in values if hasattr(down, name)}
     wanted |= method.expects(task, down, up, when)
-    for name in fields.keys() - plain - wanted.keys():
+    for name in values.keys() - wanted.keys():
         if (sent := _counterpart(values[name], down, name)) is not None:
             wanted[name] = sent
     for name, value in values.items():
-        if name in plain:
-            continue
         if value is None:
             build(fields[name], None, name)
         elif name in wanted:
@@ -151,7 +164,7 @@ def _weights_in(value: Any) -> Iterator[Mapping[str, Tensor]]:
 
 def require_alike(got: Any, sent: Any, at: str) -> None:
     """Refuse a value that does not look like what was sent: architecture, names, shapes, types."""
-    if got is sent or (isinstance(got, Model) and isinstance(sent, Model) and _same_layout(got, sent)):
+    if got is sent or (type(got) is Model and type(sent) is Model and _same_layout(got, sent)):
         return
     if isinstance(sent, Tensor) and isinstance(got, Tensor):
         if (got.shape, got.dtype) != (sent.shape, sent.dtype):
@@ -176,8 +189,9 @@ def require_alike(got: Any, sent: Any, at: str) -> None:
 def _same_layout(got: Model, sent: Model) -> bool:
     """Whether two models are obviously alike; it takes much longer to compare them weight by weight."""
     flat, sent_flat = flat_params(got.params), flat_params(sent.params)
-    alike = flat is not None and sent_flat is not None and flat.layout is sent_flat.layout
-    return alike and got.arch is sent.arch and not got.buffers and not sent.buffers
+    if flat is None or sent_flat is None or flat.layout is not sent_flat.layout:
+        return False
+    return got.arch is sent.arch and not got.buffers and not sent.buffers
 
 
 def _already(task: Task, kind: Any, value: Any, at: str) -> Any:
@@ -199,6 +213,8 @@ def _looks(tensor: Tensor) -> str:
 
 
 def _require_finite(value: Any) -> None:
+    if surely_finite(value):
+        return
     for at in not_finite(value):
         raise TypedError(at, "is not finite")
 
@@ -206,14 +222,16 @@ def _require_finite(value: Any) -> None:
 def check_report(report: Report, seconds: float, kind: TaskType, clients: Collection[ClientId] = ()) -> None:
     """Refuse what no client can have measured: records and their means must stay readable. A note may name one of `clients`."""
     _check_seconds(seconds, "seconds")
-    for name in report.notes.keys() & RESERVED:
-        raise TypedError(f"notes.{name}", "is written by the server only")
+    if not RESERVED.isdisjoint(report.notes):
+        raise TypedError(f"notes.{min(RESERVED & report.notes.keys())}", "is written by the server only")
     for name, table in (("losses", report.losses), ("scores", report.scores), ("notes", report.notes)):
         if len(table) > MOST:
             raise TypedError(name, f"must have at most {MOST} entries, got {len(table)}")
         for key, value in table.items():
             if len(key) > LONGEST:
                 raise TypedError(name, f"names must have at most {LONGEST} characters, got {len(key)}")
+            if type(value) is float or type(value) is bool:
+                continue
             if isinstance(value, str):
                 if len(value) > LONGEST and value not in clients:
                     raise TypedError(f"{name}.{key}", f"must have at most {LONGEST} characters")
@@ -278,24 +296,30 @@ def _require(condition: bool, at: str, message: str) -> None:
         raise TypedError(at, message)
 
 
-def moved(up: Any, sent: Mapping[str, Any]) -> float | None:
-    """How far the model of a reply that moved furthest is from what was sent; None if no weights were sent."""
-    norms: list[float] = []
+def changes(up: Any, sent: Mapping[str, Any]) -> Changes:
+    """The weights of a reply, each with those that it was compared with."""
+    pairs: Changes = []
     for name, value in sent.items():
-        norms += _changes(getattr(up, name), value)
-    return max(norms, default=None)
+        pairs += _changes(getattr(up, name), value)
+    return pairs
 
 
-def _changes(got: Any, sent: Any) -> list[float]:
+def _changes(got: Any, sent: Any) -> Changes:
     if isinstance(got, Model) and isinstance(sent, Model):
-        pairs = (got.params, sent.params), (got.buffers, sent.buffers)
-        return [tree.distance(after, before) for after, before in pairs if before]
+        weights = [(got.params, sent.params)] if sent.params else []
+        return [*weights, (got.buffers, sent.buffers)] if sent.buffers else weights
     if isinstance(got, Mapping) and sent and all(isinstance(value, Tensor) for value in got.values()):
-        return [tree.distance(got, sent)]
+        return [(got, sent)]
     if dataclasses.is_dataclass(got) and not isinstance(got, type | Arch) and type(got) is type(sent):
         pairs_of_fields = ((getattr(got, field.name), getattr(sent, field.name)) for field in dataclasses.fields(got))
-        return [norm for after, before in pairs_of_fields for norm in _changes(after, before)]
+        return [pair for after, before in pairs_of_fields for pair in _changes(after, before)]
     return []
+
+
+def moved(replies: Sequence[Changes]) -> list[float | None]:
+    """How far the model of each reply that moved furthest is from what was sent; None if no weights were sent."""
+    norms = iter(tree.distances([pair for changed in replies for pair in changed]))
+    return [max(itertools.islice(norms, len(changed)), default=None) for changed in replies]
 
 
 def bounded(up: Any, sent: Mapping[str, Any], limit: float) -> Any:

@@ -24,7 +24,7 @@ from fedme.execution.lockstep import Timed
 from fedme.federation.client_work import AnyMethod, Evaluation, Finetune
 from fedme.federation.offences import OffenceRecord, quarantined, record_offences
 from fedme.federation.reply_agreement import different_from_most, full_form, tensor_kinds
-from fedme.federation.reply_validation import bounded, check_reply, check_report, moved
+from fedme.federation.reply_validation import Changes, bounded, changes, check_reply, check_report, moved
 from fedme.learning.accountant import Ledger
 from fedme.learning.exchanged_part import exchanged_part
 from fedme.learning.robust_aggregation import OPEN, Defence, defence_of
@@ -41,7 +41,6 @@ class Reply:
     report: Report
     seconds: float
     when: Round | None = None  # the round that the client states; None: the engine knows it
-    moved: float | None = None  # how far its models are from what was sent, known once it was examined
 
 
 @dataclass(frozen=True)
@@ -150,16 +149,16 @@ class Traffic:
     report: Report = NOTHING
     moved: float | None = None  # the largest change of a model that the client sent
 
-    def add(self, down: Any, answer: Reply | NoReply | None) -> None:
-        """Count one exchange of the round."""
+    def add(self, down: Any, answer: Reply | NoReply | None, moved: float | None = None) -> None:
+        """Count one exchange of the round, in which a model of the client moved so far."""
         self.bytes_down += nbytes(down)
         if answer is None or isinstance(answer, NoReply):
             self.answered, self.reason = False, answer.reason if answer else ""
             return
         self.bytes_up += nbytes(answer.up) if answer.up is not None else 0
         self.seconds += answer.seconds
-        if answer.moved is not None and (self.moved is None or answer.moved > self.moved):
-            self.moved = answer.moved
+        if moved is not None and (self.moved is None or moved > self.moved):
+            self.moved = moved
         self.report = (
             answer.report
             if self.report is NOTHING
@@ -249,9 +248,9 @@ def _aggregated(
     """The server's new state, the replies that were left out because they have another form than most, or too few copies."""
     reason = "refused: its reply has not the form of the others"
     odd = dict.fromkeys(different_from_most(replies, tensor_kinds), reason)
-    kept = {client: reply for client, reply in replies.items() if client not in odd}
+    kept = {client: reply for client, reply in replies.items() if client not in odd} if odd else replies
     few = _too_few(method, kept)
-    kept = {client: reply for client, reply in kept.items() if client not in few}
+    kept = {client: reply for client, reply in kept.items() if client not in few} if few else kept
     try:
         return method.aggregate(server, kept, when, key), odd, few
     except Exception as error:
@@ -267,6 +266,8 @@ def _aggregated(
 def _too_few(method: AnyMethod, replies: Mapping[ClientId, Any]) -> dict[ClientId, str]:
     """The replies that a robust average cannot use: too few others are averaged with them. Their model stays as it is."""
     robust = defence_of(method)
+    if robust.fewest == 1:
+        return {}
     groups = {client: method.averaged_with(reply) for client, reply in replies.items()}
     copies = Counter(groups.values())
     return {
@@ -285,24 +286,24 @@ def _examined(
     client: ClientId,
     down: Any,
     came: Reply | NoReply,
-) -> Reply | NoReply:
-    """The reply if it is valid, with its changes bounded; else why it is rejected."""
+) -> tuple[Reply | NoReply, Changes]:
+    """The reply if it is valid, with its changes bounded, and what it changed; else why it is rejected."""
     if isinstance(came, NoReply):
-        return came
+        return came, []
     try:
         if came.when not in (None, when):
             raise TypedError("when", f"expected {when}, got {came.when}")
         check_report(came.report, came.seconds, task.schema.task_type, task.members)
         if came.up is None:
-            return came
+            return came, []
         sent = check_reply(method, task, down, came.up, when, samples.get(client))
     except TypedError as error:
-        return RejectedReply(f"refused: {error}")
+        return RejectedReply(f"refused: {error}"), []
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         # A method's `expects` meets what no honest client sends.
-        return RejectedReply(f"refused: {type(error).__name__}: {one_line(str(error))}")
-    up = came.up if defence.norm is None else bounded(came.up, sent, defence.norm)
-    return Reply(up, came.report, came.seconds, came.when, moved(came.up, sent))
+        return RejectedReply(f"refused: {type(error).__name__}: {one_line(str(error))}"), []
+    changed = changes(came.up, sent)
+    return (came if defence.norm is None else replace(came, up=bounded(came.up, sent, defence.norm))), changed
 
 
 def _collect_replies(
@@ -312,7 +313,7 @@ def _collect_replies(
     plan: Plan,
     quorum: Quorum,
     traffic: dict[ClientId, Traffic],
-    examine: Callable[[ClientId, Any, Reply | NoReply], Reply | NoReply],
+    examine: Callable[[ClientId, Any, Reply | NoReply], tuple[Reply | NoReply, Changes]],
     rest: AtRest | None = None,
 ) -> tuple[dict[ClientId, Reply | NoReply], str]:
     """The replies of an exchange, and a description of what is missing to the quorum."""
@@ -327,11 +328,14 @@ def _collect_replies(
             traffic[client].bytes_down += nbytes(down)
         for group in rest.groups(missing) if rest is not None else in_groups(missing, size):
             replies = engine.exchange(group, when)
-            came_now = {client: examine(client, group[client], replies[client]) for client in group if client in replies}
-            for client in [client for client, answer in came_now.items() if isinstance(answer, Reply)]:
-                traffic[client].add(group[client], came_now[client])
+            examined = {client: examine(client, group[client], replies[client]) for client in group if client in replies}
+            came_now = {client: answer for client, (answer, _) in examined.items()}
+            distances = moved([changed for _, changed in examined.values()])
+            for (client, answer), distance in zip(came_now.items(), distances, strict=True):
+                if isinstance(answer, Reply):
+                    traffic[client].add(group[client], answer, distance)
             answers |= rest.keep(came_now) if rest is not None else came_now
-            del replies, came_now  # the weights of the last group need not wait for the next
+            del replies, examined, came_now  # the weights of the last group need not wait for the next
         came, asked = sum(isinstance(answers.get(client), Reply) for client in plan.count), asked + 1
     for client, down in downs.items():
         if not isinstance(answers.get(client), Reply):

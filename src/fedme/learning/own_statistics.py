@@ -13,7 +13,7 @@ from typing import Any
 
 from fedme.core.data import ClientData
 from fedme.core.model import Model
-from fedme.core.operations import Computation, Evaluate, Op, T, estimate_statistics, evaluate, in_parallel
+from fedme.core.operations import Computation, Evaluate, Op, T, estimate_statistics, evaluate_each, in_parallel
 from fedme.core.running_statistics import running_statistics
 
 
@@ -26,7 +26,7 @@ def with_better_statistics(model: Model, data: ClientData) -> Computation[Model]
     own = yield from estimate_statistics(model, data.train)
     if own is model or not len(data.val):
         return own
-    before, after = yield from in_parallel([evaluate(model, data.val), evaluate(own, data.val)])
+    before, after = yield from evaluate_each((model, own), data.val)
     return model if before.loss < after.loss else own
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedme.core.data import ClientData
 from fedme.core.method import Report
-from fedme.core.operations import Computation, Models, Train, evaluate, in_parallel
+from fedme.core.operations import Computation, Models, Train, evaluate_each
 
 ClientRound = Computation[tuple[Any, Any, Report]]
 
@@ -31,5 +31,5 @@ def with_trained_scores(work: ClientRound, data: ClientData) -> ClientRound:
                 trained = result.models
     if report.scores or not trained or not len(data.val):
         return state, up, report
-    scores = yield from in_parallel([evaluate(model, data.val) for model in trained.values()])
+    scores = yield from evaluate_each(trained.values(), data.val)
     return state, up, replace(report, scores=dict(zip(trained, scores, strict=True)))

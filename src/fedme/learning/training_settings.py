@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 from fedme.core.data import ClientId
 from fedme.core.key import Key
@@ -106,6 +106,16 @@ class Training:
         require(0 <= self.lr_min < self.lr, "lr_min", f"must be >= 0 and below lr = {self.lr}, got {self.lr_min}")
         require(not self.lr_min or self.lr_schedule == "cosine", "lr_min", f"is for lr_schedule = 'cosine', but {kind}")
         require(self.warmup >= 0, "warmup", f"must be >= 0, got {self.warmup}")
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:  # every client looks for the optimizer of the round
+        return hash(tuple([getattr(self, field.name) for field in fields(self)]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_hash"}  # another process hashes differently
 
     def batch_schedule(self, when: Round | None = None) -> BatchSchedule:
         """The batches of a round. Without shuffling, a number of steps goes on where the last round stopped."""

@@ -13,7 +13,7 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Empty, Method, Plan, Report, Round, Task
 from fedme.core.model import Model, average
-from fedme.core.operations import Computation, Models, Score, evaluate, immediately, in_parallel, train
+from fedme.core.operations import Computation, Models, evaluate_each, immediately, train
 from fedme.core.settings import setting
 from fedme.core.typed import TypedError
 from fedme.learning.exchanged_part import SHARED
@@ -115,5 +115,5 @@ class HypCluster(Method[Hypotheses, Empty, Hypotheses, Up]):
 
 def best(models: Sequence[Model], data: ClientData) -> Computation[int]:
     """The index of the model with the smallest training loss; NaN never wins."""
-    scores: list[Score] = yield from in_parallel([evaluate(model, data.train) for model in models])
+    scores = yield from evaluate_each(models, data.train)
     return min(range(len(models)), key=lambda k: (scores[k].loss != scores[k].loss, scores[k].loss, k))

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable, Mapping
 
 from fedme.core.data import ClientId, Split
+from fedme.core.first_draws import first_draws
 from fedme.core.key import Key
 from fedme.core.method import Task
 from fedme.core.model import Model, average
-from fedme.core.operations import Computation, evaluate, in_parallel
+from fedme.core.operations import Computation, evaluate_each
 from fedme.core.typed import TypedError
 from fedme.learning.robust_aggregation import Defence
 
@@ -39,19 +40,18 @@ def lenders(clusters: Mapping[ClientId, int], fits: Fits | None, key: Key) -> di
     members: dict[int, list[ClientId]] = {}
     for client, cluster in clusters.items():
         members.setdefault(cluster, []).append(client)
-    position = {client: i for same_cluster in members.values() for i, client in enumerate(same_cluster)}
+    chosen: dict[ClientId, ClientId | None] = {}
+    for alike in members.values() if fits is None else ():
+        if len(alike) > 1:  # in constant time per client: there may be ten thousand
+            indices = first_draws([key.at("lender", me) for me in alike], len(alike) - 1)
+            chosen |= {me: alike[i + (i >= place)] for place, (me, i) in enumerate(zip(alike, indices, strict=True))}
 
     def drawn(me: ClientId, cluster: int) -> ClientId | None:
-        draw = key.at("lender", me).numpy()
-        cluster_members = members[cluster]
-        if fits is None and len(cluster_members) > 1:  # in constant time: there may be ten thousand clients
-            index = int(draw.integers(len(cluster_members) - 1))
-            return cluster_members[index + (index >= position[me])]
         others = [other for other in clusters if other != me and (fits is None or fits(me, other))]
         candidates = [other for other in others if clusters[other] == cluster] or others
-        return candidates[int(draw.integers(len(candidates)))] if candidates else None
+        return candidates[int(key.at("lender", me).numpy().integers(len(candidates)))] if candidates else None
 
-    return {me: drawn(me, cluster) for me, cluster in clusters.items()}
+    return {me: chosen[me] if me in chosen else drawn(me, cluster) for me, cluster in clusters.items()}
 
 
 def admitted_guest(
@@ -60,7 +60,7 @@ def admitted_guest(
     """The guest unless `defence.guest` rejects it, and a note about a rejection. Without validation data none is rejected."""
     if guest is None or defence.guest is None or not len(validation):
         return guest, {}
-    own_score, guest_score = yield from in_parallel([evaluate(own, validation), evaluate(guest, validation)])
+    own_score, guest_score = yield from evaluate_each((own, guest), validation)
     if not defence.unwelcome(own_score, guest_score):
         return guest, {}
     return None, {"guest_refused": f"loss {guest_score.loss:.3g} against {own_score.loss:.3g} of the own model"}

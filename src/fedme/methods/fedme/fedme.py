@@ -20,7 +20,7 @@ from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
 from fedme.core.method import Empty, Method, Plan, PlannedTraining, Report, Round, Task, TaskError
 from fedme.core.model import Model
-from fedme.core.operations import Computation, Models, evaluate, immediately, in_parallel, train
+from fedme.core.operations import Computation, Models, evaluate_each, immediately, train
 from fedme.core.settings import setting
 from fedme.learning.exchanged_part import SHARED
 from fedme.learning.objectives import CrossEntropy, Mutual
@@ -150,7 +150,7 @@ class FedMe(Method[Server, Empty, Down, Up]):
         own, guest = trained.models["own"], finite_or_none(trained.models.get("guest"))
         scores, adopts, criterion = {}, False, self.adopt_by.get(data.id, self.adopt)
         if guest is not None and self.tuning:
-            both = yield from in_parallel([evaluate(model, data.val, needs_time(criterion)) for model in (own, guest)])
+            both = yield from evaluate_each((own, guest), data.val, needs_time(criterion))
             scores = {"own": both[0], "guest": both[1]}
             adopts = prefers_guest(criterion, Candidate(both[0], own.parameters), Candidate(both[1], guest.parameters))
         notes = why | {"lender": down.lender or "", "guest": guest.arch.name if guest else "", "own": own.arch.name}
