@@ -10,7 +10,7 @@ import fedme
 from fedme.config.experiment import ConfigError
 from fedme.core.atomic_files import RunError
 from fedme.core.key import Key
-from fedme.results import loggers, records, views
+from fedme.results import loggers, records, summary, views
 from fedme.results.tables import wide
 
 
@@ -141,6 +141,18 @@ def test_they_change_nothing_else(watched):
 def test_what_is_wrong_is_named(metrics, callbacks, message):
     with pytest.raises((ConfigError, RunError), match=re.escape(message)):
         fedme.FedAvg(rounds=1).fit(clients(), quiet=True, metrics=metrics, callbacks=callbacks)
+
+
+def test_missing_numbers_are_in_no_mean_of_the_summary(tmp_path):
+    class Sometimes(fedme.Callback):
+        def on_evaluation(self, event):
+            return {"norm": 2.0 if event.client == "a" else float("nan"), "never": None}
+
+    result = fedme.FedAvg(rounds=1).fit(clients(), output=tmp_path / "run", quiet=True, callbacks=[Sometimes()])
+    shown = summary.read(result.folder)
+    assert shown == summary.summarise(records.read(result.folder), summary.config_of(result.folder))
+    assert {each["norm"]["client_mean"] for each in shown["results"]} == {2.0}
+    assert {each["never"]["clients"] for each in shown["results"]} == {0}
 
 
 def test_infinite_values_are_missing():

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from fedme.config.experiment import Experiment
-from fedme.core.atomic_files import RunError
+from fedme.core.atomic_files import RunError, finite
 from fedme.core.callbacks import Callback, ClientEvaluation, ClientRound, FinishedRound, Metric, number, numbers
 from fedme.core.data import ClientId
 from fedme.federation.client_work import Evaluation, ModelScore
@@ -87,7 +87,8 @@ class Observers:
             event = FinishedRound(t, self.rounds, self.folder, shown)
             common |= numbers(callback.on_round(event), f"{_name(callback)}.on_round")
         returned, self.numbers = self.numbers, defaultdict(dict)
-        added = {row["client"]: {**common, **returned.get(row["client"], {})} for row in rows}
+        # As they are recorded: the summary of a run is made from these rows.
+        added = {row["client"]: finite({**common, **returned.get(row["client"], {})}) for row in rows}
         return [row | {"callbacks": added[row["client"]]} if added[row["client"]] else row for row in rows]
 
 
