@@ -1,16 +1,21 @@
 """Small operations that begin before all are known: the same results, in the same order."""
 
 import gc
+import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 
+from fedme.core.flat_params import flat_copy
 from fedme.core.key import Key
 from fedme.core.model import Model
 from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train, evaluate, predict, train
-from fedme.execution import compiled, early_calls
+from fedme.execution import compiled, compiled_networks, early_calls
 from fedme.execution.dispatcher import Dispatcher
+from fedme.execution.input_tables import InputTables
 from fedme.execution.lockstep import run_in_lockstep
+from fedme.execution.routing import Route
 from fedme.learning.objectives import CrossEntropy, Mutual
 from fedme.learning.optimizers import SGD
 from fedme.learning.training_settings import Training
@@ -155,3 +160,30 @@ def test_models_that_a_training_left_finite_are_known_to_be_and_others_are_not()
         model = trained.models["own"]
         assert ("finite" in vars(model)) is finite
         assert model.finite is finite
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_what_networks_have_in_common_stays_until_their_call_has_ended(shares, monkeypatch):
+    """Also where a table of inputs has forgotten it, for there were too many networks."""
+    heads, begin = [], compiled_networks.Head.__init__
+
+    def noted(head, *given):
+        begin(head, *given)
+        heads.append(weakref.ref(head))
+
+    monkeypatch.setattr(compiled_networks, "MOST_HEADS", 1)
+    monkeypatch.setattr(compiled_networks.Head, "__init__", noted)
+    data = clients()["0"].train
+    models = [Model.init(arch, Key(1), torch.float64) for arch in (DENSE, WIDE, DENSE)]
+    models = [replace(model, params=flat_copy(model.params)) for model in models]
+    training = [Train({"own": model}, SGD(CrossEntropy(), 0.1), data, BatchSchedule(1, 4), Key(2)) for model in models]
+    for operations in (training, [Predict(model, data) for model in models]):
+        backend = compiled.Compiled(InputTables(torch.device("cpu")))
+        assert not any(backend.supports(op) for op in operations)
+        heads.clear()
+        routes = [Route(backend, None, "") for _ in operations] if shares else ()
+        work = compiled._together(operations, backend.tables.table(operations[0]), routes)
+        call = next(work)
+        gc.collect()
+        assert not call.ended
+        assert [head() is not None for head in heads] == [True] * 3

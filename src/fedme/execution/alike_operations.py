@@ -28,7 +28,8 @@ class AlikeTrainings:
     """Trainings that share a route: their models have the same roles, architectures and layouts, and one optimizer."""
 
     def __init__(self, op: Train, heads: list[Head], spec: Any) -> None:
-        self.spec, self.spec_place = spec, address(spec)
+        self.kept = spec, heads  # the calls refer to their memory
+        self.spec_place = address(spec)
         self.networks = []
         for (role, model), head in zip(op.models.items(), heads, strict=True):
             flat = flat_params(model.params)
@@ -59,7 +60,7 @@ class AlikeTrainings:
             models[role], place = Model(arch, FlatParams(layout, copy), {}), copy.data_ptr()
             call.add_packed_network((head, NINE.pack(place, 0, 0, 0, 0, 0, before.data_ptr(), place, nbytes), last))
             call.keep(before)
-        call.keep(models, drawn)
+        call.keep(models, drawn, self.kept)
         key = call.add_name(op.key.below(*EPOCHS))
         number = call.add_packed_job((NINE.pack(*NOT_GIVEN, *key), drawn.packed, SIX.pack(first, *self.job_end)))
 
@@ -79,7 +80,8 @@ class AlikePredictions:
     """Predictions that share a route: their models have one architecture and layout."""
 
     def __init__(self, op: Predict | Evaluate, head: Head, table: InputTable) -> None:
-        self.head, self.outputs, self.dtype = packed(*head.fields), head.program.program.classes, op.model.dtype
+        self.kept, self.head = head, packed(*head.fields)  # the calls refer to the memory of the first
+        self.outputs, self.dtype = head.program.program.classes, op.model.dtype
         self.table_rows = len(table)
 
     @classmethod
@@ -95,7 +97,7 @@ class AlikePredictions:
         samples = rows.numel()
         logits = torch.empty(samples, self.outputs, dtype=self.dtype)
         network = call.add_packed_network((self.head, NINE.pack(weights.data_ptr(), 0, 0, 0, 0, 0, 0, 0, 0), NO_LOSS))
-        call.keep(rows, weights, logits)
+        call.keep(rows, weights, logits, self.kept)
         call.add_job((rows.data_ptr(), samples, self.table_rows, network, logits.data_ptr()))
         return logits
 

@@ -123,6 +123,7 @@ def network_fields(
     """
     flats = [flat_params(params) if params else None for params in (model.params, state, anchor)]
     flat, head = flats[0], head_of(model, table, flats)
+    call.keep(head)  # the table may forget it before the call has ended
     if head.fields and flat is not None and not (model.buffers or state or anchor):  # most networks
         places: tuple[int, ...] = (*head.fields, flat.flat.data_ptr(), 0, 0, 0)
     elif head.fields and not model.buffers and (flats[1] is not None or not state) and (flats[2] is not None or not anchor):
