@@ -36,6 +36,24 @@ def same(a: Model, b: Model) -> bool:
 # Evaluation
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scores_of_many_samples_depend_on_neither_threads_nor_other_models(dtype):
+    count, draw, threads = 100_001, Key(3).torch(), torch.get_num_threads()
+    data = Split(Arrays(torch.zeros(count, 1), torch.randint(3, (count,), generator=draw)), torch.arange(count))
+    logits = [torch.randn(count, 3, generator=draw, dtype=dtype) for _ in range(2)]
+    found = []
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            found += [reference.scores(logits, [data] * 2), [reference.scores([z], [data])[0] for z in logits]]
+            found += [[reference.score(z, data.y) for z in logits]]
+    finally:
+        torch.set_num_threads(threads)
+    assert all(scores == found[0] for scores in found)
+    for score, z in zip(found[0], logits, strict=True):
+        assert score.loss == pytest.approx(F.cross_entropy(z.double(), data.y).item(), rel=1e-6)
+
+
 @pytest.mark.parametrize("arch", [LINEAR, DENSE, DROPPING, NORMALISED], ids=lambda a: a.name)
 @pytest.mark.parametrize("samples", [1, 7, 1030])  # more than two evaluation batches
 def test_evaluation_is_torchs_by_hand(arch, samples):

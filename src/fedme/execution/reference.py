@@ -47,6 +47,7 @@ from fedme.execution.routing import Tick, no_tick, run_timed
 from fedme.learning.differential_privacy import noise
 
 EVALUATION_BATCH = 512
+MOST_ADDED = (1 << 15) - 1  # numbers that torch adds on one thread
 DRAWS_PER_STEP = 1 << 20  # dropout masks are numbered step * DRAWS_PER_STEP + draw
 
 
@@ -119,7 +120,7 @@ def result_of(op: Op, logits: Tensor) -> Score | Tensor:
 def score(logits: Tensor, y: Tensor, seconds: float = 0.0) -> Score:
     """Mean loss and accuracy of logits."""
     task = task_loss(y)
-    return Score(len(y), task.loss(task.ready(logits), y).mean().item(), task.accuracy(logits, y), seconds)
+    return Score(len(y), _means(task.loss(task.ready(logits), y).flatten()[None])[0], task.accuracy(logits, y), seconds)
 
 
 def scores(logits: Sequence[Tensor], data: Sequence[Split]) -> list[Score]:
@@ -137,10 +138,19 @@ def scores(logits: Sequence[Tensor], data: Sequence[Split]) -> list[Score]:
     for n, same_size in itertools.groupby(order, sizes.__getitem__):
         some = list(same_size)
         rows = slice(start, start := start + n * len(some))
-        means, counts = (values[rows].view(len(some), n) for values in (losses, right))
-        for i, loss, count in zip(some, means.mean(1).tolist(), counts.sum(1).tolist(), strict=True):
+        of_each, counts = (values[rows].view(len(some), n) for values in (losses, right))
+        for i, loss, count in zip(some, _means(of_each), counts.sum(1).tolist(), strict=True):
             scored[i] = Score(n, loss, count / n)
     return scored
+
+
+def _means(values: Tensor) -> list[float]:
+    """The mean of every row; torch would divide a longer sum among its threads, which decide about the last bits."""
+    count = values.shape[1]
+    if count <= MOST_ADDED:
+        return values.mean(1).tolist()
+    sums = torch.stack([part.sum(1, dtype=torch.float64) for part in values.split(MOST_ADDED, 1)], 1)
+    return (sums.sum(1) / count).tolist()
 
 
 def seconds_per_sample(model: Model, data: Split, times: int = 7) -> float:
