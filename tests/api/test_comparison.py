@@ -55,8 +55,14 @@ def test_the_summary(comparison):
     mean, std = (100 * f([line.accuracy.mean for line in comparison["fedme"]]) for f in (statistics.fmean, statistics.stdev))
     assert f"{mean:.2f} ± {std:.2f}" in text
     assert all(word in text for word in ("gained", "lost", "cannot tell", "vs local", "paired t test over seeds against local"))
+    assert "corrected for 2 methods" in text
     assert "<table>" in comparison._repr_html_()
     assert repr(comparison) == text
+
+
+def test_one_test_is_not_corrected():
+    text = str(fedme.compare([fedme.Local(rounds=1), fedme.FedAvg(rounds=1)], clients(), seeds=2, quiet=True).summary())
+    assert "p: paired t test over seeds against local." in text
 
 
 def test_clients_train_alone_once_for_all_methods(monkeypatch, tmp_path):

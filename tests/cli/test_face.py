@@ -336,6 +336,24 @@ def test_ctrl_c_before_the_first_round_names_the_directory(fedme, monkeypatch):
     assert fedme("resume", "runs/a b", "-q")[0] == 0
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_ctrl_c_names_a_command_that_continues_a_run_with_own_networks(fedme, monkeypatch, begun):
+    words = [*QUICK[:3], "models.pool=['mlr','fedme_test_user_networks:Normed']", "rounds=9"]
+    words += ["models.assign=best-local", "models.selection_rounds=1"]
+
+    def tick(display):
+        if not begun or Path("runs/own/metrics.jsonl").exists():
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Display, "tick", tick)
+        code, _, err = fedme("run", "digits-fedme", *words, "output=runs/own")
+    assert code == 130
+    assert ("stopped before the first round" not in err) == begun
+    assert "`fedme resume runs/own --imports`" in err
+    assert fedme("resume", "runs/own", "--imports", "-q")[0] == 0
+
+
 @pytest.mark.parametrize(("count", "text"), [(1, "and 1 operation of the next"), (2, "and 2 operations of the next")])
 def test_progress_counts_operations(count, text):
     file = io.StringIO()

@@ -1,5 +1,7 @@
 """Batched equals alone: every method, mixed architectures, unequal sizes, dropout, partial participation, tiny clients."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from fedme.execution import compiled, dispatcher, reference
 from fedme.execution.dense_layers import dense_layers
 from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.reference import one_by_one
+from fedme.execution.stacked_vmap import vmap_obstacle
 from fedme.learning.objectives import CrossEntropy, Imitate, Mutual
 from fedme.learning.optimizers import SGD, Adam, Moreau, MutualMoreau
 from fedme.learning.training_settings import Training
@@ -447,6 +450,22 @@ def test_a_network_that_draws_its_own_random_numbers_runs_alone():
     b = personal(method, *federate(method, task((WILD,) * 5), clients(SIZES), rounds=2, execute=batched))
     assert all(near(a[c], b[c], 0.0) for c in a)
     assert any("operations eager" in line and "wild cannot be stacked" in line for line in batched.explain())
+
+
+def test_operations_that_torch_cannot_stack_run_alone_without_its_warning():
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True), nn.Linear(4, CLASSES)
+
+        def forward(self, x):
+            return self.head(self.layer(x).mean(1))
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        reason = vmap_obstacle(Arch.named("attends", Attends), (5, 4), torch.float32)
+    assert reason.startswith("attends has operations that torch cannot stack (")
+    assert not seen
 
 
 def agree(ops):

@@ -314,6 +314,24 @@ def by_hand(width):
     return lambda x: ByHand(x.shape[1])
 
 
+def einsums(x):
+    """Products with weights as einsum makes them: matrices with rows of all samples, and the weight on either side."""
+
+    class Einsums(nn.Module):
+        def __init__(self, channels):
+            super().__init__()
+            self.first, self.second = nn.Parameter(torch.randn(channels, 6)), nn.Parameter(torch.randn(6, 6))
+            self.heads, self.last = nn.Parameter(torch.randn(3, 2, 5)), nn.Parameter(torch.randn(channels, 15))
+
+        def forward(self, x):
+            by_pixel = torch.einsum("bchw,cd->bdhw", x, self.first)
+            vectors = torch.einsum("oi,bi->bo", self.second, by_pixel.mean((2, 3)).tanh())
+            heads = torch.einsum("bhi,hij->bhj", vectors.view(-1, 3, 2), self.heads)
+            return x + torch.einsum("bi,ci->bc", heads.flatten(1), self.last)[:, :, None, None]
+
+    return Einsums(x.shape[1])
+
+
 PLACES_AND_SUMS = [
     fixed(lambda: Function(lambda x: x.cumsum(3) - 0.5 * x.cumsum(1))),
     fixed(lambda: Function(lambda x: x / (1 + x.var((1, 3), keepdim=True) + x.std(dim=(1, 2, 3), keepdim=True)))),
@@ -339,7 +357,7 @@ STEPS = st.one_of(
     st.builds(by_hand, st.integers(1, 9)),
     st.sampled_from(
         [
-            *(batch_second, of_weights),
+            *(batch_second, of_weights, einsums),
             *PLACES_AND_SUMS,
         ]
     ),
@@ -446,7 +464,7 @@ STEPS_ALONE = [
     *map(drops_anywhere, range(4)),
     *map(masked_by_buffer, ("float", "bool", "not")),
     *map(by_hand, (1, 5, 40)),
-    *(batch_second, of_weights),
+    *(batch_second, of_weights, einsums),
     *PLACES_AND_SUMS,
 ]
 

@@ -122,9 +122,8 @@ class Comparison(Mapping[str, tuple[Result, ...]]):
         if len(lines[0].means) < 2:
             below.append("One seed has no test: use seeds=3 or more.")
         elif len(lines) > 1:
-            below.append(
-                f"p: paired t test over seeds against {self.reference}, corrected for {len(lines) - 1} methods (Holm)."
-            )
+            corrected = f", corrected for {len(lines) - 1} methods (Holm)" if len(lines) > 2 else ""
+            below.append(f"p: paired t test over seeds against {self.reference}{corrected}.")
         title = f"{len(self)} methods, {len(clients)} clients"
         return Table(title, [name.format(**words) for name in HEADER], rows, below)
 

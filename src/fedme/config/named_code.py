@@ -4,6 +4,7 @@ Importing a module runs it. A configuration that a person gives to `fedme run` m
 that an operator sent, may come from somebody else: its code is imported only if the user says so.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,11 @@ def named_code(config: Mapping[str, Any]) -> list[str]:
 
 def _table(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def resume_command(folder: Path, config: Mapping[str, Any]) -> str:
+    """The command that continues the user's own run, which imports the code that the user has named."""
+    return f"fedme resume {shlex.quote(str(folder))}" + (" --imports" if named_code(config) else "")
 
 
 def load_saved(

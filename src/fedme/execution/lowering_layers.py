@@ -26,7 +26,8 @@ def _parts(layout: Layout, weight: Tensor, bias: Tensor | None) -> dict[str, Any
     return {"parameters": tuple(name for name, _ in parts), "starts": tuple(start for _, start in parts)}
 
 
-def _linear(layout: Layout, offset: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+def linear(layout: Layout, offset: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    """Rows of samples times a matrix of weights (inputs x outputs)."""
     if offset.dim() != 2:
         raise TraceError("a product of tensors that are not matrices")
     transposed = not layout.in_order(matrix.t()) and layout.in_order(matrix)  # inputs x outputs, as in `x @ weight`
@@ -57,11 +58,11 @@ def _linear(layout: Layout, offset: Tensor, matrix: Tensor, bias: Tensor | None)
 def _addmm(layout: Layout, bias: Traced, x: Traced, weight: Traced, beta: float = 1, alpha: float = 1) -> Tensor:
     if (beta, alpha) != (1, 1):
         raise TraceError("a scaled matrix product")
-    return _linear(layout, *(layout.addresses_of(tensor) for tensor in (x, weight, bias)))
+    return linear(layout, *(layout.addresses_of(tensor) for tensor in (x, weight, bias)))
 
 
 def _mm(layout: Layout, x: Traced, weight: Traced) -> Tensor:
-    return _linear(layout, layout.addresses_of(x), layout.addresses_of(weight), None)
+    return linear(layout, layout.addresses_of(x), layout.addresses_of(weight), None)
 
 
 def _convolution(
@@ -107,7 +108,7 @@ def _transposed(
 ) -> Tensor:
     """A transposed convolution: a product for every number of the window, and the sums of those that meet."""
     channels, outputs, *window = windows.shape
-    products = _linear(layout, offset.movedim(1, -1).reshape(-1, channels), windows.reshape(channels, -1), None)
+    products = linear(layout, offset.movedim(1, -1).reshape(-1, channels), windows.reshape(channels, -1), None)
     products = products.view(BATCH, *offset.shape[2:], outputs, *window)
     meeting = [_meeting(n, k, *given) for n, k, given in zip(offset.shape[2:], window, geometry, strict=True)]
     total = None

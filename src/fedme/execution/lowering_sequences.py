@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedme.execution.layout import PLACE, Layout, of_any
 from fedme.execution.lowering_functions import add
+from fedme.execution.lowering_layers import linear
 from fedme.execution.program import Node
 from fedme.execution.tracing import BATCH, Traced, TraceError
 
@@ -33,7 +34,25 @@ def _softmax(layout: Layout, x: Traced, dimension: int, dtype: Any = None) -> Te
 
 
 def _bmm(layout: Layout, x: Traced, y: Traced) -> Tensor:
-    return _product(layout, layout.addresses_of(x), layout.addresses_of(y), 1.0)
+    first, second = layout.addresses_of(x), layout.addresses_of(y)
+    if layout.is_alone(first) and _has_rows_of_all_samples(layout, second.transpose(1, 2)):
+        by_row = _linear_by_matrix(layout, second.transpose(1, 2), first.transpose(1, 2))
+        return by_row.transpose(1, 2)
+    if layout.is_alone(second) and _has_rows_of_all_samples(layout, first):
+        return _linear_by_matrix(layout, first, second)
+    return _product(layout, first, second, 1.0)
+
+
+def _has_rows_of_all_samples(layout: Layout, matrices: Tensor) -> bool:
+    """Whether the matrices are not of one sample each, as in ``torch.einsum("bi,ij->bj", x, weight)``."""
+    if layout.is_alone(matrices):
+        return False
+    samples = layout.batch(matrices).flatten(1)
+    return not bool((samples == samples[:, :1]).all())
+
+
+def _linear_by_matrix(layout: Layout, x: Tensor, weights: Tensor) -> Tensor:
+    return torch.stack([linear(layout, rows, weight, None) for rows, weight in zip(x, weights, strict=True)])
 
 
 def _baddbmm(layout: Layout, bias: Any, x: Traced, y: Traced, beta: float = 1, alpha: float = 1) -> Tensor:

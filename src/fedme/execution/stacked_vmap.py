@@ -4,6 +4,8 @@ A network is tried once, on two models and a few samples, and taken only if it g
 """
 
 import functools
+import re
+import warnings
 from collections.abc import Mapping
 
 import torch
@@ -16,6 +18,7 @@ from fedme.core.model import Arch, Model, begin, dropout_layers, hooks_obstacle,
 from fedme.core.tree import Params
 from fedme.execution.batch_sizes import changes_weights
 
+LOOP = "There is a performance drop because we have not yet implemented the batching rule"  # torch then loops over the models
 COMPUTE_BOUND = (nn.modules.conv._ConvNd, nn.RNNBase, nn.Transformer)
 
 
@@ -81,6 +84,12 @@ def is_compute_bound(arch: Arch) -> bool:
 @functools.lru_cache(maxsize=256)
 def vmap_obstacle(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> str:
     """Why a network without buffers cannot be stacked for inputs of this shape and type; empty if it can."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", LOOP)
+        return _obstacle_in_trial(arch, shape, dtype)
+
+
+def _obstacle_in_trial(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> str:
     if reason := hooks_obstacle(arch):
         return reason
     if changes_weights(arch, shape, not dtype.is_floating_point, torch.float64):
@@ -125,6 +134,8 @@ def vmap_obstacle(arch: Arch, shape: tuple[int, ...], dtype: torch.dtype) -> str
             ]
             if not all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in pairs):
                 return f"{arch.name} gives other results in a stack"
+    except UserWarning as warning:
+        return f"{arch.name} has operations that torch cannot stack ({re.findall('aten::([a-z0-9_]+)|$', str(warning))[0]})"
     except Exception as error:  # vmap or a user's network may raise anything; the network then runs alone
         return f"{arch.name} cannot be stacked ({type(error).__name__})"
     return ""

@@ -37,9 +37,13 @@ def require_slice(arch: Arch, widest: Arch, client: str) -> None:
         small, large = narrow_shapes.get(name), wide_shapes.get(name)
         fits = small is not None and large is not None and len(small) == len(large)
         if not fits or any(a > b for a, b in zip(small or (), large or (), strict=True)):
+            if small is None or large is None:
+                differ = f"is in {(widest if small is None else arch).name} only"
+            else:
+                differ = f"has shape {small}, there {large}"
             raise TaskError(
-                f"client {client}: {arch.name} is no slice of the widest network, {widest.name}: {name} has shape {small}, "
-                f"there {large}; use one network in several widths, such as dnn-16 and dnn-8, or cnn-2 and cnn-2(width=0.5)"
+                f"client {client}: {arch.name} is no slice of the widest network, {widest.name}: {name} {differ}; "
+                "use one network in several widths, such as dnn-16 and dnn-8, or cnn-2 and cnn-2(width=0.5)"
             )
 
 

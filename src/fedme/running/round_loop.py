@@ -6,7 +6,6 @@ States are values, so a run can stop anywhere: what is saved is always a whole n
 import functools
 import hashlib
 import itertools
-import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import Any
 from fedme.artifacts import model_cards, model_choice, model_pack, outputs as model_outputs, saved_models, unseen_clients
 from fedme.artifacts.model_pack import PackWriter
 from fedme.config.experiment import Experiment
+from fedme.config.named_code import resume_command
 from fedme.core.atomic_files import finite, together
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
@@ -129,9 +129,9 @@ class RoundLoop:
             self.store.wait()
             if self.saved_round != self.at.header.round:
                 self.save(self.at, config, book)
-            again = shlex.quote(str(self.folder))
+            again = resume_command(self.folder, config)
             raise Interrupted(
-                f"stopped after {self.at.header.round} of {settings.rounds} rounds; `fedme resume {again}` continues"
+                f"stopped after {self.at.header.round} of {settings.rounds} rounds; `{again}` continues"
             ) from None
         except BaseException:
             self._finish_last_round()

@@ -19,7 +19,7 @@ import torch
 import fedme
 from fedme.config.experiment import ConfigError, Experiment, to_toml
 from fedme.config.identity import MACHINE, changed_keys, identity, source_digests
-from fedme.config.named_code import load_saved
+from fedme.config.named_code import load_saved, resume_command
 from fedme.core.atomic_files import InUse, RunError, locked, replacing, sealed, write_json, write_text
 from fedme.core.key import Key
 from fedme.core.processors import processors
@@ -229,7 +229,7 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment, conf
         require_ray(experiment)
     privacy_budget.require_private(experiment)
     root, rounds = Key(settings.seed), list[summary.Rounds]()
-    with stopping(folder) as stop, ExitStack() as cleanup:
+    with stopping(f"`{resume_command(folder, config)}`") as stop, ExitStack() as cleanup:
 
         def tick() -> None:
             display.tick()
@@ -348,8 +348,8 @@ def _first_few(names: Sequence[str], most: int = 5) -> str:
 
 
 @contextmanager
-def stopping(folder: Path | None = None) -> Iterator[Any]:
-    """Turn Ctrl-C and SIGTERM into `Interrupted`, raised at the next call of `stop()`. `folder` is the run directory."""
+def stopping(again: str = "the same command") -> Iterator[Any]:
+    """Turn Ctrl-C and SIGTERM into `Interrupted`, raised at the next call of `stop()`. `again` starts the work again."""
     asked: list[int] = []
 
     def remember(number: int, frame: object) -> None:
@@ -359,7 +359,6 @@ def stopping(folder: Path | None = None) -> Iterator[Any]:
 
     def stop() -> None:
         if asked:
-            again = "the same command" if folder is None else f"`fedme resume {shlex.quote(str(folder))}`"
             raise Interrupted(f"stopped before the first round; {again} starts it again")
 
     try:
