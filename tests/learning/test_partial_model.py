@@ -8,7 +8,7 @@ import torch
 from fedme.core.key import Key
 from fedme.core.method import TaskError
 from fedme.core.model import Arch, Model
-from fedme.learning.partial_model import Part, cut, fork, merge, require_same_part, rest
+from fedme.learning.partial_model import Part, cut, fork, merge, require_same_part, require_some, rest
 from fedme_test_support import DENSE, LINEAR, NORMALISED, dense
 
 
@@ -27,9 +27,9 @@ def test_cut_takes_weights_and_buffers_by_prefix():
 
 
 def test_an_unknown_prefix_is_refused_and_says_what_there_is():
-    expected = "no weight of normalised has a name starting with 'features.'; it has 0., 1., 3."
+    expected = "method.shared: no weight of normalised has a name that 'features.' matches; it has 0.bias, "
     with pytest.raises(TaskError, match=re.escape(expected)):
-        cut(model(), "features.")
+        require_some(NORMALISED, ("1.", "features."), "method.shared")
 
 
 def test_fork_puts_together_what_was_kept_and_what_was_received():
