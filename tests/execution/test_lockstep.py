@@ -10,7 +10,7 @@ from fedme.core.key import Key
 from fedme.core.method import POOL, Round
 from fedme.core.model import Model
 from fedme.core.operations import Evaluate, Predict, Train, immediately, in_parallel
-from fedme.execution.lockstep import run_in_lockstep
+from fedme.execution.lockstep import in_lockstep, run_in_lockstep
 from fedme.execution.reference import one_by_one
 from fedme.federation import client_work as client_work
 from fedme.federation.client_work import Finetune
@@ -42,6 +42,19 @@ def test_results_come_in_the_order_of_the_work_and_operations_in_lockstep():
     assert [each.value for each in done.values()] == [["Z0"], ["A0", "A1", "A2"], [], "x"]
     assert asked == [("z0", "a0"), ("a1",), ("a2",)]
     assert run_in_lockstep({}, execute) == {}
+
+
+def test_what_has_ended_can_be_looked_at_while_results_of_others_are_waited_for():
+    read = []
+
+    class Answers(list):
+        def __getitem__(self, places):
+            read.append(places.start)
+            return super().__getitem__(places)
+
+    done = in_lockstep({name: work(name, 1) for name in "abc"}, lambda operations: Answers((op, 0.0) for op in operations))
+    seen = [(name, each.value, list(read)) for name, each in done]
+    assert seen == [("a", ["a0"], [0]), ("b", ["b0"], [0, 1]), ("c", ["c0"], [0, 1, 2])]
 
 
 def test_seconds_of_operations_add_up_for_each_client():

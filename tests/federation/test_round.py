@@ -81,13 +81,13 @@ def test_bytes_and_seconds_are_those_of_the_messages_of_all_exchanges(name):
 
 def test_traffic_adds_up_over_exchanges_and_later_reports_win():
     traffic = Traffic()
-    traffic.add(torch.zeros(3), Reply(torch.zeros(2), Report({"own": 1.0}, {}, {"a": 1, "b": 1}), 0.5))
-    traffic.add(torch.zeros(1), Reply(torch.zeros(5), Report({"guest": 2.0}, {}, {"b": 2}), 0.25))
+    traffic.add(12, Reply(torch.zeros(2), Report({"own": 1.0}, {}, {"a": 1, "b": 1}), 0.5))
+    traffic.add(4, Reply(torch.zeros(5), Report({"guest": 2.0}, {}, {"b": 2}), 0.25))
     assert (traffic.bytes_down, traffic.bytes_up, traffic.seconds) == (16, 28, 0.75)
     assert traffic.report == Report({"own": 1.0, "guest": 2.0}, {}, {"a": 1, "b": 2})
     assert traffic.answered
-    traffic.add(torch.zeros(2), None)  # a reply that never came
-    traffic.add(torch.zeros(2), Reply(None, Report({}), 0.25))  # one that does not count
+    traffic.add(8, None)  # a reply that never came
+    traffic.add(8, Reply(None, Report({}), 0.25))  # one that does not count
     assert (traffic.bytes_down, traffic.bytes_up, traffic.seconds) == (32, 28, 1.0)
     assert not traffic.answered
     assert Traffic().report == Report({})

@@ -7,12 +7,13 @@ change what they draw: ``key.at("round", 3, "client", "7")`` is the same source 
 import functools
 import hashlib
 import json
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.special import ndtri
+
+from fedme.core.value_class import value_class
 
 Floats = npt.NDArray[np.float64]
 
@@ -23,7 +24,7 @@ def _quoted(part: str) -> bytes:
     return f", {json.encoder.encode_basestring_ascii(part)}".encode()
 
 
-@dataclass(frozen=True)
+@value_class
 class Key:
     """A source of randomness, identified by a seed and a path of names."""
 

@@ -17,6 +17,7 @@ from fedme.core.key import Key
 from fedme.core.model import Model, WithFrozen
 from fedme.core.running_statistics import running_statistics
 from fedme.core.tree import Params
+from fedme.core.value_class import value_class
 
 Role = str
 Models = Mapping[Role, Model]
@@ -171,7 +172,7 @@ class LocalOptimizer(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@value_class
 class Score:
     """The score of a model on a split. `seconds` is the measured time per sample, if requested; it is not repeatable."""
 
@@ -197,7 +198,7 @@ class ClassSums:
     counts: Tensor  # classes
 
 
-@dataclass(frozen=True)
+@value_class
 class Trained:
     """The result of training; `losses` are means over the training samples, taken while the weights changed.
 
@@ -222,7 +223,7 @@ class GaussianMechanism:
     noise: float
 
 
-@dataclass(frozen=True)
+@value_class
 class Train:
     """Train several models on the same batches."""
 
@@ -238,7 +239,7 @@ class Train:
     keep_opt: bool = True  # whether the result has the optimizer state, which may be larger than the models
 
 
-@dataclass(frozen=True)
+@value_class
 class Evaluate:
     """Mean loss and accuracy of a model on a split, in evaluation mode; `timed` also measures the time of inference."""
 
@@ -247,7 +248,7 @@ class Evaluate:
     timed: bool = False
 
 
-@dataclass(frozen=True)
+@value_class
 class Predict:
     """The logits of a model for every sample of a split, in evaluation mode."""
 

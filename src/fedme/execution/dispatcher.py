@@ -18,7 +18,19 @@ from fedme.execution.early_calls import EarlyCalls, Results
 from fedme.execution.input_tables import InputTables
 from fedme.execution.private_batches import PrivateBatches
 from fedme.execution.reference import Reference
-from fedme.execution.routing import Backend, Route, Tick, effort, effort_alone, is_large, no_tick, pieces, run_timed
+from fedme.execution.routing import (
+    Backend,
+    Route,
+    Tick,
+    effort,
+    effort_alone,
+    is_large,
+    models_of,
+    no_tick,
+    pieces,
+    run_timed,
+    sizes,
+)
 from fedme.execution.stacked import Stacked, StackedByVmap
 from fedme.execution.worker_processes import Workers
 
@@ -85,7 +97,7 @@ class Dispatcher:
     def begin(self, operations: Sequence[Op]) -> None:
         """Begin with some of the operations that will be asked for, where this changes no result."""
         for op in operations:
-            self._early.offer(op, self._route_of(op))
+            self._early.offer(op, *self._route_of(op))
 
     def __call__(self, operations: Sequence[Op]) -> Sequence[tuple[Any, float]]:
         """The result of every operation and its seconds. What has begun may be computed until its result is read."""
@@ -100,7 +112,7 @@ class Dispatcher:
         return Results([places.get(id(op)) or results[id(op)] for op in operations], self.tick)
 
     def _run(self, operations: Sequence[Op]) -> list[tuple[Any, float]]:
-        routes = [self._route_of(op) for op in operations]
+        routes = [self._route_of(op)[0] for op in operations]
         here, in_workers = self._place(operations, routes)
         results: dict[int, tuple[Any, float]] = {}
         if self.workers is not None and in_workers:
@@ -125,17 +137,25 @@ class Dispatcher:
             route = by_id[number]
             self.paths[kind.__name__.lower(), f"{route.backend.name}{where}", route.reason] += count
 
-    def _route_of(self, op: Op) -> Route:
-        """The route of an operation; those that compiled code cannot tell apart share one."""
+    def _route_of(self, op: Op) -> tuple[Route, float]:
+        """The route of an operation, and its effort; operations that compiled code cannot tell apart share a route."""
         alike = alike_for_compiled(op)
-        if alike in self._known:
-            route = self._known[alike][0]
-            if isinstance(route.backend, Compiled) and route.backend.supports_alike(op):
-                return route
+        known = self._known.get(alike) if alike is not None else None
+        if known is not None:
+            route, size = known[0], sizes(op)
+            takes = route.efforts.get(size)
+            if takes is not None:
+                return route, takes
+            assert isinstance(route.backend, Compiled)
+            if route.backend.supports_alike(op):
+                takes = effort(op)
+                if not any(model.buffers for model in models_of(op)):  # else the next one may have other buffers
+                    route.efforts[size] = takes
+                return route, takes
         route = self.route(op)
         if alike is not None and isinstance(route.backend, Compiled):
             self._known[alike] = route, op  # identities are valid while the operation is kept
-        return route
+        return route, effort(op)
 
     def _run_on_device(self, backend: Backend, ops: Sequence[Op], tick: Tick) -> list[tuple[Any, float]]:
         """The results of operations of one group on the device, of as many at once as it has memory for."""

@@ -11,7 +11,7 @@ from typing import Any, overload
 
 from fedme.core.operations import Evaluate, Op, Train
 from fedme.execution.compiled import Compiled, with_scores
-from fedme.execution.routing import Route, Tick, effort, timed_by_effort
+from fedme.execution.routing import Route, Tick, timed_by_effort
 from fedme.execution.threads import Running
 
 SMALL = 1e7  # effort of an operation that is not worth being divided with others, about 1 ms
@@ -102,9 +102,9 @@ class EarlyCalls:
         self._evaluations: dict[Hashable, list[EarlyCall]] = {}
         self.places: dict[int, Place] = {}  # by the identity of the operation
 
-    def offer(self, op: Op, route: Route) -> None:
-        """Take an operation if it is a small one of compiled code."""
-        if not isinstance(route.backend, Compiled) or (takes := effort(op)) > SMALL:
+    def offer(self, op: Op, route: Route, takes: float) -> None:
+        """Take an operation if it is a small one of compiled code; `takes` is its effort."""
+        if takes > SMALL or not isinstance(route.backend, Compiled):
             return
         call = self._waiting.get(route.group)
         if call is None:

@@ -45,11 +45,20 @@ class Route:
     group: Hashable
     reason: str
     made: dict[str, Any] = field(default_factory=dict, compare=False)  # by the backend, for all operations that share the route
+    efforts: dict[Hashable, float] = field(default_factory=dict, compare=False)  # of these operations, by what `sizes` says
 
 
 def models_of(op: Op) -> list[Model]:
     """The models that an operation trains or runs."""
     return list(op.models.values()) if isinstance(op, Train) else [op.model]
+
+
+def sizes(op: Op) -> Hashable:
+    """What decides, beside the models, what the batches of an operation are and how long it takes."""
+    if not isinstance(op, Train):
+        return op.data.rows.numel()
+    schedule = op.batch_schedule
+    return op.data.rows.numel(), schedule.batch, schedule.epochs, schedule.steps, schedule.last_batch, schedule.poisson
 
 
 def is_large(op: Op) -> bool:

@@ -1,14 +1,15 @@
 """All clients in this process: their data in memory, their states in a dictionary, their work in lockstep."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
+from fedme.core.arriving import Arriving
 from fedme.core.data import ClientData, ClientId, join
 from fedme.core.key import Key
 from fedme.core.method import POOL, Round, Task
 from fedme.core.operations import Computation
-from fedme.execution.lockstep import Executor, T, Timed, run_in_lockstep
+from fedme.execution.lockstep import Executor, T, Timed, in_lockstep, run_in_lockstep
 from fedme.execution.reference import one_by_one
 from fedme.federation.client_work import AnyMethod, Evaluation, Finetune, evaluate_models, participate, scored
 from fedme.federation.round import ClientStates, Reply
@@ -68,8 +69,8 @@ class InProcessEngine:
         """No client is ever unavailable."""
         return {}
 
-    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> dict[ClientId, Reply]:
-        """Let every client do its part of the round, and collect the replies."""
+    def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> Mapping[ClientId, Reply]:
+        """Let every client do its part of the round. Its work ends, at the latest, when its reply is read."""
         every, last = self.score_trained_every, when.t + 1 == when.total
         scored = every is not None and (last or (when.t + 1) % every == 0)
         work = {
@@ -86,12 +87,12 @@ class InProcessEngine:
             )
             for client, down in downs.items()
         }
-        results = run_in_lockstep(self._made_private(work, "round", when.t), self.execute)
-        replies = {}
-        for client, result in self._with_costs_recorded(results, "round", when.t).items():
+        return Arriving(self._replies(in_lockstep(self._made_private(work, "round", when.t), self.execute), when.t))
+
+    def _replies(self, results: Iterable[tuple[ClientId, Timed[Any]]], t: int) -> Iterator[tuple[ClientId, Reply]]:
+        for client, result in self._with_costs_recorded(results, "round", t):
             self.states[client], up, report = result.value
-            replies[client] = Reply(up, report, result.seconds)
-        return replies
+            yield client, Reply(up, report, result.seconds)
 
     def evaluate_models(
         self, deliveries: Mapping[ClientId, Any], when: Round, finetune: Finetune | None = None
@@ -112,7 +113,7 @@ class InProcessEngine:
             for client, delivery in deliveries.items()
         }
         results = run_in_lockstep(self._made_private(work, "evaluation", when.t), self.execute)
-        evaluations = self._with_costs_recorded(results, "evaluation", when.t)
+        evaluations = dict(self._with_costs_recorded(results.items(), "evaluation", when.t))
         complete = scored([result.value for result in evaluations.values()], self.task.schema.unit)
         self.states.update({client: evaluation.state for client, evaluation in zip(evaluations, complete, strict=True)})
         return {c: Timed(e, evaluations[c].seconds) for c, e in zip(evaluations, complete, strict=True)}
@@ -140,17 +141,19 @@ class InProcessEngine:
         return private
 
     def _with_costs_recorded(
-        self, results: Mapping[ClientId, Timed[Any]], occasion: Occasion, t: int
-    ) -> Mapping[ClientId, Timed[Any]]:
+        self, results: Iterable[tuple[ClientId, Timed[Any]]], occasion: Occasion, t: int
+    ) -> Iterable[tuple[ClientId, Timed[Any]]]:
         """The results of the work, after the privacy costs that came with them have entered the ledgers."""
         if self.policies is None:
             return results
-        for client, result in results.items():
-            costs = result.value[1]
-            if occasion == "round":
-                self._round_costs[client] = t, added(self._costs_of_round(client, occasion, t), costs)
-            self.states.ledgers[client] = added(self.states.ledgers.get(client, ()), costs)
-        return {client: Timed(result.value[0], result.seconds) for client, result in results.items()}
+        return ((client, self._with_cost_recorded(client, result, occasion, t)) for client, result in results)
+
+    def _with_cost_recorded(self, client: ClientId, result: Timed[Any], occasion: Occasion, t: int) -> Timed[Any]:
+        value, costs = result.value
+        if occasion == "round":
+            self._round_costs[client] = t, added(self._costs_of_round(client, occasion, t), costs)
+        self.states.ledgers[client] = added(self.states.ledgers.get(client, ()), costs)
+        return Timed(value, result.seconds)
 
     def _costs_of_round(self, client: ClientId, occasion: Occasion, t: int) -> Ledger:
         last, costs = self._round_costs.get(client, (t, ()))

@@ -20,6 +20,7 @@ from fedme.core.method import POOL, Plan, Report, Round, Task
 from fedme.core.operations import Computation
 from fedme.core.tree import nbytes
 from fedme.core.typed import TypedError
+from fedme.core.value_class import value_class
 from fedme.execution.lockstep import Timed
 from fedme.federation.client_work import AnyMethod, Evaluation, Finetune
 from fedme.federation.offences import OffenceRecord, quarantined, record_offences
@@ -31,9 +32,11 @@ from fedme.learning.robust_aggregation import OPEN, Defence, defence_of
 
 T = TypeVar("T")
 NOTHING = Report({})
+AT_A_TIME = 48  # replies that are looked at in one go: alternating with the clients' own work takes longer
+Examine = Callable[[ClientId, Any, "Reply | NoReply"], tuple["Reply | NoReply", Changes]]  # client, message, what came
 
 
-@dataclass(frozen=True)
+@value_class
 class Reply:
     """A client's reply, its report for the records, and the seconds it took."""
 
@@ -101,7 +104,7 @@ class Engine(Protocol):
         ...
 
     def exchange(self, downs: Mapping[ClientId, Any], when: Round) -> Mapping[ClientId, "Reply | NoReply"]:
-        """Send clients their messages and collect the replies that come back."""
+        """Send clients their messages and collect the replies that come back, at the latest when they are read."""
         ...
 
     def evaluate_models(
@@ -149,16 +152,14 @@ class Traffic:
     report: Report = NOTHING
     moved: float | None = None  # the largest change of a model that the client sent
 
-    def add(self, down: Any, answer: Reply | NoReply | None, moved: float | None = None) -> None:
-        """Count one exchange of the round, in which a model of the client moved so far."""
-        self.bytes_down += nbytes(down)
+    def add(self, bytes_down: int, answer: Reply | NoReply | None) -> None:
+        """Count one exchange of the round: the size of the message, and what came."""
+        self.bytes_down += bytes_down
         if answer is None or isinstance(answer, NoReply):
             self.answered, self.reason = False, answer.reason if answer else ""
             return
         self.bytes_up += nbytes(answer.up) if answer.up is not None else 0
         self.seconds += answer.seconds
-        if moved is not None and (self.moved is None or moved > self.moved):
-            self.moved = moved
         self.report = (
             answer.report
             if self.report is NOTHING
@@ -168,6 +169,11 @@ class Traffic:
                 {**self.report.notes, **answer.report.notes},
             )
         )
+
+    def add_distance(self, moved: float | None) -> None:
+        """Count that a model of the client moved so far."""
+        if moved is not None and (self.moved is None or moved > self.moved):
+            self.moved = moved
 
     def note(self, name: str, value: str) -> None:
         """Add a note about the client to the records."""
@@ -313,7 +319,7 @@ def _collect_replies(
     plan: Plan,
     quorum: Quorum,
     traffic: dict[ClientId, Traffic],
-    examine: Callable[[ClientId, Any, Reply | NoReply], tuple[Reply | NoReply, Changes]],
+    examine: Examine,
     rest: AtRest | None = None,
 ) -> tuple[dict[ClientId, Reply | NoReply], str]:
     """The replies of an exchange, and a description of what is missing to the quorum."""
@@ -327,21 +333,38 @@ def _collect_replies(
         for client, down in missing.items() if asked else ():  # the first time is counted with what came of it
             traffic[client].bytes_down += nbytes(down)
         for group in rest.groups(missing) if rest is not None else in_groups(missing, size):
-            replies = engine.exchange(group, when)
-            examined = {client: examine(client, group[client], replies[client]) for client in group if client in replies}
-            came_now = {client: answer for client, (answer, _) in examined.items()}
-            distances = moved([changed for _, changed in examined.values()])
-            for (client, answer), distance in zip(came_now.items(), distances, strict=True):
-                if isinstance(answer, Reply):
-                    traffic[client].add(group[client], answer, distance)
+            came_now = _exchange(engine, group, when, traffic, examine)
             answers |= rest.keep(came_now) if rest is not None else came_now
-            del replies, examined, came_now  # the weights of the last group need not wait for the next
+            del came_now  # the weights of the last group need not wait for the next
         came, asked = sum(isinstance(answers.get(client), Reply) for client in plan.count), asked + 1
     for client, down in downs.items():
         if not isinstance(answers.get(client), Reply):
-            traffic[client].add(down, answers.get(client))
+            traffic[client].add(nbytes(down), answers.get(client))
     times = "nobody could be asked" if not downs else f"after asking {asked} times" if asked > 1 else "after asking once"
     return answers, f"{came} of {needed} needed replies came, {times}" if came < needed else ""
+
+
+def _exchange(
+    engine: Engine, downs: Mapping[ClientId, Any], when: Round, traffic: Mapping[ClientId, Traffic], examine: Examine
+) -> dict[ClientId, Reply | NoReply]:
+    """What comes of these messages. While it is counted, clients whose replies were not read yet may still compute."""
+    answers, changed = dict[ClientId, Reply | NoReply](), dict[ClientId, Changes]()
+    sizes: dict[int, int] = {}  # of messages by their identity: many clients may get the same one
+    arriving = iter(engine.exchange(downs, when).items())
+    while some := list(itertools.islice(arriving, AT_A_TIME)):
+        for client, came in some:
+            if client not in downs:
+                continue
+            down = downs[client]
+            answer, changed[client] = examine(client, down, came)
+            answers[client] = answer
+            if isinstance(answer, Reply):
+                if (size := sizes.get(id(down))) is None:
+                    size = sizes[id(down)] = nbytes(down)
+                traffic[client].add(size, answer)
+    for client, distance in zip(changed, moved(list(changed.values())), strict=True):
+        traffic[client].add_distance(distance)
+    return answers
 
 
 def in_groups(downs: Mapping[ClientId, T], size: int | None) -> Iterator[Mapping[ClientId, T]]:
