@@ -29,6 +29,7 @@ from fedme.datasets import Dataset, Federation, Partition, Parts
 
 FEATURES, CLASSES = 60, 10
 TRAIN, VAL, TEST = 20, 4, 4  # samples of every client
+MOST_ROUNDS, CLIENT_ROUNDS = 50, 90_000  # timed rounds of a point, and rounds times the clients that take part
 
 
 def made_up(clients: int, key: Key) -> Federation:
@@ -132,7 +133,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[10, 30, 100, 300, 1000, 3000, 10000])
     parser.add_argument("--methods", nargs="+", default=["fedavg", "fedme"])
     parser.add_argument("--cohorts", nargs="+", default=["all", "100"], help="`all`, or a number of clients a round")
-    parser.add_argument("--rounds", type=int, default=3, help="timed, after one that is not")
+    parser.add_argument("--rounds", type=int, default=3, help="timed at least, after one that is not; more with few clients")
     parser.add_argument("--out", type=Path, default=sides.HERE / "results")
     parser.add_argument("--docs", action="store_true", help="put the table and the picture into the documentation")
     asked = parser.parse_args()
@@ -144,7 +145,9 @@ def main() -> None:
             for clients in asked.clients:
                 if cohort is not None and clients < cohort:
                     continue
-                job = {"method": method, "cohort": cohort, "clients": clients, "rounds": asked.rounds}
+                # Rounds of few clients are short, and a median of few of them would be a matter of chance.
+                rounds = max(asked.rounds, min(MOST_ROUNDS, CLIENT_ROUNDS // (cohort or clients)))
+                job = {"method": method, "cohort": cohort, "clients": clients, "rounds": rounds}
                 try:
                     found = sides.run(Path(__file__).name, job)
                 except sides.Failed as error:

@@ -69,6 +69,11 @@ def test_an_editor_knows_the_settings(tmp_path):
             r"models={'shared': ...}; weights that travel cannot be named: no weights travel",
         ),
         (lambda: fedme.FedMe(clustr=2), r"FedMe\(clustr=...\): no such setting; did you mean \'clusters\'\?"),
+        (
+            lambda: fedme.learner("fedme"),
+            r"learner\(\'fedme\'\): expected a class .*; the learner of .* is fedme.FedMe$",
+        ),
+        (lambda: fedme.learner("soup"), r"learner\(\'soup\'\): expected a class that implements a method$"),
         (lambda: fedme.learner(Soup)(pepper=1), r"Soup\(pepper=...\): no such setting"),
     ],
 )

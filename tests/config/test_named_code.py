@@ -14,11 +14,12 @@ from rich.console import Console
 import fedme as fedme_api
 from fedme.artifacts import saved_models
 from fedme.config.experiment import ConfigError, load
-from fedme.config.named_code import load_saved, named_code
+from fedme.config.named_code import command_for, load_saved, named_code
 from fedme.core.atomic_files import RunError, sealed
 from fedme.deployment.operator_folder import Settings
 from fedme.deployment.provisioning import write
 from fedme.deployment.site_settings import Site
+from fedme.results import summary
 from fedme.running import run
 from fedme.running.progress import Display
 
@@ -214,3 +215,15 @@ VALUES = st.recursive(
 @given(st.dictionaries(st.sampled_from(["models", "method", "clients", "data"]), VALUES))
 def test_any_table_can_be_asked(config):
     assert all(":" in path for path in named_code(config))
+
+
+def test_commands_in_messages_import_the_code_that_a_run_names(tmp_path):
+    assert command_for(tmp_path / "no run", "verdict") == f"fedme verdict '{tmp_path}/no run'"
+    for pool, flag in (("mlr", ""), ("mine:Net", " --imports")):
+        folder = tmp_path / flag.strip()
+        folder.mkdir(exist_ok=True)
+        (folder / "config.toml").write_text(f'[models]\npool = ["{pool}"]\n')
+        assert command_for(folder) == f"fedme resume {folder}{flag}"
+        with pytest.raises(RunError, match="continues it") as refused:
+            summary.read(folder)
+        assert f"`fedme resume {folder}{flag}` continues it" in str(refused.value)

@@ -183,7 +183,18 @@ def test_a_run_continues_on_another_machine_with_the_same_bits(tmp_path, fedme):
         code, _, err = fedme("resume", tmp_path / "cut", "engine.workers=1", word)
         assert code == 2
         assert f"{name}: cannot change" in err
-    assert fedme("resume", tmp_path / "cut", "engine.workers=1", "engine.memory=0.5", "engine.device=cpu", "rounds=3")[0] == 0
+    assert (
+        fedme(
+            "resume",
+            tmp_path / "cut",
+            "engine.workers=1",
+            "engine.memory=0.5",
+            "engine.device=cpu",
+            "engine.device_memory=1",
+            "rounds=3",
+        )[0]
+        == 0
+    )
     assert identical(whole, tmp_path / "cut")
     assert (tmp_path / "cut" / "config.toml").read_bytes() == before
     assert not run.resume(tmp_path / "cut", Watching(), overrides=["engine.workers=2"])

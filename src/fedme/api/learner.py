@@ -18,6 +18,7 @@ from fedme.config.hints import hints
 from fedme.config.setting_help import settings_of
 from fedme.config.settings import Settings, Spec
 from fedme.core.callbacks import Callback, Metric, check_name
+from fedme.core.method import Method
 from fedme.core.typed import TypedError, nearest
 from fedme.datasets.python_objects import read_object
 from fedme.datasets.user_data import fingerprint
@@ -208,6 +209,10 @@ class Learner:
 
 def learner(method: type[Any]) -> type[Learner]:
     """The learner of a method class: ``learner(MyMethod)(rounds=30, step=0.5).fit(clients)``."""
+    if not (isinstance(method, type) and issubclass(method, Method)):
+        known = METHODS.get(method) if isinstance(method, str) else None
+        instead = f"; the learner of '{method}' is fedme.{known.__name__}" if known is not None else ""
+        raise ConfigError(f"learner({method!r}): expected a class that implements a method{instead}")
     own, keyword = _own_fields(method), inspect.Parameter.KEYWORD_ONLY
     parameters = [
         inspect.Parameter(name, keyword, default=_default(field), annotation=field.type)

@@ -28,7 +28,8 @@ LATER_TOP_KEYS: dict[str, Any] = {"evaluate_trained": False}
 IMPORT_PATH = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)(\(.*\))?")
 LIBRARIES = {"fedme", "torch", *sys.stdlib_module_names}  # their versions are in `environment.json`
 
-MACHINE = ("workers", "memory", "address", "device")  # keys of [engine] that say where a run is computed; results stay the same
+# Keys of [engine] that say where a run is computed; results stay the same.
+MACHINE = ("workers", "memory", "address", "device", "device_memory")
 
 Sources = Mapping[str, str]  # a fingerprint of the source code of every module, by its name
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedme.config.experiment import ConfigError, Experiment, load, read_toml
 from fedme.config.identity import texts
+from fedme.results.run_directory import CONFIG
 
 
 def named_code(config: Mapping[str, Any]) -> list[str]:
@@ -28,9 +29,14 @@ def _table(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def resume_command(folder: Path, config: Mapping[str, Any]) -> str:
-    """The command that continues the user's own run, which imports the code that the user has named."""
-    return f"fedme resume {shlex.quote(str(folder))}" + (" --imports" if named_code(config) else "")
+def command_for(folder: Path, verb: str = "resume", config: Mapping[str, Any] | None = None) -> str:
+    """A command for the user's own run, which imports the code that the user has named; `config` is read if it is not given."""
+    if config is None:
+        try:
+            config = read_toml(folder / CONFIG)
+        except ConfigError:
+            config = {}
+    return f"fedme {verb} {shlex.quote(str(folder))}" + (" --imports" if named_code(config) else "")
 
 
 def load_saved(

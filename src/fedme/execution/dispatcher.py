@@ -57,7 +57,7 @@ class Dispatcher:
     is called before a worker process is started.
     """
 
-    clients_at_a_time = 256  # what Python makes for more of them in a round does not fit the cache of a processor
+    clients_at_a_time = 128  # what Python makes for more of them in a round does not fit the cache of a processor
 
     def __init__(
         self,

@@ -4,11 +4,11 @@ Every fold is an ordinary run in `folds/` of the run directory, with `data.fold`
 again, and one that was stopped goes on from its last checkpoint.
 """
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
 from fedme.config.experiment import Experiment
+from fedme.config.named_code import command_for
 from fedme.core.atomic_files import RunError
 from fedme.results import summary, verdicts
 from fedme.results.verdicts import Verdict
@@ -27,7 +27,7 @@ def judge(folder: Path, experiment: Experiment, folds: int, display: Display, ca
     if experiment.data.fold is not None:
         raise RunError(f"{folder}: is a fold itself ({experiment.data.fold}); ask for the folds of a run without data.fold")
     if not (folder / summary.NAME).exists():
-        raise RunError(f"{folder}: the run is not finished; `fedme resume` continues it")
+        raise RunError(f"{folder}: the run is not finished; `{command_for(folder)}` continues it")
     if experiment.data_name == "sites":
         raise RunError(f"{folder}: the samples are at the sites, which would have to train again for every fold")
     judged = []
@@ -49,7 +49,7 @@ def judge(folder: Path, experiment: Experiment, folds: int, display: Display, ca
             judged.append(local_baseline.judge(at, again, display, cache or folder.resolve().parent / LOCAL))
         except Interrupted:
             finished = f"{number - 1} of {folds} folds are finished"
-            command = f"`fedme verdict {shlex.quote(str(folder))} --folds {folds}`"
+            command = f"`{command_for(folder, 'verdict')} --folds {folds}`"
             raise Interrupted(f"stopped; {finished}, and {command} continues") from None
     combined = verdicts.over_folds(judged)
     verdicts.write(folder, combined, verdicts.FOLDS)

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedme.artifacts import local_models, outputs as model_outputs, saved_models
 from fedme.config.experiment import Experiment
+from fedme.config.named_code import command_for
 from fedme.core.atomic_files import RunError, locked, together
 from fedme.core.data import ClientId
 from fedme.core.key import Key
@@ -36,7 +37,7 @@ def judge(run: Path, experiment: Experiment, display: Display, cache: Path | Non
     if known is not None:
         return known
     if not (run / summary.NAME).exists():
-        raise RunError(f"{run}: the run is not finished; `fedme resume` continues it")
+        raise RunError(f"{run}: the run is not finished; `{command_for(run)}` continues it")
     if experiment.data_name == "sites":
         raise RunError(f"{run}: the samples are at the sites; every site asks there, with `fedme deploy verdict`")
     if experiment.data_name != "given":  # in memory already

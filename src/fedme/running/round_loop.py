@@ -15,7 +15,7 @@ from typing import Any
 from fedme.artifacts import model_cards, model_choice, model_pack, outputs as model_outputs, saved_models, unseen_clients
 from fedme.artifacts.model_pack import PackWriter
 from fedme.config.experiment import Experiment
-from fedme.config.named_code import resume_command
+from fedme.config.named_code import command_for
 from fedme.core.atomic_files import finite, together
 from fedme.core.data import ClientData, ClientId
 from fedme.core.key import Key
@@ -129,7 +129,7 @@ class RoundLoop:
             self.store.wait()
             if self.saved_round != self.at.header.round:
                 self.save(self.at, config, book)
-            again = resume_command(self.folder, config)
+            again = command_for(self.folder, config=config)
             raise Interrupted(
                 f"stopped after {self.at.header.round} of {settings.rounds} rounds; `{again}` continues"
             ) from None

@@ -2,7 +2,6 @@
 
 import errno
 import platform
-import shlex
 import shutil
 import signal
 import sys
@@ -19,7 +18,7 @@ import torch
 import fedme
 from fedme.config.experiment import ConfigError, Experiment, to_toml
 from fedme.config.identity import MACHINE, changed_keys, identity, source_digests
-from fedme.config.named_code import load_saved, resume_command
+from fedme.config.named_code import command_for, load_saved
 from fedme.core.atomic_files import InUse, RunError, locked, replacing, sealed, write_json, write_text
 from fedme.core.key import Key
 from fedme.core.processors import processors
@@ -178,7 +177,7 @@ def _new_folder(experiment: Experiment) -> Path:
                 return folder
             else:
                 begun = (folder / CONFIG).exists()
-                hint = f"`fedme resume {folder}` continues it, or " if begun else ""
+                hint = f"`{command_for(folder)}` continues it, or " if begun else ""
                 raise (InUse if begun else RunError)(f"{folder}: already exists; {hint}choose another output") from None
         except OSError as error:
             raise RunError(f"{folder}: cannot be made: {error.strerror}") from error
@@ -199,7 +198,7 @@ def on_disk(folder: Path) -> Iterator[None]:
         if error.errno not in DISK:
             raise
         remedy = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "check the disk"
-        again = f"then `fedme resume {shlex.quote(str(folder))}` continues from the last checkpoint, which is intact"
+        again = f"then `{command_for(folder)}` continues from the last checkpoint, which is intact"
         what = f"{remedy}, {again if (folder / checkpoint.NAME).exists() else 'then repeat the command'}"
         raise RunError(f"{folder}: cannot be written to: {error.strerror}; {what}") from error
 
@@ -229,7 +228,7 @@ def _run_experiment(folder: Path, display: Display, experiment: Experiment, conf
         require_ray(experiment)
     privacy_budget.require_private(experiment)
     root, rounds = Key(settings.seed), list[summary.Rounds]()
-    with stopping(f"`{resume_command(folder, config)}`") as stop, ExitStack() as cleanup:
+    with stopping(f"`{command_for(folder, config=config)}`") as stop, ExitStack() as cleanup:
 
         def tick() -> None:
             display.tick()
