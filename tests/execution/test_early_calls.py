@@ -11,7 +11,7 @@ from fedme.core.flat_params import flat_copy
 from fedme.core.key import Key
 from fedme.core.model import Model
 from fedme.core.operations import BatchSchedule, Evaluate, Predict, Train, evaluate, predict, train
-from fedme.execution import compiled, compiled_networks, early_calls
+from fedme.execution import compiled, compiled_jobs, compiled_networks, early_calls
 from fedme.execution.dispatcher import Dispatcher
 from fedme.execution.input_tables import InputTables
 from fedme.execution.lockstep import run_in_lockstep
@@ -182,7 +182,7 @@ def test_what_networks_have_in_common_stays_until_their_call_has_ended(shares, m
         assert not any(backend.supports(op) for op in operations)
         heads.clear()
         routes = [Route(backend, None, "") for _ in operations] if shares else ()
-        work = compiled._together(operations, backend.tables.table(operations[0]), routes)
+        work = compiled_jobs.together(operations, backend.tables.table(operations[0]), routes)
         call = next(work)
         gc.collect()
         assert not call.ended

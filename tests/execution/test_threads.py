@@ -12,7 +12,7 @@ from fedme.core.data import Arrays, Split
 from fedme.core.key import Key
 from fedme.core.model import Model
 from fedme.core.operations import Predict
-from fedme.execution import compiled
+from fedme.execution import compiled, compiled_jobs
 from fedme.execution.compiled import Compiled
 from fedme.execution.input_tables import InputTables
 from fedme.execution.reference import predict
@@ -52,7 +52,7 @@ def preparing():
 
     def prepare(ops):
         prepared.extend(ops)
-        return compiled._together(ops, backend.tables.table(ops[0]))
+        return compiled_jobs.together(ops, backend.tables.table(ops[0]))
 
     return prepare, prepared
 

@@ -21,13 +21,12 @@ from fedme.api.measurements import Scores
 from fedme.artifacts import model_choice, personal_model, saved_models, unseen_clients
 from fedme.artifacts.personal_model import Personal
 from fedme.config.experiment import Experiment
-from fedme.config.named_code import load_saved
+from fedme.config.named_code import CONFIG, load_saved
 from fedme.core.atomic_files import RunError
 from fedme.core.data import ClientId
 from fedme.core.metrics import MEASURES, Measure
 from fedme.networks import Entry
 from fedme.results import records, summary, verdicts, views
-from fedme.results.summary import CONFIG
 from fedme.results.tables import Format, print_prose, render, wide
 from fedme.results.verdicts import MARGIN, Verdict
 from fedme.running import assembly, fold_verdicts, local_baseline

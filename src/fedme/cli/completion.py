@@ -13,6 +13,7 @@ import click
 
 from fedme.artifacts import personal_model
 from fedme.config.experiment import DEMO, ConfigError, override, presets, read_preset, read_toml
+from fedme.config.named_code import CONFIG
 from fedme.config.setting_help import TABLES
 from fedme.config.settings import Settings
 from fedme.core.atomic_files import RunError
@@ -20,7 +21,6 @@ from fedme.datasets import DATASETS
 from fedme.datasets.federated_dataset import DataOptions
 from fedme.datasets.partitioners import PARTITIONS
 from fedme.methods import METHODS
-from fedme.results.summary import CONFIG
 
 Offer = str | tuple[str, str]  # a word, or a word and what it means
 NAMED: Mapping[str, Mapping[str, type[Any]]] = {"method": METHODS, "data": DATASETS, "partition": PARTITIONS}

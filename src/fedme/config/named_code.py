@@ -11,7 +11,8 @@ from typing import Any
 
 from fedme.config.experiment import ConfigError, Experiment, load, read_toml
 from fedme.config.identity import texts
-from fedme.results.run_directory import CONFIG
+
+CONFIG = "config.toml"  # the experiment of a run, in its directory
 
 
 def named_code(config: Mapping[str, Any]) -> list[str]:

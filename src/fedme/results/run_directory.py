@@ -9,11 +9,11 @@ from typing import Any
 
 from fedme import __version__
 from fedme.config.identity import Sources, changed_files
+from fedme.config.named_code import CONFIG
 from fedme.core.atomic_files import RunError, unsealed
 from fedme.core.foreign_text import safe_name
 from fedme.core.typed import TypedError, build
 
-CONFIG = "config.toml"
 ENVIRONMENT = "environment.json"
 FORMAT = 2  # of a run directory; format 1 has no number and is recognised by the names of its settings
 

@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedme.config import named_code
 from fedme.config.identity import Sources, family_digest
 from fedme.config.named_code import command_for
 from fedme.core.atomic_files import RunError, sealed, unsealed, write_json
 from fedme.core.metrics import LOSS, MEASURES, Measure, task_type_of_row
 from fedme.core.task_types import TaskType
 from fedme.core.typed import TypedError
-from fedme.results import records, run_directory
+from fedme.results import records
 from fedme.results.run_directory import recorded_sources, require_readable, similar_run
 
-NAME = "summary.json"
+NAME, CONFIG = "summary.json", named_code.CONFIG
 MOST_NAMES = 20  # of runs that an error lists
 SAME_MODEL = "same_model_as"  # in the notes of a client's last round: the first client with an identical model
-CONFIG = run_directory.CONFIG
 
 ModelStage = tuple[str, str]
 Splits = dict[str, list[dict[str, Any]]]  # the rows of one model and stage in one round, by split

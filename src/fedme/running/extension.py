@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedme.artifacts.saved_models import CLIENTS
 from fedme.config.experiment import Experiment, to_toml
+from fedme.config.named_code import CONFIG
 from fedme.core.atomic_files import RunError, sealed, write_json, write_text
 from fedme.results import run_directory, summary
 
@@ -31,7 +32,7 @@ def extend(folder: Path, experiment: Experiment, rounds: int) -> None:
     for pattern in STALE:
         for path in folder.glob(pattern):
             path.unlink()
-    write_text(folder / run_directory.CONFIG, to_toml(summary.config_of(folder) | {"rounds": rounds}))
+    write_text(folder / CONFIG, to_toml(summary.config_of(folder) | {"rounds": rounds}))
 
 
 def remove_models(folder: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 import fedme
 from fedme.config.experiment import ConfigError, Experiment, to_toml
 from fedme.config.identity import MACHINE, changed_keys, identity, source_digests
-from fedme.config.named_code import command_for, load_saved
+from fedme.config.named_code import CONFIG, command_for, load_saved
 from fedme.core.atomic_files import InUse, RunError, locked, replacing, sealed, write_json, write_text
 from fedme.core.key import Key
 from fedme.core.processors import processors
@@ -30,7 +30,6 @@ from fedme.federation.round import Engine
 from fedme.learning.exchanged_part import exchanged_part
 from fedme.learning.robust_aggregation import defence_of, require_enough_copies
 from fedme.results import loggers, records, run_directory, summary
-from fedme.results.summary import CONFIG
 from fedme.running import assembly, checkpoint, extension, privacy_budget
 from fedme.running.chosen_architectures import SharedChoices
 from fedme.running.deferred_work import DeferredWork
