@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 @functools.lru_cache(maxsize=65536)
 def _quoted(part: str) -> bytes:
-    """A part of a path in the name of a key; those of clients come back every round."""
+    """A part of a path in the name of a key."""
     return f", {json.encoder.encode_basestring_ascii(part)}".encode()
 
 
@@ -39,8 +39,7 @@ class Key:
 
     def below(self, *path: int | str) -> bytes:
         """How the names of all keys begin that are below `path`; a key's own name is ``below() + b"]"``."""
-        parts = [_quoted(part) if type(part) is str else _text(part) for part in path]
-        return b"".join((vars(self).get("_start") or self._begin(), *parts))
+        return (vars(self).get("_start") or self._begin()) + _end(*path)
 
     def _begin(self) -> bytes:
         """The seed and the path as json.dumps writes a list, without its end; begun by the key that this one was made from."""
@@ -72,6 +71,12 @@ class Key:
     def normal(self, count: int) -> Floats:
         """Standard normal numbers, up to 8.2 standard deviations, from `uniform`."""
         return ndtri(self.uniform(count))  # type: ignore[no-any-return]
+
+
+@functools.lru_cache(maxsize=65536, typed=True)
+def _end(*path: int | str) -> bytes:
+    """What a path adds to the name of a key; those of clients and of their work come back every round."""
+    return b"".join(map(_text, path))
 
 
 def _text(part: int | str) -> bytes:

@@ -33,7 +33,7 @@ class EarlyCall:
         self.evaluations = evaluations  # calls of the group that wait for scores, which are computed together
         self._running: Running[list[Any]] | None = None
         self._seconds = 0.0
-        self._results: list[Result] | None = None
+        self.known: list[Result] | None = None  # the results, once they are read
 
     def add(self, op: Op, route: Route, takes: float) -> int:
         """Add an operation; its place among the results."""
@@ -59,7 +59,7 @@ class EarlyCall:
 
     def results(self, tick: Tick) -> Sequence[Result]:
         """The results with parts of the seconds of the call, by effort."""
-        if self._results is None:
+        if self.known is None:
             calls = [self]
             if self in self.evaluations:
                 calls = list(self.evaluations)
@@ -73,12 +73,12 @@ class EarlyCall:
             for call in calls:
                 count = len(call.operations)
                 seconds = call._seconds + scoring * count
-                call._results = timed_by_effort(values[first : first + count], call.efforts, seconds)
+                call.known = timed_by_effort(values[first : first + count], call.efforts, seconds)
                 first += count
             for _ in operations:
                 tick()
-        assert self._results is not None
-        return self._results
+        assert self.known is not None
+        return self.known
 
     def _ended(self) -> list[Any]:
         """What the compiled code has computed."""
@@ -146,4 +146,7 @@ class Results(Sequence[Result]):
         return [self._result(first, last) for first, last in self._places[place]]
 
     def _result(self, first: Any, last: Any) -> Result:
-        return first.results(self._tick)[last] if isinstance(first, EarlyCall) else (first, last)
+        if not isinstance(first, EarlyCall):
+            return first, last
+        result: Result = (first.known or first.results(self._tick))[last]
+        return result

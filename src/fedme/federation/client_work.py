@@ -94,7 +94,7 @@ def participate(
     kept = state
     if part is not None:
         state, down = kept.state, part.completed(down, kept)
-    round_of_client = method.client_round(state, down, data, when, root.at("round", when.t, "client", data.id))
+    round_of_client = method.client_round(state, down, data, when, _clients_of_round(root, when.t).at(data.id))
     if score_trained:
         round_of_client = with_trained_scores(round_of_client, data)
     state, up, report = yield from _of_method(round_of_client, data, update_bn)
@@ -104,6 +104,12 @@ def participate(
     if not surely_finite(up) and next(not_finite(up), None) is not None:  # the model diverged: nothing is sent, records say so
         return state, None, replace(report, notes={**report.notes, "diverged": True})
     return state, up, report
+
+
+@functools.lru_cache(maxsize=8)
+def _clients_of_round(root: Key, t: int) -> Key:
+    """What the keys of all clients begin with."""
+    return root.at("round", t, "client")
 
 
 def evaluate_models(

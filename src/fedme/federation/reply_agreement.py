@@ -19,8 +19,8 @@ def different_from_most(replies: Mapping[ClientId, Any], form: Callable[[Any], H
 
 def tensor_kinds(reply: Any) -> Hashable:
     """The dimensions and types of the tensors that are fields of a reply. Sizes may differ between clients, these do not."""
-    values = [(name, getattr(reply, name)) for name in type(reply).__dataclass_fields__]
-    return tuple([(name, value.dim(), value.dtype) for name, value in values if isinstance(value, Tensor)])
+    fields = type(reply).__dataclass_fields__
+    return tuple([(name, value.dim(), value.dtype) for name in fields if isinstance(value := getattr(reply, name), Tensor)])
 
 
 def full_form(reply: Any) -> Hashable:

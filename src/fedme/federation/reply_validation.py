@@ -33,6 +33,7 @@ LONGEST = 200  # characters of a text that a client sends for the records
 MOST = 64  # entries of a table of that kind
 MOST_SECONDS = 1e9  # of a client's work
 MOST_SAMPLES = 2**40
+NOT_SENT = object()
 Changes = list[tuple[tree.Params, tree.Params]]  # weights, each with those that they were made from
 RESERVED = frozenset(("missing", "malicious", "alarm", "not_averaged"))  # notes that only the round loop writes
 
@@ -116,10 +117,10 @@ def check_reply(method: AnyMethod, task: Task, down: Any, up: Any, when: Round, 
             values[name] = value
     if "samples" in plain and not 1 <= up.samples <= (samples if samples is not None else up.samples):
         raise TypedError("samples", f"must be >= 1 and <= {samples}, the number that the client announced, got {up.samples}")
-    wanted = {name: getattr(down, name) for name in values if hasattr(down, name)}
+    wanted = {name: sent for name in values if (sent := getattr(down, name, NOT_SENT)) is not NOT_SENT}
     wanted |= method.expects(task, down, up, when)
-    for name in values.keys() - wanted.keys():
-        if (sent := _counterpart(values[name], down, name)) is not None:
+    for name, value in values.items():
+        if name not in wanted and (sent := _counterpart(value, down, name)) is not None:
             wanted[name] = sent
     for name, value in values.items():
         if value is None:

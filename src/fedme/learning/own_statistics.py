@@ -38,8 +38,10 @@ def with_own_statistics(work: Computation[T], data: ClientData) -> Computation[T
             operations = work.send(results)  # type: ignore[arg-type]
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
-        if any(isinstance(op, Evaluate) and running_statistics(op.model.arch) for op in operations):
-            operations = tuple((yield from in_parallel([_with_better_statistics(op, data) for op in operations])))
+        for op in operations:
+            if type(op) is Evaluate and running_statistics(op.model.arch):
+                operations = tuple((yield from in_parallel([_with_better_statistics(op, data) for op in operations])))
+                break
         results = yield operations
 
 

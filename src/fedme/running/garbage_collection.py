@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Iterator
 
-SHARE = 0.02  # of the time of a process that whole collections between rounds and between runs may take
+SHARE = 0.01  # of the time of a process that whole collections between rounds and between runs may take
 OBJECTS = 100  # that are made for a client in a round and live until its end, at least
 
 _next_collection = 0.0

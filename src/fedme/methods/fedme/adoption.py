@@ -2,18 +2,18 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from fedme.core.data import ClientId
 from fedme.core.method import Task, TaskError, require_members
 from fedme.core.operations import Score
+from fedme.core.value_class import value_class
 from fedme.learning.training_settings import require
 
 SIZE_PENALTY = 0.1  # of "loss+size": nats per million weights
 TIME_PENALTY = 0.1  # of "loss+time": nats per millisecond of inference per sample
 
 
-@dataclass(frozen=True)
+@value_class
 class Candidate:
     """What a criterion knows about a trained model: its validation score and number of weights."""
 
