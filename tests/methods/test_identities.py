@@ -396,7 +396,7 @@ def test_fedmd_logits_of_a_model_that_diverged_do_not_count():
     method = FedMD(TRAIN, public_epochs=1, digest_loss="mse")
     task_, data = task(public=8), clients(public=8)
     _, engine = federate(method, task_, data, rounds=0)
-    engine.exchange(dict.fromkeys(data, fedmd.Down(torch.arange(3))), Round(0, 1, "outputs"))
+    dict(engine.exchange(dict.fromkeys(data, fedmd.Down(torch.arange(3))), Round(0, 1, "outputs")))
     model = engine.states["1"].model
     engine.states["1"] = fedmd.State(model.with_params({name: value * float("nan") for name, value in model.params.items()}))
     heard = {}
