@@ -37,8 +37,10 @@ class Cluster:
         self.answered: list[int] = []
         self.puts: list[int] = []  # of the driver
         self.gets: list[int] = []  # by the driver, of what actors have put
+        self.options: list[dict[str, Any]] = []  # of the actors
 
     def remote(self, **options: Any) -> Any:
+        self.options.append(options)
         return lambda cls: SimpleNamespace(remote=lambda *arguments: Handle(self, cls, arguments))
 
     def put(self, value: Any) -> Reference:

@@ -20,7 +20,7 @@ from fedme.deployment.operator_folder import Settings
 from fedme.deployment.provisioning import write
 from fedme.deployment.site_settings import Site
 from fedme.results import summary
-from fedme.running import run
+from fedme.running import local_baseline, run
 from fedme.running.progress import Display
 
 MODULE = "hostile_module"
@@ -218,6 +218,7 @@ def test_any_table_can_be_asked(config):
 
 
 def test_commands_in_messages_import_the_code_that_a_run_names(tmp_path):
+    quiet = Display(Console(quiet=True), quiet=True)
     assert command_for(tmp_path / "no run", "verdict") == f"fedme verdict '{tmp_path}/no run'"
     for pool, flag in (("mlr", ""), ("mine:Net", " --imports")):
         folder = tmp_path / flag.strip()
@@ -225,5 +226,8 @@ def test_commands_in_messages_import_the_code_that_a_run_names(tmp_path):
         (folder / "config.toml").write_text(f'[models]\npool = ["{pool}"]\n')
         assert command_for(folder) == f"fedme resume {folder}{flag}"
         with pytest.raises(RunError, match="continues it") as refused:
-            summary.read(folder)
+            local_baseline.judge(folder, load("digits-fedavg")[0], quiet)
         assert f"`fedme resume {folder}{flag}` continues it" in str(refused.value)
+        with pytest.raises(RunError, match="continues it") as refused:  # of a run that may be somebody else's
+            summary.read(folder)
+        assert f"`fedme resume {folder}` continues it" in str(refused.value)

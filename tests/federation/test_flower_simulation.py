@@ -257,10 +257,11 @@ def descendants(pid):
 
 
 @pytest.mark.slow
-def test_ray_listens_on_loopback_and_asks_for_a_secret(tmp_path):
+@pytest.mark.parametrize("engine", ["flower", "ray"])
+def test_ray_listens_on_loopback_and_asks_for_a_secret(engine, tmp_path):
     """Without that, whoever reaches this machine can run code in the processes of a simulation."""
     (tmp_path / "experiment.toml").write_text(CONFIG)
-    words = ["experiment.toml", "method=fml", "models.shared=dnn-8", "rounds=2000", "engine=flower", "output=there"]
+    words = ["experiment.toml", "method=fml", "models.shared=dnn-8", "rounds=2000", f"engine={engine}", "output=there"]
     running = fedme(tmp_path, "run", *words)
     try:
         wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("there/metrics.jsonl")), "a round", 180)

@@ -75,7 +75,7 @@ class Choosing(InProcessEngine):
     """HypCluster's clients: the first five choose cluster 0, the others cluster 1."""
 
     def exchange(self, downs, when):
-        answers = super().exchange(downs, when)
+        answers = dict(super().exchange(downs, when))
         for client, answer in answers.items():
             cluster = int(int(client) >= 5)
             up = hypcluster.Up(cluster, model_like(downs[client].models[cluster], float(client)), 1)

@@ -2,11 +2,12 @@
 
 import pytest
 
-from fedme.reproduction import comparison_tables
+from fedme.reproduction import comparison_tables, power_plan
 from fedme.reproduction.catalogue import Claim, Column, Result, Row
-from fedme.reproduction.claim_verdicts import of_cell, of_claim
+from fedme.reproduction.claim_verdicts import corrected, of_cell, of_claim
 from fedme.reproduction.findings import Findings, client_differences, error, points, value
 from fedme.reproduction.measured import Curve, Measured
+from fedme.results.statistics import equivalent
 
 RESULT = Result(
     "made-up",
@@ -78,6 +79,34 @@ def claim(kind="greater", pairs=(("femnist/a own", "femnist/b own"),), **more):
 def test_greater(left, right, says):
     found = of_claim(claim(), findings(a=[run(v) for v in left], b=[run(v) for v in right]))
     assert found.says == says
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "says"),
+    [
+        ([60, 61, 62], [60.1, 60.9, 62.1], "equivalent within 1 point"),
+        ([60, 61, 62], [59.6, 60.4, 61.5], "holds"),  # better by less than the margin is better
+        ([60, 61, 62], [60.1, 60.9, 63.5], "not decided at this scale"),  # the interval leaves the margin
+        ([60, 61], [60, 61], "not decided at this scale"),  # two seeds have no interval
+    ],
+)
+def test_what_should_be_better_may_be_equivalent(left, right, says, monkeypatch):
+    """By the margin that the plan has for the claim; without a plan there is no such verdict."""
+    runs = {"a": [run(v) for v in left], "b": [run(v) for v in right]}
+    assert of_claim(claim(), findings(**runs)).says == says.replace("equivalent within 1 point", "not decided at this scale")
+    monkeypatch.setattr(power_plan, "rows", lambda: (power_plan.Row("it is so", "full", 3, 1.0),))
+    found = of_claim(claim(), findings(**runs))
+    assert found.says == says
+    if says.startswith("equivalent"):
+        (comparison,) = found.comparisons
+        assert comparison.decision == "equal"
+        assert comparison.p == pytest.approx(2 * equivalent(comparison.effect.differences, 1.0))
+        assert corrected([found])[0].says == f"{says} (p = {found.p:.3f})"
+        assert corrected([found] * 40)[0].says.startswith("not decided at this scale (p = ")
+        assert "equivalent" in comparison_tables.claim_lines(found)
+    pairs = (("femnist/a own", "femnist/b own"), ("femnist/a own", "femnist/c own"))
+    both = of_claim(claim(pairs=pairs), findings(**runs, c=[run(v - 9) for v in left]))
+    assert not both.says.startswith("equivalent"), "in one setting equal, in the other better: neither"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import pytest
 import torch
@@ -52,6 +53,18 @@ def test_a_few_files_hold_the_models_of_all(many):
     files = [path for path in many.rglob("*") if path.is_file()]
     assert len(files) < 20
     assert len(personal_model.clients_of(many)) == CLIENTS
+
+
+def test_more_clients_take_no_more_writes_to_the_disk(tmp_path, monkeypatch):
+    """Every `fsync` takes milliseconds on a disk."""
+    synced, sync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(handle) or sync(handle))
+    counts = []
+    for clients in (model_pack.PACKED_FROM, 3 * model_pack.PACKED_FROM):
+        synced.clear()
+        run.start(experiment(clients, tmp_path / str(clients), rounds=1, evaluate_every=1), Watching())
+        counts.append(len(synced))
+    assert counts[0] == counts[1] < 60
 
 
 def test_every_model_is_found_by_name_and_scores_as_recorded(many):

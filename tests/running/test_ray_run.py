@@ -19,14 +19,21 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from fedme import Client, FedMe
 from fedme.config.experiment import ConfigError, load
 from fedme.config.identity import source_digests, user_files
 from fedme.core.atomic_files import RunError
+from fedme.core.key import Key
+from fedme.core.model import Model
+from fedme.core.operations import BatchSchedule, Evaluate, Train
 from fedme.datasets.data_errors import DataError
 from fedme.execution import ray as fedme_ray
+from fedme.execution.dispatcher import Unit
+from fedme.learning.objectives import CrossEntropy
+from fedme.learning.optimizers import SGD
 from fedme.results import records
 from fedme.running import ray_run, run
 from fedme.running.progress import Display
@@ -46,6 +53,7 @@ from fedme.execution.ray import (  # noqa: E402
 from fedme.execution.ray.actor import Opened  # noqa: E402
 from fedme.execution.ray.messages import Splits  # noqa: E402
 from fedme_test_ray import in_this_process  # noqa: E402
+from fedme_test_support import DENSE, clients  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -221,6 +229,53 @@ def test_calls_and_bytes(method, processes, tmp_path, executors):
     states = sum(path.stat().st_size for path in folder.glob("weights/*.bin")) if method == "fml" else 0
     assert sum(processes.sent) + execute.traffic.bytes_sent <= 1.1 * down + states
     assert sum(processes.answered) + sum(processes.gets) <= 1.1 * (up + states)
+
+
+def test_weights_that_several_processes_need_are_put_once(processes, tmp_path, executors):
+    words = [*METHODS["fedavg"], "models.shared=dnn-128", "train.cohort=8", "finetune.epochs=0", "evaluate_every=3", "rounds=3"]
+    play(tmp_path / "there", *words, "engine.name=ray", "engine.workers=2")
+    (execute,) = executors
+    assert execute.traffic.bytes_sent > 6 * 4 * 64 * 128  # the model of every round, to two processes
+    assert sum(processes.puts) < 0.6 * execute.traffic.bytes_sent
+
+
+def test_operations_are_dealt_by_effort_and_to_the_process_that_has_their_weights():
+    split = clients()["1"].train
+    model = Model.init(DENSE, Key(1))
+    train = Train({"own": model}, SGD(CrossEntropy(), 0.1), split, BatchSchedule(), Key(2))
+
+    class Process:
+        def __init__(self, name, *has):
+            self.name, self.has = name, has
+
+    first, second = Process("first", 7), Process("second")
+    execute = ray_executor.RayExecutor.__new__(ray_executor.RayExecutor)
+    execute.actors = SimpleNamespace(ready=lambda: [first, second])
+
+    def dealt(op, efforts, needs):
+        units = [Unit([index], effort, own_program=False) for index, effort in enumerate(efforts)]
+        work = ray_executor.Work([op] * len(units), units, needs, {}, {})
+        return {actor.name: sorted(units) for actor, units in execute._deal(work, range(len(units))).items()}
+
+    efforts = [8.0, 1.0, 5.0, 1.0, 1.0]
+    loads = {name: sum(efforts[unit] for unit in units) for name, units in dealt(train, efforts, [[]] * 5).items()}
+    assert loads == {"first": 8.0, "second": 8.0}
+    assert dealt(train, [1.0, 1.0, 1.0, 1.0], [[7], [7], [], []]) == {"first": [0, 1], "second": [2, 3]}
+    assert dealt(train, [1.0] * 4, [[7]] * 4) == {"first": [0, 1], "second": [2, 3]}, "one does not get all the work"
+    assert dealt(Evaluate(model, split), [1.0] * 4, [[7]] * 4) == {"first": [0, 1, 2, 3], "second": []}
+
+
+def test_every_process_asks_for_one_device(processes, tmp_path, monkeypatch):
+    """The one that it is given is a processor here, which is treated like a device."""
+    words = ["engine.path=reference", "engine.threads=2", "rounds=1"]
+    here = play(tmp_path / "here", *words)
+    monkeypatch.setattr(ray_run, "given", lambda device: "cpu:0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    there = play(tmp_path / "there", *words, "engine.name=ray", "engine.workers=2", "engine.device=cuda:1")
+    same(here, there)
+    assert [(options["num_cpus"], options["num_gpus"]) for options in processes.options] == [(2, 1)]
+    play(tmp_path / "without", *words, "engine.name=ray", "engine.workers=1")
+    assert processes.options[-1]["num_gpus"] == 0
 
 
 NETWORK = """

@@ -15,7 +15,7 @@ from rich.console import Console
 from fedme.config.experiment import ConfigError, load
 from fedme.core.atomic_files import locked
 from fedme.results import summary
-from fedme.running import run, sweep
+from fedme.running import ray_jobs, run, sweep
 from fedme.running.progress import Display
 from fedme.running.run_queue import Batch, Planned
 from fedme.running.shards import Shard, parse_shard, state
@@ -209,6 +209,18 @@ def test_the_same_sweep_twice_at_once(tmp_path):
     first, second = (json.loads(out) for out, _ in said)
     assert first == second
     assert sum(point["best"] for point in first) == 1
+
+
+def test_tasks_ask_for_the_processors_and_the_device_of_their_run(tmp_path):
+    words = ["engine.device=cuda:1", "engine.threads=3"]
+    for workers, count in ((["engine.workers=5"], 5), (["engine.workers=2"], 3), ([], 3)):
+        config = load("digits-fedavg", [*words, *workers, f"output={tmp_path}"])[0].plain()
+        planned = Planned("a run", tmp_path, config)
+        assert ray_jobs.needs(planned) == {"num_cpus": count, "num_gpus": 1}
+        assert ray_jobs.on_node(planned).config["engine"] == config["engine"] | {"device": "cuda"}
+    planned = Planned("a run", tmp_path, load("digits-fedavg", [f"output={tmp_path}"])[0].plain())
+    assert ray_jobs.needs(planned) == {"num_cpus": 1, "num_gpus": 0}
+    assert ray_jobs.on_node(planned).config == planned.config
 
 
 @pytest.mark.slow

@@ -91,8 +91,9 @@ def _exposed_models(experiment: Experiment, engine: InProcessEngine, server: Any
     method, task, rounds = experiment.method, engine.task, experiment.settings.rounds
     when = Round(rounds - 1, rounds, method.phases[0])
     downs = engine.run_on_server(method.dispatch(task, server, Plan.all(list(task.members)), when, key)).value
-    for client, answer in engine.exchange(downs, when).items():
-        for name, model in method.visible_models(answer.up, task):
+    answers = engine.exchange(downs, when)
+    for client in downs:
+        for name, model in method.visible_models(answers[client].up, task):
             yield ExposedModel(client, "server", name, model)
     for client in task.members:
         for name, model in method.visible_models(method.deliver(task, server, client), task):

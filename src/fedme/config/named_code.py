@@ -31,7 +31,10 @@ def _table(value: Any) -> Mapping[str, Any]:
 
 
 def command_for(folder: Path, verb: str = "resume", config: Mapping[str, Any] | None = None) -> str:
-    """A command for the user's own run, which imports the code that the user has named; `config` is read if it is not given."""
+    """A command for the user's own run, which imports the code that the user has named; `config` is read if it is not given.
+
+    Only for runs whose code this process may import already: nobody should be told to import somebody else's.
+    """
     if config is None:
         try:
             config = read_toml(folder / CONFIG)

@@ -18,12 +18,6 @@ from fedme.core.value_class import value_class
 Floats = npt.NDArray[np.float64]
 
 
-@functools.lru_cache(maxsize=65536)
-def _quoted(part: str) -> bytes:
-    """A part of a path in the name of a key."""
-    return f", {json.encoder.encode_basestring_ascii(part)}".encode()
-
-
 @value_class
 class Key:
     """A source of randomness, identified by a seed and a path of names."""
@@ -80,4 +74,4 @@ def _end(*path: int | str) -> bytes:
 
 
 def _text(part: int | str) -> bytes:
-    return _quoted(part) if type(part) is str else b", %d" % part if type(part) is int else f", {json.dumps(part)}".encode()
+    return b", %d" % part if type(part) is int else f", {json.dumps(part)}".encode()

@@ -94,7 +94,7 @@ def participate(
     kept = state
     if part is not None:
         state, down = kept.state, part.completed(down, kept)
-    round_of_client = method.client_round(state, down, data, when, _clients_of_round(root, when.t).at(data.id))
+    round_of_client = method.client_round(state, down, data, when, _clients_of_round(root.seed, root.path, when.t).at(data.id))
     if score_trained:
         round_of_client = with_trained_scores(round_of_client, data)
     state, up, report = yield from _of_method(round_of_client, data, update_bn)
@@ -106,10 +106,10 @@ def participate(
     return state, up, report
 
 
-@functools.lru_cache(maxsize=8)
-def _clients_of_round(root: Key, t: int) -> Key:
+@functools.lru_cache(maxsize=8, typed=True)
+def _clients_of_round(seed: int, path: tuple[int | str, ...], t: int) -> Key:
     """What the keys of all clients begin with."""
-    return root.at("round", t, "client")
+    return Key(seed, path).at("round", t, "client")
 
 
 def evaluate_models(

@@ -120,11 +120,15 @@ class Result:
 
 @dataclass(frozen=True)
 class Plain:
-    """A claim in plain words, as clauses: what is the case if it holds, if it does not, and what is open otherwise."""
+    """A claim in plain words, as clauses: what is the case if it holds, if it does not, and what is open otherwise.
+
+    Also what is the case if what should be better is equivalent; empty: in general words.
+    """
 
     holds: str
     fails: str
     open: str  # "whether ..."
+    equal: str = ""
 
 
 @dataclass(frozen=True)

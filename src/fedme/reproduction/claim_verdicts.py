@@ -2,6 +2,7 @@
 
 A claim is decided by the differences between runs with the same seeds. With three or more seeds, the 95 % confidence
 interval of their mean decides. With fewer, all seeds must agree, by more than the standard error of the test samples explains.
+Two runs of which one should be better are equivalent if the interval lies within the margin that the plan gives the claim.
 `corrected` then takes the number of claims into account: what is left has a p value of at most 5 % after Holm's correction.
 """
 
@@ -13,7 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from fedme.core.key import Key
-from fedme.reproduction.catalogue import Cell, Claim, Result
+from fedme.reproduction import power_plan
+from fedme.reproduction.catalogue import Cell, Claim, Result, Scale
 from fedme.reproduction.findings import Findings, client_differences, error, points
 from fedme.results.statistics import Paired, cluster_bootstrap, compare, holm, paired, smaller_deviation
 from fedme.results.summary import spread
@@ -28,7 +30,8 @@ FRACTION = 0.1  # of the rounds, by which one run must be sooner
 FACTOR = 1.2  # by which seconds must differ
 ALPHA = 0.05  # the largest p value of a verdict, after correction for the number of claims
 
-Decision = Literal["yes", "no", "open", "not run"]
+Decision = Literal["yes", "no", "equal", "open", "not run"]
+VERDICTS = ("holds", "does not hold", "equivalent")  # how the words of a verdict begin
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Verdict:
     """The verdict of a scale on a claim."""
 
     claim: Claim
-    says: str  # holds, does not hold, not decided at this scale, not run
+    says: str  # holds, does not hold, equivalent within a margin, not decided at this scale, not run
     comparisons: tuple[Comparison, ...]
 
     @property
@@ -62,13 +65,13 @@ class Verdict:
 
     @property
     def p(self) -> float | None:
-        """The p value of "holds" or "does not hold"; None without a verdict, or where too few seeds allow no test.
+        """The p value of the verdict; None without one, or where too few seeds allow no test.
 
-        A claim holds if all comparisons do, so the largest p value counts; it does not hold if any of them does not, so the
-        smallest counts, times their number: others that agree without a test take nothing away. For "most", Bonferroni's
-        correction in both directions.
+        A claim holds if all comparisons do, so the largest p value counts, and likewise if all are equivalent. It does not hold
+        if any of them does not, so the smallest counts, times their number: others that agree without a test take nothing away.
+        For "most", Bonferroni's correction in both directions.
         """
-        wanted = "yes" if self.says.startswith("holds") else "no" if self.says.startswith("does not hold") else ""
+        wanted = next((of for of, word in zip(("yes", "no", "equal"), VERDICTS, strict=True) if self.says.startswith(word)), "")
         made = [comparison for comparison in self.comparisons if comparison.decision != "not run"]
         p_values = [comparison.p for comparison in made if comparison.decision == wanted]
         known = sorted(p for p in p_values if p is not None)
@@ -107,7 +110,7 @@ def corrected(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 
 def _corrected(verdict: Verdict, p: float | None) -> Verdict:
-    if not verdict.says.startswith(("holds", "does not hold")):
+    if not verdict.says.startswith(VERDICTS):
         return verdict
     if p is None:
         return replace(verdict, says=f"{verdict.says}, so far: too few seeds for a test")
@@ -157,10 +160,11 @@ def of_claim(claim: Claim, findings: Findings) -> Verdict:
         judges = {"greater": _greater, "close": _within, "no better": _within, "slower": _slower}
         judges |= {"sooner": _sooner, "no later": _sooner}
         comparisons = [judges[claim.kind](claim, left, right, findings) for left, right in claim.pairs]
-    return Verdict(claim, _combined(claim, [comparison.decision for comparison in comparisons]), tuple(comparisons))
+    decisions = [comparison.decision for comparison in comparisons]
+    return Verdict(claim, _combined(claim, decisions, margin(claim, findings.scale)), tuple(comparisons))
 
 
-def _combined(claim: Claim, decisions: Sequence[Decision]) -> str:
+def _combined(claim: Claim, decisions: Sequence[Decision], margin: float | None) -> str:
     run = [decision for decision in decisions if decision != "not run"]
     if not run:
         return "not run"
@@ -168,7 +172,15 @@ def _combined(claim: Claim, decisions: Sequence[Decision]) -> str:
     against = no >= half if claim.need == "most" else no > 0
     holds = yes > half and (claim.need == "most" or yes == len(run))
     word = "does not hold" if against else "holds" if holds else "not decided at this scale"
+    if len(run) > half and set(run) == {"equal"}:
+        word = f"equivalent within {margin:g} point{'' if margin == 1 else 's'}"
     return word if len(run) == len(decisions) else f"{word} ({len(run)} of {len(decisions)} comparisons run)"
+
+
+def margin(claim: Claim, scale: Scale) -> float | None:
+    """The smallest difference that matters, in points, as the plan has it for a claim that one run is better than another."""
+    planned = power_plan.planned(claim, scale)
+    return planned.margin if planned is not None and claim.kind == "greater" else None
 
 
 def _values(side: str, findings: Findings) -> dict[int, float]:
@@ -234,8 +246,11 @@ def _greater(claim: Claim, left: str, right: str, findings: Findings) -> Compari
     pair = _pair(left, right, findings)
     if pair is None:
         return Comparison(left, right, "", 0, "not run")
-    inside = clients_inside(left, right, findings)
-    return Comparison(left, right, pair.numbers, pair.test.count, pair.greater, pair.p, pair.test, clients=inside)
+    inside, decision, p = clients_inside(left, right, findings), pair.greater, pair.p
+    most = margin(claim, findings.scale) if pair.test.count >= SEEDS else None
+    if decision == "open" and most is not None and -most <= pair.test.low and pair.test.high <= most:
+        decision, p = "equal", pair.p_within(-most, most, inside=True)
+    return Comparison(left, right, pair.numbers, pair.test.count, decision, p, pair.test, clients=inside)
 
 
 def _within(claim: Claim, left: str, right: str, findings: Findings) -> Comparison:

@@ -189,7 +189,7 @@ def claim_lines(verdict: Verdict) -> str:
     for pair in verdict.comparisons:
         if pair.decision != "not run":
             seeds = f"{pair.seeds} seed{'s' if pair.seeds != 1 else ''}"
-            word = {"yes": "holds", "no": "does not hold", "open": "not decided"}[pair.decision]
+            word = {"yes": "holds", "no": "does not hold", "equal": "equivalent", "open": "not decided"}[pair.decision]
             clients = f" Clients: {pair.clients}." if pair.clients else ""
             lines.append(f"  * `{pair.left}` and `{pair.right}`: {pair.numbers} ({seeds}): {word}.{clients}\n")
     return "".join(lines)

@@ -5,6 +5,7 @@ were seen before it was made, with their deviations over seeds. After that only 
 no setting is chosen by a verdict.
 """
 
+import functools
 import math
 import statistics
 from collections.abc import Mapping
@@ -131,9 +132,10 @@ class Step:
         return f"fedme reproduce --claim {self.number} --scale {self.row.scale}"
 
 
-def rows() -> list[Row]:
+@functools.cache
+def rows() -> tuple[Row, ...]:
     """The committed plan."""
-    return [build(Row, table, f"{DATA.name}/plan.toml") for table in read_data("plan")["row"]]
+    return tuple(build(Row, table, f"{DATA.name}/plan.toml") for table in read_data("plan")["row"])
 
 
 def backgrounds() -> list[Background]:
@@ -196,6 +198,11 @@ def _step(
         return Step(row, 0, 0.0, left, time)
     number, claim = known[row.claim]
     return Step(row, number, row.chance(claim, level), left, time)
+
+
+def planned(claim: Claim, scale: Scale) -> Row | None:
+    """The plan of a claim at a scale; None if there is none."""
+    return next((row for row in rows() if row.claim == claim.text and row.scale == scale), None)
 
 
 def of_claim(number: int, scale: Scale) -> Row | None:

@@ -146,21 +146,23 @@ def _best_scale(verdicts: Mapping[Scale, Verdict]) -> Scale:
 
 def _weight(verdict: Verdict) -> int:
     """Verdicts with a test come before those without, and both before no verdict."""
-    if not verdict.says.startswith(("holds", "does not hold")):
+    if not verdict.says.startswith(claim_verdicts.VERDICTS):
         return 0 if verdict.says == "not run" else 1
     return 2 if "so far" in verdict.says else 3
 
 
 def _counts(claims: Sequence[Judged]) -> str:
-    """How many claims hold or do not hold with a test, are not decided, and have not been run."""
+    """How many claims have which verdict with a test, are not decided, and have not been run."""
     best = [max(verdicts.values(), key=_weight) for _, _, verdicts in claims]
-    holds = sum(_weight(verdict) == 3 and verdict.says.startswith("holds") for verdict in best)
-    fails = sum(_weight(verdict) == 3 for verdict in best) - holds
+    holds, fails, same = (
+        sum(_weight(verdict) == 3 and verdict.says.startswith(word) for verdict in best) for word in claim_verdicts.VERDICTS
+    )
     waiting = sum(_weight(verdict) == 0 for verdict in best)
     counts = [
         (holds, "holds", "hold"),
         (fails, "does not hold", "do not hold"),
-        (len(best) - holds - fails - waiting, "is not decided", "are not decided"),
+        *([(same, "is equivalent", "are equivalent")] if same else []),
+        (len(best) - holds - fails - same - waiting, "is not decided", "are not decided"),
         (waiting, "waits for its first runs", "wait for their first runs"),
     ]
     return f"{len(best)} claims: {', '.join(f'{count} {one if count == 1 else many}' for count, one, many in counts)}."
@@ -184,13 +186,15 @@ def _in_words(claims: Sequence[Judged]) -> str:
     tested, so_far, undecided, waiting = list[str](), list[str](), list[str](), list[str]()
     for number, claim, verdicts in claims:
         scale = _best_scale(verdicts)
-        weight, holds, plain = _weight(verdicts[scale]), verdicts[scale].says.startswith("holds"), claim.plain
+        weight, says, plain = _weight(verdicts[scale]), verdicts[scale].says, claim.plain
         if not weight or plain is None:
             waiting.append(str(number))
         elif weight == 1:
             undecided.append(f"{plain.open} ({number}, {scale})")
         else:
-            (tested if weight == 3 else so_far).append(f"{plain.holds if holds else plain.fails} ({number}, {scale})")
+            same = plain.equal or f"of {plain.open}: no difference of {claim_verdicts.margin(claim, scale) or 0:g} points"
+            clause = plain.holds if says.startswith("holds") else same if says.startswith("equivalent") else plain.fails
+            (tested if weight == 3 else so_far).append(f"{clause} ({number}, {scale})")
     sentences = [f"{clause[0].upper()}{clause[1:]}." for clause in tested]
     sentences += [f"So far, with too few seeds for a test: {'; '.join(so_far)}."] if so_far else []
     sentences += [f"Not decided by the runs so far: {'; '.join(undecided)}."] if undecided else []

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import shlex
 import statistics
 import tomllib
 from collections import Counter, defaultdict
@@ -13,7 +14,6 @@ from typing import Any
 
 from fedme.config import named_code
 from fedme.config.identity import Sources, family_digest
-from fedme.config.named_code import command_for
 from fedme.core.atomic_files import RunError, sealed, unsealed, write_json
 from fedme.core.metrics import LOSS, MEASURES, Measure, task_type_of_row
 from fedme.core.task_types import TaskType
@@ -291,7 +291,7 @@ def verified_config(folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
 def _unfinished(folder: Path) -> str:
     """Why a directory has no summary."""
     if (folder / CONFIG).exists():
-        return f"the run is not finished; `{command_for(folder)}` continues it"
+        return f"the run is not finished; `fedme resume {shlex.quote(str(folder))}` continues it"
     inside = sorted(path.parent.name for path in folder.glob(f"*/{CONFIG}")) if folder.is_dir() else []
     if inside:
         more = f" and {len(inside) - MOST_NAMES} more" if len(inside) > MOST_NAMES else ""

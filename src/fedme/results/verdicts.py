@@ -7,6 +7,7 @@ p values are corrected for the number of clients (Holm), so that one clear verdi
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from fedme.config.named_code import command_for
 from fedme.core.atomic_files import RunError, finite, sealed, unsealed, write_json
 from fedme.core.data import ClientId
 from fedme.core.key import Key
@@ -343,7 +343,7 @@ def plain(verdict: Verdict) -> dict[str, Any]:
 
 def command(run: Path) -> str:
     """The command that tells whether joining helped. The sites of a deployment ask themselves."""
-    return "fedme deploy verdict site.toml" if deployed(run) else command_for(run, "verdict")
+    return "fedme deploy verdict site.toml" if deployed(run) else f"fedme verdict {shlex.quote(str(run))}"
 
 
 def strongest(run: Path) -> list[Verdict] | None:

@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from fedme.execution.compiled_library import NARROW
+from fedme.execution.device import given, gpus
 from fedme.execution.ray import load_module
 from fedme.running.progress import Display
 from fedme.running.round_loop import Interrupted
@@ -44,9 +45,9 @@ def _tasks(address: str, plans: Sequence[Planned]) -> Iterator[Iterator[Outcome 
     waiting: dict[Any, Planned] = {}
     try:
         for planned in plans:
-            absolute = {**planned.plain(), "folder": str(planned.folder.resolve())}
-            task = ray.remote(num_cpus=planned.config["engine"].get("workers") or 1, max_retries=3)(run_elsewhere)
-            waiting[task.remote(json.dumps(absolute), environment)] = planned
+            options: dict[str, Any] = {"max_retries": 3, **needs(planned)}
+            task = ray.remote(**options)(run_elsewhere)
+            waiting[task.remote(json.dumps(on_node(planned).plain()), environment)] = planned
         yield _outcomes(waiting)
     finally:
         for reference in waiting:
@@ -54,6 +55,19 @@ def _tasks(address: str, plans: Sequence[Planned]) -> Iterator[Iterator[Outcome 
         if waiting:
             ray.wait(list(waiting), num_returns=len(waiting), timeout=30)
         ray.shutdown()
+
+
+def needs(planned: Planned) -> dict[str, int]:
+    """The processors and GPUs that a task asks for."""
+    engine = planned.config["engine"]
+    return {"num_cpus": max(engine.get("workers") or 1, engine["threads"]), "num_gpus": gpus(engine["device"])}
+
+
+def on_node(planned: Planned) -> Planned:
+    """The plan as its task runs it: of the GPUs of its node it sees the one that it was given, under whatever number."""
+    engine = planned.config["engine"]
+    config = {**planned.config, "engine": {**engine, "device": given(engine["device"])}}
+    return Planned(planned.name, planned.folder.resolve(), config)
 
 
 def _outcomes(waiting: dict[Any, Planned]) -> Iterator[Outcome | None]:

@@ -2,6 +2,7 @@
 
 import errno
 import platform
+import shlex
 import shutil
 import signal
 import sys
@@ -176,7 +177,7 @@ def _new_folder(experiment: Experiment) -> Path:
                 return folder
             else:
                 begun = (folder / CONFIG).exists()
-                hint = f"`{command_for(folder)}` continues it, or " if begun else ""
+                hint = f"`fedme resume {shlex.quote(str(folder))}` continues it, or " if begun else ""
                 raise (InUse if begun else RunError)(f"{folder}: already exists; {hint}choose another output") from None
         except OSError as error:
             raise RunError(f"{folder}: cannot be made: {error.strerror}") from error
