@@ -226,6 +226,15 @@ def test_the_page_and_its_archive(fedme, tmp_path, smoke, monkeypatch):
         path.unlink()
     assert fedme("reproduce", "--page", target, "--runs", tmp_path / "no-runs-here", "--quiet")[0] == 0
     assert {path: path.read_text() for path in pages} == pages  # from the archive alone
+    words = ["reproduce", "pfml-table3", "--scale", "smoke", "--seeds", "1", "--runs", tmp_path / "nor-here", "--quiet"]
+    for path in pages:
+        path.unlink()
+    code, out, _ = fedme(*words, "--page", target, "--json")  # the command of the page
+    assert code == 0
+    assert len(json.loads(out)[0]["rows"]) == 8
+    assert not list((tmp_path / "nor-here").glob("smoke/*"))
+    assert {path: path.read_text() for path in pages} == pages
+    assert json.loads(fedme(*words, "--no-runs", "--json")[1])[0]["rows"] == []
 
 
 def test_a_damaged_archive_says_where(tmp_path):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from fedme.core.data import Arrays, Schema
 from fedme.core.key import Key
 from fedme.datasets import splits
 from fedme.datasets.dataset import Dataset
+from fedme.report import run_data
 from fedme.report.run_data import MOST_SHOWN
 from fedme.results import records, summary
 from fedme.running import assembly, run
@@ -124,6 +126,17 @@ def test_commands_stay_readable(many, tmp_path, fedme):
     mean = next(r for r in scores if (r["model"], r["split"], r["selection"]) == ("personal", "test", "last round"))
     line = next(line for line in story["curves"]["lines"] if line["model"].startswith("personal"))
     assert line["values"]["test"]["accuracy"]["mean"][-1] == pytest.approx(mean["accuracy"]["client_mean"], abs=1e-6)
+
+
+def test_a_page_of_a_long_run_shows_fewer_clients(many, monkeypatch):
+    """Every client and round takes a few bytes of the page."""
+    rounds = [range(10), range(200), range(500), range(100_000)]
+    assert [run_data.most_shown(SimpleNamespace(rounds=some)) for some in rounds] == [1000, 1000, 400, 100]
+    monkeypatch.setattr(run_data, "MOST_MOMENTS", 300)
+    story = report.story(report.families([many]))
+    assert len(story["runs"][0]["clients"]) == 150
+    assert len(story["runs"][0]["lineage"]["began"][-1]) == 150
+    assert "Of 2,000 clients, 150 are shown one by one" in json.dumps(story["summary"])
 
 
 def test_a_shared_model_is_saved_once(tmp_path):

@@ -89,8 +89,8 @@ def reproduce(
         Path | None,
         typer.Option(
             "--page",
-            help="Write a page with all finished results, and its files beside it. With --plan and --claim, runs that are "
-            "archived there count as finished.",
+            help="Write a page with all finished results, and its files beside it. With NAME, --plan and --claim, runs that "
+            "are archived there count as finished.",
         ),
     ] = None,
     style: Style = "table",
@@ -104,7 +104,7 @@ def reproduce(
         return _plan(plan, root, write_page, jobs, style, as_json)
     if rates:
         return _rates(rates, planned_runs.RunFolders(root, scale), jobs, not no_wait, quiet, style, as_json)
-    if write_page is not None and claim is None:
+    if write_page is not None and claim is None and not names:
         return _page(write_page, root, quiet)
     wanted = catalogue.find(names or [])
     if not wanted and claim is None:
@@ -129,7 +129,7 @@ def reproduce(
         if write_page is not None:
             _page(write_page, root, quiet)
         return _report_errors(failed)
-    finished = findings.gather(folders)
+    finished = findings.gather(folders, archive=archive)
     sheets = [comparison_tables.sheet(result, finished, chosen[result.name]) for result in wanted]
     for sheet in sheets:
         # Files hold the complete result, also if only some cells are printed.
@@ -141,6 +141,8 @@ def reproduce(
         print(json.dumps([_plain(sheet) for sheet in sheets], indent=2))
     if not figures.possible() and any(sheet.result.panels or sheet.result.plot for sheet in sheets):
         print_note(figures.MISSING)
+    if write_page is not None:
+        _page(write_page, root, quiet)
     _report_errors(failed)
     next_step("`--scale full` runs the papers' settings, `--seeds 3` adds intervals, `--page FILE` writes a page")
 

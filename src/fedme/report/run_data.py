@@ -19,6 +19,7 @@ from fedme.running.run import LABELS
 ScoreKey = tuple[str, str, str]  # model, stage, split
 PERSONAL: ScoreKey = ("personal", "round", "test")
 MOST_SHOWN = 1000  # clients that a page shows one by one
+LEAST_SHOWN, MOST_MOMENTS = 100, 200_000  # fewer in long runs: a page has a few bytes for every client and round
 Table = Mapping[int, Mapping[ClientId, Any]]  # by round and client
 
 
@@ -150,27 +151,33 @@ def shown(families: Sequence[Family]) -> list[Family]:
     return [replace(family, runs=tuple(map(reduced, family.runs))) for family in families]
 
 
+def most_shown(run: Run) -> int:
+    """How many clients of a run a page shows one by one."""
+    return max(LEAST_SHOWN, min(MOST_SHOWN, MOST_MOMENTS // max(1, len(run.rounds))))
+
+
 def _chosen(run: Run) -> tuple[ClientId, ...]:
     """The clients to show, in the order of the run: a third the best in the last round, a third the worst, a third others."""
-    if len(run.clients) <= MOST_SHOWN:
+    most = most_shown(run)
+    if len(run.clients) <= most:
         return run.clients
     key, measure = PERSONAL if PERSONAL in run.scores else next(iter(run.scores)), run.measures[0]
     scores = {client: score[measure.key] for client, score in run.last(key).items() if score[measure.key] is not None}
     ranked = sorted(scores, key=lambda client: measure.gain(scores[client], 0.0))
-    third = MOST_SHOWN // 3
+    third = most // 3
     ends = {*ranked[:third], *ranked[-third:]}
     others = [client for client in run.clients if client not in ends]
-    between = others[:: max(1, len(others) // (MOST_SHOWN - len(ends)))][: MOST_SHOWN - len(ends)]
+    between = others[:: max(1, len(others) // (most - len(ends)))][: most - len(ends)]
     kept = {*ends, *between}
     return tuple(client for client in run.clients if client in kept)
 
 
 def sample_note(run: Run) -> str:
     """What a page says if it does not show every client; else empty."""
-    if len(run.clients) <= MOST_SHOWN:
+    if len(run.clients) <= most_shown(run):
         return ""
     return (
-        f"Of {len(run.clients):,} clients, {MOST_SHOWN} are shown one by one: a third of them the best in the last round, a "
+        f"Of {len(run.clients):,} clients, {most_shown(run)} are shown one by one: a third of them the best in the last round, a "
         "third the worst, and others in between; loans and lineages are among these. Means and counts are over all."
     )
 
