@@ -132,6 +132,12 @@ def test_rates_are_those_that_one_rule_has_chosen(search):
     assert search.inside or search.run == "femnist/centralized"  # no claim is about it
 
 
+@pytest.mark.parametrize("search", [s for s in MADE if s.run.startswith("shakespeare-ja")], ids=lambda search: search.run)
+def test_the_first_version_has_the_rates_of_the_searches_at_full_scale_too(search):
+    """The paper does not give those that its grid led to."""
+    assert experiment(search.run, "full", 0)["train"]["lr"] == search.chosen
+
+
 @pytest.mark.parametrize("search", rate_search.searches(), ids=lambda search: search.run)
 def test_rates_are_judged_by_the_model_of_the_table(search):
     tuned = {cell.measure for result in catalogue.results().values() for cell in result.cells if cell.run == search.run}

@@ -177,8 +177,8 @@ def sample_note(run: Run) -> str:
     if len(run.clients) <= most_shown(run):
         return ""
     return (
-        f"Of {len(run.clients):,} clients, {most_shown(run)} are shown one by one: a third of them the best in the last round, a "
-        "third the worst, and others in between; loans and lineages are among these. Means and counts are over all."
+        f"Of {len(run.clients):,} clients, {most_shown(run)} are shown one by one: a third of them the best in the last round, "
+        "a third the worst, and others in between; loans and lineages are among these. Means and counts are over all."
     )
 
 
