@@ -176,12 +176,13 @@ class Dispatcher:
         stacks: dict[Hashable, list[int]] = {}
         units = []
         for index, op in enumerate(operations):
-            route = self.route(op)
+            route, takes = self._route_of(op)
             if isinstance(route.backend, Stacked):
                 stacks.setdefault((route.backend.name, route.group), []).append(index)
             else:
-                takes = effort(op) if isinstance(route.backend, Compiled) else effort_alone(op)
+                takes = takes if isinstance(route.backend, Compiled) else effort_alone(op)
                 units.append(Unit([index], takes, own_program=False))
+        self._known.clear()
         stacked = [
             Unit(members, sum(effort(operations[index]) for index in members), own_program=True) for members in stacks.values()
         ]
