@@ -176,13 +176,12 @@ class Dispatcher:
         stacks: dict[Hashable, list[int]] = {}
         units = []
         for index, op in enumerate(operations):
-            route, takes = self._route_of(op)
+            route = self.route(op)  # which reads no weights: they may be elsewhere
             if isinstance(route.backend, Stacked):
                 stacks.setdefault((route.backend.name, route.group), []).append(index)
             else:
-                takes = takes if isinstance(route.backend, Compiled) else effort_alone(op)
+                takes = effort(op) if isinstance(route.backend, Compiled) else effort_alone(op)
                 units.append(Unit([index], takes, own_program=False))
-        self._known.clear()
         stacked = [
             Unit(members, sum(effort(operations[index]) for index in members), own_program=True) for members in stacks.values()
         ]
