@@ -55,12 +55,24 @@ def test_a_key_that_does_not_come_is_missing():
 def test_an_error_while_entries_come_is_raised_where_they_are_read():
     def entries():
         yield "a", 1
-        raise ArithmeticError("of b")
+        raise KeyError("of b")
 
     table = Arriving(entries())
     assert table["a"] == 1
-    with pytest.raises(ArithmeticError, match="of b"):
-        table["b"]
+    for read in (lambda: table["b"], lambda: table.get("b"), lambda: len(table), lambda: dict(table), lambda: "b" in table):
+        with pytest.raises(KeyError, match="of b"):
+            read()
+    assert table["a"] == 1
+
+
+def test_several_readers_have_all_entries():
+    table = arriving([])
+    assert [(key, "c" in table) for key in table] == [("a", True), ("b", True), ("c", True)]
+    table = arriving([])
+    assert list(zip(table, table.values(), strict=True)) == [("a", "A"), ("b", "B"), ("c", "C")]
+    table = arriving([])
+    assert [(key, value, len(table)) for key, value in table.items()] == [("a", "A", 3), ("b", "B", 3), ("c", "C", 3)]
+    assert (table.get("a"), table.get("z"), table.get("z", 1)) == ("A", None, 1)
 
 
 def test_value_classes_are_dataclasses_with_equality_and_a_hash():

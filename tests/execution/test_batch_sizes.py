@@ -7,12 +7,14 @@ import torch
 from torch import nn
 
 from fedme.core.data import Arrays, Split
+from fedme.core.flat_params import flat_copy
 from fedme.core.key import Key
 from fedme.core.model import Arch, Model
 from fedme.core.operations import BatchSchedule, GaussianMechanism, Predict, Train
 from fedme.execution import reference
 from fedme.execution.batch_sizes import BY_SIZE, same_for, sizes_of
 from fedme.execution.dispatcher import Dispatcher
+from fedme.execution.routing import effort
 from fedme.learning.objectives import CrossEntropy, Mutual
 from fedme.learning.optimizers import SGD
 from fedme_test_support import needs_compiled_code, same
@@ -171,6 +173,24 @@ def test_every_path_computes_what_the_module_computes(name, path):
     trainings, predictions = operations(ODD[name])
     agree(trainings, Dispatcher(path=path))
     agree(predictions, Dispatcher(path=path))
+
+
+@needs_compiled_code
+@pytest.mark.parametrize("order", [(23, 41, 540, 41, 101), (540, 101, 23, 41, 540)])
+def test_operations_that_are_alike_but_for_their_sizes_are_told_apart(order):
+    """Their route is found once for many, but by what their batches are."""
+    arch = Arch.named("alike but for sizes", ODD["if the length"])
+    rule, engine = SGD(CrossEntropy(), 0.1), Dispatcher()
+    models = {size: Model.init(arch, Key(size), torch.float64) for size in order}
+    models = {size: Model(arch, flat_copy(model.params), {}) for size, model in models.items()}
+    parts = {size: Split(SOURCE, torch.arange(size)) for size in order}
+    looks = [Predict(models[size], parts[size]) for size in order]
+    trainings = [Train({"own": models[size]}, rule, parts[size], BatchSchedule(1, 120), Key(1)) for size in order]
+    for ops in (looks, trainings):
+        routes = [engine._route_of(op) for op in ops]
+        assert [route.backend.name == "compiled" for route, _ in routes] == [size <= 100 for size in order]
+        assert [takes for _, takes in routes] == list(map(effort, ops))
+        agree(ops, engine)
 
 
 class WithoutStatistics(Normalised):

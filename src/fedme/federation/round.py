@@ -32,7 +32,6 @@ from fedme.learning.robust_aggregation import OPEN, Defence, defence_of
 
 T = TypeVar("T")
 NOTHING = Report({})
-AT_A_TIME = 48  # replies that are looked at in one go: alternating with the clients' own work takes longer
 Examine = Callable[[ClientId, Any, "Reply | NoReply"], tuple["Reply | NoReply", Changes]]  # client, message, what came
 
 
@@ -350,18 +349,16 @@ def _exchange(
     """What comes of these messages. While it is counted, clients whose replies were not read yet may still compute."""
     answers, changed = dict[ClientId, Reply | NoReply](), dict[ClientId, Changes]()
     sizes: dict[int, int] = {}  # of messages by their identity: many clients may get the same one
-    arriving = iter(engine.exchange(downs, when).items())
-    while some := list(itertools.islice(arriving, AT_A_TIME)):
-        for client, came in some:
-            if client not in downs:
-                continue
-            down = downs[client]
-            answer, changed[client] = examine(client, down, came)
-            answers[client] = answer
-            if isinstance(answer, Reply):
-                if (size := sizes.get(id(down))) is None:
-                    size = sizes[id(down)] = nbytes(down)
-                traffic[client].add(size, answer)
+    for client, came in engine.exchange(downs, when).items():
+        if client not in downs:
+            continue
+        down = downs[client]
+        answer, changed[client] = examine(client, down, came)
+        answers[client] = answer
+        if isinstance(answer, Reply):
+            if (size := sizes.get(id(down))) is None:
+                size = sizes[id(down)] = nbytes(down)
+            traffic[client].add(size, answer)
     for client, distance in zip(changed, moved(list(changed.values())), strict=True):
         traffic[client].add_distance(distance)
     return answers

@@ -192,7 +192,7 @@ def _in_words(claims: Sequence[Judged]) -> str:
         elif weight == 1:
             undecided.append(f"{plain.open} ({number}, {scale})")
         else:
-            same = plain.equal or f"of {plain.open}: no difference of {claim_verdicts.margin(claim, scale) or 0:g} points"
+            same = plain.equal or f"what claim {number} compares is {says.partition(' (')[0]}"
             clause = plain.holds if says.startswith("holds") else same if says.startswith("equivalent") else plain.fails
             (tested if weight == 3 else so_far).append(f"{clause} ({number}, {scale})")
     sentences = [f"{clause[0].upper()}{clause[1:]}." for clause in tested]
